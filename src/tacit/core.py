@@ -1,0 +1,117 @@
+"""The whole vocabulary: two messages, a model, a method, a stage.
+
+A method is four pure functions, each written for ONE device; `tacit.engine` runs them for everybody. The type that
+`client` returns is the privacy boundary: what is not in its Upload never leaves the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]  # flat and named: "item", "user", "head.weight"
+
+
+class Examples(NamedTuple):
+    """One person's examples, padded to [steps, batch]; the items of a history stand oldest first."""
+
+    inputs: Tensor  # [steps, batch] item numbers, or [steps, batch, features]
+    targets: Tensor  # [steps, batch]
+    mask: Tensor  # [steps, batch], 0 on padding
+
+
+class Download(NamedTuple):
+    """All that a device receives."""
+
+    params: Params
+    round: Tensor  # [] counted from 0, for schedules
+
+
+@dataclass(frozen=True)
+class Upload:
+    """All that a device sends. `total` is weight x change, so uploads add: a sum of uploads is an Upload.
+
+    >>> a = Upload({"w": torch.tensor([1., 2.])}, torch.tensor(1.))
+    >>> (a + a).mean()["w"].tolist()
+    [1.0, 2.0]
+    """
+
+    total: Params
+    weight: Tensor  # []
+
+    def __add__(self, other: Upload) -> Upload:
+        return Upload({name: value + other.total[name] for name, value in self.total.items()}, self.weight + other.weight)
+
+    def mean(self) -> Params:
+        """The weighted mean change; nobody's upload is no change."""
+        share = torch.where(self.weight > 0, 1 / self.weight, 0.0)
+        return {name: value * share for name, value in self.total.items()}
+
+
+torch.utils._pytree.register_pytree_node(  # so that vmap and grad see through an Upload
+    Upload, lambda up: ([up.total, up.weight], None), lambda parts, _: Upload(*parts)
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is learnt, as pure functions of the parameters of ONE person."""
+
+    init: Callable[[torch.Generator], Params]
+    loss: Callable[[Params, Examples], Tensor]  # of one batch: [batch] arrays; padding must not count
+    score: Callable[[Params, Tensor], Tensor]  # inputs [n, ...] -> [n]
+    rows: tuple[str, ...] = ()  # parameters whose first axis is the catalogue and is indexed by the inputs
+    private: tuple[str, ...] = ()  # globs of the parameters that are personal by nature
+    design: Callable[[Params, Tensor], tuple[Tensor, Tensor]] | None = None  # score = features @ user + offset
+    loss_name: str = ""
+    catalogue: int = 0  # items, where inputs are items
+
+
+def step_by_mean(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+    change = upload.mean()
+    return {name: value + change[name] if name in change else value for name, value in shared.items()}, memory
+
+
+def merge(shared: Params, private: Params, examples: Examples) -> Params:
+    return shared | private
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated algorithm: four pure functions, each written for one device."""
+
+    init: Callable[[Params], tuple[Params, Params]]
+    client: Callable[[Download, Params, Examples], tuple[Upload, Params]]
+    server: Callable[[Params, Params, Upload], tuple[Params, Params]] = step_by_mean
+    personalize: Callable[[Params, Params, Examples], Params] = merge
+    examples: Literal["samples", "history"] = "samples"  # shuffled with drawn negatives, or the bare history in order
+    rows: tuple[str, ...] = ()  # names, in shared, private or upload, whose first axis is the catalogue
+    kernel: Callable[..., tuple[Upload, dict[str, int]]] | None = None  # the client for a whole cohort; see engine.backends
+    pooled: bool = False  # a bound that sees everybody's data in one place
+
+    def but(self, **changes: Any) -> Method:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Something that happens to what crosses the wire: on the device first, on the server's sum last."""
+
+    client: Callable[[Upload], Upload] | None = None
+    server: Callable[[Upload], Upload] | None = None
+
+
+def chain(*stages: Stage) -> Stage:
+    """Stages in order on the device, in reverse on the server; a chain is a Stage."""
+    up = [stage.client for stage in stages if stage.client]
+    down = [stage.server for stage in reversed(stages) if stage.server]
+
+    def through(steps: Sequence[Callable[[Upload], Upload]]) -> Callable[[Upload], Upload] | None:
+        return (lambda upload: reduce(lambda value, step: step(value), steps, upload)) if steps else None
+
+    return Stage(through(up), through(down))

@@ -1,0 +1,137 @@
+"""Published archives: fetch, verify, keep. What may not be shipped is fetched from where it may be had.
+
+The cache holds the fetched archive itself, whose published checksum is checked every time it is read; so a damaged
+cache cannot pass, and an archive put there by hand is as good as a fetched one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ChecksumError, DataError
+from .importing import write_atomically
+from .interactions import Interactions
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published zip file that carries a data set."""
+
+    file: str
+    sha256: str
+    origin: str
+    fetch: Callable[[], bytes]  # raises OSError, with a short reason, where it cannot be had
+    parse: Callable[[zipfile.ZipFile], Interactions]
+
+
+def default_cache() -> Path:
+    """`tacit` in the user's cache folder."""
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "tacit"
+    try:
+        return Path.home() / ".cache" / "tacit"
+    except RuntimeError:  # a user without a home, as in some containers; what is read back is verified anyway
+        return Path(tempfile.gettempdir()) / "tacit"
+
+
+def obtain(name: str, archives: tuple[Archive, ...], terms: str, cache: Path, say: Say) -> Interactions:
+    """From the cache, else from the first origin that answers."""
+    broken = []
+    for archive in archives:
+        path = cache / archive.file
+        if path.is_file():
+            try:
+                return read_archive(archive, path.read_bytes())
+            except (OSError, ChecksumError) as error:
+                say(f"{path} is damaged and is not used: {error}")
+                broken.append(path)
+    reasons = [f"{path} is damaged" for path in broken]
+    for archive in archives:
+        say(f"Fetching {name} from {archive.origin}.")
+        try:
+            content = archive.fetch()
+        except OSError as error:
+            reasons.append(f"{archive.origin}: {error}")
+            continue
+        try:
+            data = read_archive(archive, content)
+        except ChecksumError as error:
+            todo = f"Nothing was kept. Try again, or put the right {archive.file} into {cache} by hand."
+            raise ChecksumError(f"{archive.origin} sent another file: {error} {todo}") from error
+        say(terms)
+        keep(content, cache / archive.file, broken, say)
+        return data
+    raise DataError(
+        f"{name} cannot be fetched. {'; '.join(reasons)}. Put {archives[0].file} into {cache} by hand, or use "
+        "made data: --data synthetic."
+    )
+
+
+def read_archive(archive: Archive, content: bytes) -> Interactions:
+    """Verify, then parse."""
+    verify(archive.file, content, archive.sha256)
+    with zipfile.ZipFile(io.BytesIO(content)) as opened:
+        return archive.parse(opened)
+
+
+def verify(what: str, content: bytes, expected: str) -> bytes:
+    """The content, if it is the one that was published."""
+    got = hashlib.sha256(content).hexdigest()
+    if got != expected:
+        raise ChecksumError(f"{what} has sha256 {got}, expected {expected}.")
+    return content
+
+
+def keep(content: bytes, path: Path, broken: list[Path], say: Say) -> None:
+    """Store a verified archive and drop damaged ones; a cache that cannot be written costs time, not the result."""
+    try:
+        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+        for old in broken:
+            if old != path:
+                old.unlink(missing_ok=True)
+    except (DataError, OSError) as error:
+        say(f"Not kept for next time: {error}")
+
+
+def fetch_url(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            content: bytes = answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"broken answer ({type(error).__name__})") from error
+    except OSError as error:  # URLError and TimeoutError are such
+        raise OSError(f"no answer ({getattr(error, 'reason', error)})") from error
+    if not content.startswith(b"PK"):  # a sign-in page or a proxy's note, not a wrong file
+        raise OSError("the answer is not a zip file")
+    return content
+
+
+def fetch_wheel(requirement: str, file: str) -> bytes:
+    """One wheel through pip, which knows the user's package index; nothing is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = "--no-deps --no-cache-dir --no-input --only-binary=:all: --ignore-requires-python --retries 1 -q -d"
+        command = [sys.executable, "-m", "pip", "download", *options.split(), folder, requirement]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=180
+            )
+        except subprocess.TimeoutExpired as error:
+            raise OSError("pip did not finish within 180 seconds") from error
+        path = Path(folder) / file
+        if done.returncode or not path.is_file():
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise OSError("pip: " + next((line for line in lines if line.startswith("ERROR")), lines[-1])[:200])
+        return path.read_bytes()

@@ -1,0 +1,217 @@
+"""A person's own data: one CSV, TSV or Parquet file, or a folder with a split that is already made.
+
+Names of people and items are text as it stands in the file ("007" stays "007"). A vocabulary of digits only is sorted
+as numbers, any other by its letters, so that the same data in another row order has the same indices. `save` writes
+what `read_interactions` reads back.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .interactions import Histories, Interactions, Ints, count
+from .tables import Table, is_table, numbers, read_table, times
+
+PARTS = ("train", "test", "valid", "negatives", "items")
+
+
+@dataclass(frozen=True, eq=False)
+class BroughtSplit:
+    """A split made by the user and used as it is; all parts share one vocabulary of people and one of items."""
+
+    name: str
+    train: Interactions
+    test: Interactions
+    valid: Interactions | None = None
+    negatives: Histories | None = None  # by person, in the file's order: what the test items are ranked against
+    notes: tuple[str, ...] = ()
+
+
+def read_interactions(path: Path) -> Interactions:
+    """One file with columns user, item and, if there are such, rating, timestamp, title, genres."""
+    table = read_table(path, ("user", "item"), ("rating", "timestamp", "title", "genres"))
+    people, items = vocabulary([table.frame["user"]]), vocabulary([table.frame["item"]])
+    return build(stem(path), table, people, items, labels([table], "title", items), labels([table], "genres", items))
+
+
+def read_split(folder: Path) -> BroughtSplit:
+    """train, test and optionally valid, negatives (user, item) and items (item, title, genres) out of one folder."""
+    tables = {part: read_table(path, *columns(part)) for part in PARTS if (path := find(folder, part))}
+    parts = [tables[part] for part in ("train", "valid", "test") if part in tables]
+    people = vocabulary([table.frame["user"] for table in parts])
+    items = vocabulary([table.frame["item"] for table in tables.values()])
+    # The catalogue's own titles come first; columns in the other files fill what it leaves out.
+    sources = ([tables["items"]] if "items" in tables else []) + parts
+    titles, genres = labels(sources, "title", items), labels(sources, "genres", items)
+    name = folder.resolve().name
+    train, test, valid = (
+        build(f"{name}/{part}", tables[part], people, items, titles, genres) if part in tables else None
+        for part in ("train", "test", "valid")
+    )
+    assert train is not None and test is not None  # `find` has refused the folder otherwise
+    negatives = grouped(tables["negatives"], people, items) if "negatives" in tables else None
+    notes = tuple(f"{part.name}: {note}" for part in (train, valid, test) if part is not None for note in part.notes)
+    return BroughtSplit(name, train, test, valid, negatives, notes + overlap(train, test))
+
+
+def save(interactions: Interactions, path: Path) -> None:
+    """Write one row per interaction, as .parquet, .csv or .csv.gz, so that `read_interactions` gives the same back.
+
+    People and items that take part in no interaction have no row, and are not stored.
+    """
+    texts = {"user": (interactions.people, interactions.person), "item": (interactions.items, interactions.item)}
+    frame = pl.DataFrame({role: pl.Series(names, dtype=pl.String).gather(i) for role, (names, i) in texts.items()})
+    optional = {"rating": interactions.value, "timestamp": interactions.time}
+    frame = frame.with_columns(pl.Series(role, array) for role, array in optional.items() if array is not None)
+    described = {"title": interactions.titles, "genres": interactions.genres}
+    frame = frame.with_columns(
+        pl.Series(role, names, dtype=pl.String).gather(interactions.item) for role, names in described.items() if names
+    )
+    ending = path.name.lower()
+    if ending.endswith(".parquet"):
+        write_atomically(path, lambda temporary: frame.write_parquet(temporary))
+    elif ending.endswith(".csv"):
+        write_atomically(path, lambda temporary: frame.write_csv(temporary))
+    elif ending.endswith(".csv.gz"):
+        text = frame.write_csv().encode()
+        write_atomically(path, lambda temporary: temporary.write_bytes(gzip.compress(text, 6, mtime=0)))
+    else:
+        raise DataError(f"{path} does not say its format. Expected a name that ends in .parquet, .csv or .csv.gz.")
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside `path` and move into place, so that a reader finds the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror or error}). Choose another folder.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def columns(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The needed and the useful columns of a part of a split."""
+    if part == "items":
+        return ("item",), ("title", "genres")
+    return ("user", "item"), () if part == "negatives" else ("rating", "timestamp", "title", "genres")
+
+
+def stem(path: Path) -> str:
+    """`ratings.csv.gz` is called `ratings`."""
+    name = path.name.removesuffix(".gz")
+    return name.rpartition(".")[0] or name
+
+
+def find(folder: Path, part: str) -> Path | None:
+    """The file of a part; train and test must be there, and each part once."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    found = [file for file in files if stem(file).lower() == part and is_table(file)]
+    if len(found) > 1:
+        raise DataError(f"{folder} has {' and '.join(f.name for f in found)}. Expected one file; remove the others.")
+    if not found and part in ("train", "test"):
+        raise DataError(
+            f"{folder} has no {part}.csv. It has: {', '.join(file.name for file in files) or 'no files'}. Expected "
+            "train.csv and test.csv, and optionally valid.csv, negatives.csv and items.csv (or .csv.gz or .parquet). "
+            "Add the file, or give the path of one file to let tacit split it."
+        )
+    return found[0] if found else None
+
+
+def vocabulary(parts: list[pl.Series]) -> pl.Series:
+    """Every name once: digits sorted as numbers, anything else by its letters."""
+    names = pl.concat([part.unique() for part in parts]).unique().rename("name")
+    if not names.str.contains("^[0-9]+$").all():
+        return names.sort()
+    bare = names.str.strip_chars_start("0")  # compared by length and then by digits, numbers of any size fit
+    frame = pl.DataFrame({"name": names, "bare": bare, "size": bare.str.len_bytes()})
+    return frame.sort("size", "bare", "name")["name"]
+
+
+def indices(names: pl.Series, known: pl.Series) -> Ints:
+    """The place of every name in a vocabulary that holds them all."""
+    places = pl.Series(np.arange(len(known), dtype=np.int32))
+    return names.replace_strict(known, places, return_dtype=pl.Int32).to_numpy().copy()
+
+
+def labels(tables: list[Table], role: str, items: pl.Series) -> tuple[str, ...]:
+    """The first title (or genres) that is given for each item; without one, its name (or nothing)."""
+    given = [table.frame.select("item", role) for table in tables if role in table.frame.columns]
+    if not given:
+        return ()
+    first = pl.concat(given).drop_nulls().unique("item", keep="first", maintain_order=True)
+    joined = pl.DataFrame({"item": items}).join(first, on="item", how="left", maintain_order="left")
+    return tuple(joined[role].fill_null(items if role == "title" else pl.Series([""])).to_list())
+
+
+def build(
+    name: str, table: Table, people: pl.Series, items: pl.Series, titles: tuple[str, ...], genres: tuple[str, ...]
+) -> Interactions:
+    """Indices, numbers and notes of one table of interactions."""
+    person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
+    value, time = numbers(table), times(table)
+    keep, notes = newest(person, item, time, len(items))
+    if table.unused:
+        notes += (f"Columns not used: {', '.join(table.unused)}.",)
+    return Interactions(
+        name=name,
+        person=person[keep],
+        item=item[keep],
+        people=tuple(people.to_list()),
+        items=tuple(items.to_list()),
+        value=None if value is None else value[keep],
+        time=None if time is None else time[keep],
+        titles=titles,
+        genres=genres,
+        notes=notes,
+    )
+
+
+def newest(
+    person: Ints, item: Ints, time: NDArray[np.float64] | None, items: int
+) -> tuple[NDArray[np.int64] | slice, tuple[str, ...]]:
+    """Rows to keep so that each pair stands once: the newest, and of equally new ones the last."""
+    frame = pl.DataFrame({"pair": person.astype(np.int64) * items + item}).with_row_index("row")
+    if frame["pair"].n_unique() == len(frame):
+        return slice(None), ()
+    repeated = frame["pair"].is_duplicated()
+    pairs = frame["pair"].filter(repeated).n_unique()
+    if time is not None:
+        frame = frame.with_columns(time=time).sort("time", maintain_order=True)
+    rows = frame.unique("pair", keep="last", maintain_order=True)["row"].to_numpy()
+    which = "newest" if time is not None else "last row"
+    return np.sort(rows).astype(np.int64), (f"{count(pairs, 'duplicate pair')}: the {which} of each was kept.",)
+
+
+def grouped(table: Table, people: pl.Series, items: pl.Series) -> Histories:
+    """Negatives by person, in the order of their file."""
+    strangers = ~table.frame["user"].is_in(people.implode())
+    if strangers.any():
+        shown = ", ".join(table.frame["user"].filter(strangers).unique(maintain_order=True).head(3).to_list())
+        raise DataError(
+            f"{table.file}, column {table.columns['user']}, {table.at(strangers)}: {shown} not in train, valid or "
+            f"test. Expected negatives of people who are there; remove these rows or add the people's interactions."
+        )
+    person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
+    order = np.argsort(person, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(person, minlength=len(people)))]).astype(np.int64)
+    return Histories(starts, item[order], np.ones(len(item), np.float32))
+
+
+def overlap(train: Interactions, test: Interactions) -> tuple[str, ...]:
+    """A split is used as it is; that it tests on what it trained on is worth saying."""
+    width = len(train.items)
+    pairs = [part.person.astype(np.int64) * width + part.item for part in (train, test)]
+    both = int(np.isin(pairs[1], pairs[0]).sum())
+    return (f"{count(both, 'test pair')} also in train: results will flatter.",) if both else ()

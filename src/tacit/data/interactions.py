@@ -1,0 +1,136 @@
+"""Interactions: who took which item, how much they liked it, and when.
+
+`Interactions` is the table as it came in (with vocabularies and titles); `Histories` is the same as one ragged array by
+person, oldest first, which is what a device holds and what every kernel reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Histories:
+    """One ragged array by person; a person's slice is in time order, oldest first.
+
+    >>> h = Histories(np.array([0, 2, 3]), np.array([7, 1, 7], np.int32), np.ones(3, np.float32))
+    >>> h.people, len(h), h.of(0).tolist()
+    (2, 3, [7, 1])
+    """
+
+    starts: NDArray[np.int64]  # [people + 1]
+    items: Ints  # [n]
+    values: Floats  # [n]
+
+    @property
+    def people(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def of(self, person: int) -> Ints:
+        return self.items[self.starts[person] : self.starts[person + 1]]
+
+    @cached_property
+    def owners(self) -> Ints:
+        """The person of every entry, [n]."""
+        return np.repeat(np.arange(self.people, dtype=np.int32), self.lengths)
+
+    def where(self, keep: NDArray[np.bool_]) -> Histories:
+        """The entries for which `keep` [n] holds; the people stay the same."""
+        counts = np.bincount(self.owners[keep], minlength=self.people)
+        return Histories(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), self.items[keep], self.values[keep])
+
+    def take(self, people: NDArray[np.integer]) -> Histories:
+        """The histories of these people, in this order."""
+        lengths = self.lengths[people]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        index = np.arange(starts[-1]) + np.repeat(self.starts[people] - starts[:-1], lengths)
+        return Histories(starts, self.items[index], self.values[index])
+
+    def then(self, later: Histories) -> Histories:
+        """Each person's own entries followed by their entries in `later`."""
+        starts = self.starts + later.starts
+        items, values = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+        for part, offset in ((self, later.starts[:-1]), (later, self.starts[1:])):
+            index = np.arange(len(part)) + np.repeat(offset, part.lengths)
+            items[index], values[index] = part.items, part.values
+        return Histories(starts, items, values)
+
+    @staticmethod
+    def empty(people: int) -> Histories:
+        return Histories(np.zeros(people + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class Interactions:
+    """A data set: `person[i]` took `item[i]`, said `value[i]`, at `time[i]`. Each pair stands once."""
+
+    name: str
+    person: Ints  # [n] index into people
+    item: Ints  # [n] index into items
+    people: tuple[str, ...]  # the people's names in the source
+    items: tuple[str, ...]  # the items' names in the source
+    value: Floats | None = None  # [n]; None: nothing but the fact
+    time: NDArray[np.float64] | None = None  # [n]; None: no order is known
+    titles: tuple[str, ...] = ()  # what a reader calls the items; their names where the source has no titles
+    genres: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # what was done to the source, for the reader
+
+    def __post_init__(self) -> None:
+        if not self.titles:
+            object.__setattr__(self, "titles", self.items)
+
+    def __len__(self) -> int:
+        return len(self.person)
+
+    def noted(self, *notes: str) -> Interactions:
+        return replace(self, notes=self.notes + notes)
+
+    def histories(self, seed: int = 0) -> Histories:
+        """By person, oldest first. Equal times are ordered by a seeded hash of (person, item): ids follow popularity
+        and rows follow the file, so either would leak into a split. Without time the hash alone is the order."""
+        ties = hash_pairs(self.person, self.item, seed)
+        keys = (ties, self.person) if self.time is None else (ties, self.time, self.person)
+        order = np.lexsort(keys)
+        counts = np.bincount(self.person, minlength=len(self.people))
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        values = np.ones(len(self), np.float32) if self.value is None else self.value[order].astype(np.float32)
+        return Histories(starts, self.item[order].astype(np.int32), values)
+
+    def require(self, people: int = 2, items: int = 2) -> Interactions:
+        """Refuse data that nothing can be learnt from."""
+        if len(self.people) < people or len(self.items) < items:
+            raise DataError(
+                f"{self.name} has {count(len(self.people), 'person', 'people')} and {count(len(self.items), 'item')}; "
+                f"at least {people} people and {items} items are needed. Bring more data."
+            )
+        return self
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """`1 item`, `2,000 items`."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def hash_pairs(a: NDArray[np.integer], b: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
+    """A fixed, well-mixed 64-bit number for every pair (splitmix64)."""
+    with np.errstate(over="ignore"):
+        x = a.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ b.astype(np.uint64) + np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+        return x ^ (x >> np.uint64(31))

@@ -1,0 +1,1 @@
+"""The round loop, its backends, and what survives a crash."""

@@ -1,0 +1,176 @@
+"""Three ways to run the clients of one cohort. They mean the same; they differ in speed.
+
+    loop     one person at a time on whole tables: slow, obvious, the oracle
+    vmap     people of similar length at once, each on a compact table of the rows they touch
+    kernel   a method's own compiled client for the whole cohort (methods that have one)
+
+A backend returns the sum of the admitted uploads and how many were refused for what; new private parameters go into the
+store, of admitted people only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from ..core import Download, Examples, Method, Params, Stage, Upload
+from ..data.sampling import Ragged
+from ..errors import SettingError, did_you_mean
+from ..wire.admission import refusal, soundness
+from .store import Store
+
+People = NDArray[np.int64]
+Outcome = tuple[Upload | None, Counter[str]]
+Device = Callable[[Download, Params, Examples], tuple[Upload, Params]]
+
+PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
+
+
+def choose(backend: str, method: Method, wire: Stage) -> str:
+    """`auto` is the fastest that means the same."""
+    known = ("auto", "loop", "vmap", "kernel")
+    if backend not in known:
+        raise SettingError(did_you_mean(backend, known, "backend"))
+    possible = method.kernel is not None and wire.client is None
+    if backend == "kernel" and not possible:
+        why = "this method has none" if method.kernel is None else "it sums before a stage could see single uploads"
+        raise SettingError(f"The kernel backend cannot be used here: {why}. Use --backend vmap.")
+    if backend == "auto":
+        return "kernel" if possible else "vmap"
+    return backend
+
+
+def collect(
+    backend: str, method: Method, wire: Stage, down: Download, store: Store, people: People, examples: Ragged
+) -> Outcome:
+    """The sum of what these people upload."""
+    if backend == "kernel":
+        assert method.kernel is not None
+        upload, refused = method.kernel(down, store, people, examples)
+        return upload, Counter({reason: count for reason, count in refused.items() if count})
+
+    def device(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+        upload, own = method.client(down, own, held)
+        return (wire.client(upload) if wire.client else upload), own
+
+    return (loop if backend == "loop" else batched)(device, method, down, store, people, examples)
+
+
+def loop(device: Device, method: Method, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
+    total: Upload | None = None
+    expected: Params | None = None
+    refused: Counter[str] = Counter()
+    for place in range(len(people)):
+        who = people[place : place + 1]
+        held = Examples(*(x[0] for x in examples.pad(np.array([place]))))
+        own = {name: value[0] for name, value in store.gather(who).items()}
+        if expected is None:  # what a sound upload looks like is known from the method, not from who comes first
+            expected = method.client(down, own, held)[0].total
+        upload, own = device(down, own, held)
+        reason = refusal(upload, expected)
+        if reason:
+            refused[reason] += 1
+            continue
+        total = upload if total is None else total + upload
+        store.put(who, {name: value[None] for name, value in own.items()})
+    return total, refused
+
+
+def batched(device: Device, method: Method, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
+    total: Upload | None = None
+    refused: Counter[str] = Counter()
+    follow = [name for name in down.params if name in method.rows]
+    compact = bool(follow or store.rows)
+    catalogue = next((down.params[n].shape[0] for n in follow), 0) or max((store.initial[n].shape[0] for n in store.rows), default=0)
+    for chunk in chunks(examples, _width(method, down, store)):
+        held = examples.pad(chunk)
+        params, rows = down.params, None
+        if compact:
+            held, rows = compacted(held, catalogue)
+            params = {n: v[rows] if n in method.rows else v for n, v in params.items()}
+        dims = {n: 0 if n in method.rows else None for n in params}
+        own = store.gather(people[chunk], rows)
+        run = vmap(device, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
+        uploads, own = run(Download(params, down.round), own, held)
+        good, reasons = admitted(uploads)
+        refused += reasons
+        if good.any():
+            total = add_people(total, uploads, good, rows, method.rows, catalogue)
+        kept = good.nonzero()[:, 0]
+        store.put(people[chunk][kept.numpy()], {n: v[kept] for n, v in own.items()}, None if rows is None else rows[kept])
+    return total, refused
+
+
+def _width(method: Method, down: Download, store: Store) -> int:
+    """Numbers that one example may occupy: the widest catalogue leaf, as a factorisation's outer products are."""
+    leaves = [*down.params.items(), *store.initial.items()]
+    width = max((v[0].numel() for n, v in leaves if n in method.rows), default=1)
+    return width * (width + 3) // 2 if method.examples == "history" else 2 * width
+
+
+def chunks(examples: Ragged, width: int) -> Iterator[People]:
+    """People of similar length together, so that padding is at most a quarter, in pieces that fit the cache."""
+    lengths = examples.lengths
+    order = np.argsort(lengths, kind="stable")
+    begin = 0
+    while begin < len(order):
+        end, shortest = begin, max(int(lengths[order[begin]]), 1)
+        while end < len(order):
+            longest = int(lengths[order[end]])
+            if end > begin and (longest > 1.25 * shortest + 8 or (end + 1 - begin) * longest * width > PADDED):
+                break
+            end += 1
+        yield order[begin:end]
+        begin = end
+
+
+def compacted(held: Examples, catalogue: int) -> tuple[Examples, Tensor]:
+    """Examples whose items are numbers of rows in a compact table, and the rows [people, r] of that table in the
+    catalogue (-1: none)."""
+    flat = held.inputs.masked_fill(held.mask == 0, catalogue).flatten(1)
+    order = flat.sort(1).values
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[:, 1:] = order[:, 1:] != order[:, :-1]
+    place = first.cumsum(1) - 1
+    rows = torch.full((len(flat), int(place[:, -1].max()) + 1), catalogue)
+    rows.scatter_(1, place, order)
+    if bool((rows[:, -1] == catalogue).all()) and rows.shape[1] > 1:
+        rows = rows[:, :-1].contiguous()
+    local = torch.searchsorted(rows, flat).clamp(max=rows.shape[1] - 1).reshape(held.inputs.shape)
+    return held._replace(inputs=local), rows.masked_fill(rows == catalogue, -1)
+
+
+def admitted(uploads: Upload) -> tuple[Tensor, Counter[str]]:
+    good = torch.ones_like(uploads.weight, dtype=torch.bool)
+    reasons: Counter[str] = Counter()
+    for sound, reason in soundness(uploads):
+        failed = int((good & ~sound).sum())
+        if failed:
+            reasons[reason] += failed
+        good &= sound
+    return good, reasons
+
+
+def add_people(
+    total: Upload | None, uploads: Upload, good: Tensor, rows: Tensor | None, follow: tuple[str, ...], catalogue: int
+) -> Upload:
+    """`total` plus the uploads of the people who are `good`; compact tables are scattered into whole ones, in place."""
+    if not good.all():
+        uploads = Upload({name: value[good] for name, value in uploads.total.items()}, uploads.weight[good])
+        rows = None if rows is None else rows[good]
+    sums: Params = {} if total is None else total.total
+    for name, value in uploads.total.items():
+        if name in follow and rows is not None:
+            if total is None:
+                sums[name] = torch.zeros(catalogue, *value.shape[2:], dtype=value.dtype)
+            real = rows.clamp(min=0).flatten()  # padding adds zeros to the first row: nobody's change there is a change
+            sums[name].index_add_(0, real, value.flatten(0, 1))
+        else:
+            sums[name] = value.sum(0) + (0 if total is None else sums[name])
+    return Upload(sums, uploads.weight.sum() + (0 if total is None else total.weight))

@@ -1,0 +1,129 @@
+"""The only round loop.
+
+    for round in run(method, model, federation, rounds=8): ...
+
+No callbacks: whoever iterates may evaluate, save, draw, or stop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import Download, Method, Model, Params, Stage, Upload
+from ..errors import DivergedError
+from ..federation import Federation
+from ..wire.ledger import Ledger
+from .backends import choose, collect
+from .store import Store
+
+
+@dataclass(eq=False)
+class State:
+    """All that goes on from one round to the next; nothing else is needed to resume."""
+
+    shared: Params
+    memory: Params  # the server's own (optimisers); never downloaded
+    private: Store
+    round: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What a round left behind."""
+
+    state: State
+    number: int  # from 1
+    asked: int
+    answered: int  # admitted
+    rejected: Counter[str]
+    change: float  # of the shared parameters, relative to their size
+    up_bytes: int
+    down_bytes: int
+
+
+def begin(method: Method, model: Model, federation: Federation, seed: int = 0) -> State:
+    """The state before the first round."""
+    shared, private = method.init(model.init(torch.Generator().manual_seed(seed)))
+    return State(shared, {}, Store.fresh(private, federation.people, method.rows))
+
+
+def run(
+    method: Method,
+    model: Model,
+    federation: Federation,
+    *,
+    rounds: int,
+    cohort: int | float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    wire: Stage | None = None,
+    backend: str = "auto",
+    state: State | None = None,
+) -> Iterator[Round]:
+    """Train until `rounds` rounds are done, counting those that `state` has behind it."""
+    wire = wire or Stage()
+    state = state or begin(method, model, federation, seed)
+    backend = choose(backend, method, wire)
+    while state.round < rounds:
+        number = state.round
+        ledger = Ledger()
+        down = Download(state.shared, torch.tensor(float(number)))
+        asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed)
+        ledger.sent_down(down, len(asked))
+        upload: Upload | None = None
+        rejected: Counter[str] = Counter()
+        if len(people):
+            held = federation.examples(people, number)
+            upload, rejected = collect(backend, method, wire, down, state.private, people, held)
+        answered = len(people) - sum(rejected.values())
+        moved = 0.0
+        if upload is not None:  # a round in which nobody answers changes nothing
+            ledger.sent_up(upload, len(people))
+            upload = wire.server(upload) if wire.server else upload
+            shared, memory = method.server(state.shared, state.memory, upload)
+            moved = relative_change(shared, state.shared)
+            if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
+                raise DivergedError(
+                    f"Round {number + 1} left the finite numbers; the state after round {number} is kept. "
+                    "A learning rate (lr, recon_lr or server_lr) is likely too large: try a tenth of it."
+                )
+            state = State(shared, memory, state.private, number + 1)
+        else:
+            state = State(state.shared, state.memory, state.private, number + 1)
+        yield Round(state, number + 1, len(asked), answered, rejected, moved, ledger.up_bytes, ledger.down_bytes)
+
+
+def relative_change(new: Params, old: Params) -> float:
+    """|new - old| / the larger of |new| and |old|, over all shared parameters."""
+
+    def square(of: Callable[[str], Tensor]) -> float:
+        return sum(float((of(name).double() ** 2).sum()) for name in new)
+
+    size = max(square(lambda n: new[n]), square(lambda n: old[n]))
+    return math.sqrt(square(lambda n: new[n].double() - old[n].double()) / size) if size > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """When to stop before the last round: the shared parameters hardly move, or validation has not gained for
+    `patience` rounds."""
+
+    tolerance: float = 0.0
+    patience: int = 0
+
+    def reason(self, change: float, scores: list[float | None]) -> str | None:
+        """Why to stop now, or None. `scores` by round, larger is better; None where none was taken."""
+        if change < self.tolerance:
+            return f"the shared parameters moved by {change:.1e} of their size, less than tolerance {self.tolerance:g}"
+        taken = [(place, score) for place, score in enumerate(scores) if score is not None]
+        if self.patience and taken:
+            best = max(taken, key=lambda pair: pair[1])[0]
+            if len(scores) - 1 - best >= self.patience:
+                return f"validation has not gained for {self.patience} rounds (best after round {best + 1})"
+        return None

@@ -1,0 +1,86 @@
+"""Everybody's personal scores: `personalize`, then `score`, people in batches. This is also how people are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from ..core import Download, Examples, Method, Model, Params
+from ..data.interactions import Histories
+from ..data.sampling import Ragged
+from ..engine.backends import chunks
+from ..engine.store import Store
+
+People = NDArray[np.integer]
+CELLS = 8_000_000  # scores held at once
+
+
+def newcomers(method: Method, model: Model, shared: Params, store: Store, people: int) -> Store:
+    """Private parameters of people who never took part: where everybody starts."""
+    return Store.fresh(store.initial, people, method.rows)
+
+
+def adapt(method: Method, shared: Params, store: Store, held: Ragged, passes: int) -> Store:
+    """A new device runs the client's own code on its own examples, `passes` times, and sends nothing. It takes the
+    received parameters as they are, and keeps what the client would keep."""
+    if not store.initial:
+        return store
+    people = np.arange(store.people)
+    wide = bool(store.rows)
+    for chunk in chunks(held, sum(v.numel() for v in store.initial.values()) if wide else 64):
+        examples = held.pad(chunk)
+        own = store.gather(people[chunk])
+        for step in range(passes):
+            down = Download(shared, torch.tensor(float(step)))
+            _, own = vmap(method.client, in_dims=(None, 0, 0))(down, own, examples)
+        store.put(people[chunk], own)
+    return store
+
+
+def personal_scores(
+    method: Method, model: Model, shared: Params, store: Store, people: People, held: Ragged, candidates: Tensor
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    """Yields (places in `people`, scores [places, c]). `candidates` is [people, c], or [c] for all alike."""
+
+    def one(own: Params, examples: Examples, items: Tensor) -> Tensor:
+        return model.score(method.personalize(shared, own, examples), items)
+
+    each = candidates.ndim == 2
+    cells = candidates.shape[-1] + sum(v.numel() for n, v in store.initial.items() if n in store.rows)
+    for chunk in chunks(held, 64):
+        for part in np.array_split(chunk, max(1, -(-len(chunk) * cells // CELLS))):
+            own, examples = store.gather(np.asarray(people)[part]), held.pad(part)
+            if not own and not len(examples.mask):
+                continue
+            scores = vmap(one, in_dims=(0, 0, 0 if each else None))(own, examples, candidates[part] if each else candidates)
+            yield part, scores.detach()
+
+
+def sampled_ranks(scores: Tensor, mine: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Ranks of the `mine` columns against the `theirs` columns of each row; ties count against the positive. The
+    result runs over the true entries of `mine`, row by row."""
+    s = scores.double().numpy()
+    s = np.where(np.isfinite(s), s, -np.inf)
+    out = []
+    for row in range(len(s)):
+        rival = s[row, theirs[row]]
+        out.append(1 + (rival[None] >= s[row, mine[row]][:, None]).sum(1))
+    return np.concatenate(out) if out else np.zeros(0, np.int64)
+
+
+def full_ranks(scores: Tensor, seen: Histories, positives: Histories, places: People) -> NDArray[np.int64]:
+    """Ranks of the positives of these people in the whole catalogue, their history and other positives left out."""
+    out = []
+    for row, person in enumerate(places):
+        s = scores[row].double()
+        mine = torch.from_numpy(positives.of(int(person)).astype(np.int64))
+        wanted = s[mine]
+        s[torch.from_numpy(seen.of(int(person)).astype(np.int64))] = -torch.inf
+        s[mine] = -torch.inf
+        out.append(1 + (s[None] >= wanted[:, None]).sum(1).numpy())
+    return np.concatenate(out) if out else np.zeros(0, np.int64)

@@ -1,0 +1,76 @@
+"""METHODS: every method by its name, and how to build one from settings.
+
+To add a method: write one function of a Model with keyword-only settings that returns a Method, and put it here; then
+give it a row in the law table (tests/test_laws.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..core import Method, Model, step_by_mean
+from ..errors import SettingError, did_you_mean
+from .averaging import fedavg, fedprox, fedsgd
+from .bounds import centralised, local, popularity
+from .fedals import fedals
+from .fedrecon import fedrecon
+from .partial import fedper, fedrep
+from .servers import server_step
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "popularity": popularity,
+    "local": local,
+    "centralised": centralised,
+    "fedsgd": fedsgd,
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "fedper": fedper,
+    "fedrep": fedrep,
+    "fedrecon": fedrecon,
+    "fedals": fedals,
+}
+
+
+def settings_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only settings of a method, model or optimiser."""
+    parameters = inspect.signature(function).parameters
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def find_method(name: str) -> Callable[..., Method]:
+    if name not in METHODS:
+        raise SettingError(did_you_mean(name, METHODS, "method"))
+    return METHODS[name]
+
+
+def coerce(function: Callable[..., Any], name: str, value: Any) -> Any:
+    """A setting's value as its type says, from text or a number."""
+    hint = get_type_hints(function)[name]
+    if isinstance(value, str) and "tuple" in str(hint):
+        value = tuple(part for part in value.split(",") if part)
+    try:
+        found = TypeAdapter(hint).validate_python(value)
+    except ValidationError:
+        expected = str(getattr(hint, "__name__", hint)).replace("typing.", "")
+        raise SettingError(f"{name}={value} was got for a setting that takes {expected}. Example: --set {name}={settings_of(function)[name].default}") from None
+    if isinstance(found, float) and not abs(found) < float("inf"):
+        raise SettingError(f"{name}={value} was got; a finite number is expected.")
+    return found
+
+
+def build(name: str, model: Model, settings: Mapping[str, Any]) -> Method:
+    """A method with these settings; `server`, `server_lr`, `momentum` and `tau` choose the server's optimiser."""
+    method = find_method(name)(model, **{k: v for k, v in settings.items() if k in settings_of(METHODS[name])})
+    choice = {k: v for k, v in settings.items() if k in SERVER}
+    if not choice:
+        return method
+    if method.server is not step_by_mean or method.pooled:
+        raise SettingError(f"{name} has no use for a server optimiser ({', '.join(choice)}): its server step is exact. Leave it out.")
+    return method.but(server=server_step(choice.pop("server", "sgd"), **{k.removeprefix("server_"): v for k, v in choice.items()}))
+
+
+SERVER = ("server", "server_lr", "momentum", "tau")

@@ -1,0 +1,38 @@
+"""FedSGD and FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020).
+
+Parameters that are personal by nature (a person's vector) stay private; everything else is shared. With a factorisation,
+FedAvg is what the literature calls FedMF.
+"""
+
+from __future__ import annotations
+
+from ..core import Download, Examples, Method, Model, Params, Upload
+from ..local import change, descend, like, split, square_distance, whole
+
+
+def fedavg(model: Model, *, lr: float = 1.0, passes: int = 1, private: tuple[str, ...] | None = None) -> Method:
+    """`passes` epochs of SGD from the shared parameters; the mean of what changed."""
+    return fedprox(model, lr=lr, passes=passes, mu=0.0, private=private)
+
+
+def fedprox(
+    model: Model, *, lr: float = 1.0, passes: int = 1, mu: float = 0.01, private: tuple[str, ...] | None = None
+) -> Method:
+    """FedAvg with a spring mu/2 |w - g|^2 to the shared parameters."""
+    globs = model.private if private is None else private
+
+    def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+        def loss(params: Params, batch: Examples) -> object:
+            data = model.loss(params, batch)
+            return data + mu / 2 * square_distance(params, down.params) if mu else data
+
+        params = descend(loss, down.params | own, held, lr, [*down.params, *own], passes)
+        return change(params, down.params, held.mask.sum()), like(params, own)
+
+    return Method(lambda params: split(params, globs), client, rows=model.rows)
+
+
+def fedsgd(model: Model, *, lr: float = 1.0, private: tuple[str, ...] | None = None) -> Method:
+    """One full-batch gradient step a round."""
+    method = fedavg(model, lr=lr, private=private)
+    return method.but(client=lambda down, own, held: method.client(down, own, whole(held)))

@@ -1,0 +1,104 @@
+"""The bounds that every method should be read against: popularity, local only, centralised."""
+
+from __future__ import annotations
+
+import torch
+
+from ..core import Download, Examples, Method, Model, Params, Upload, step_by_mean
+from ..errors import SettingError
+from ..local import change, descend, split, whole
+from .fedals import fedals
+
+
+def popularity(model: Model, *, shrink: float = 5.0) -> Method:
+    """No taste at all. Ranking: how many people have the item; ratings: its mean rating, drawn towards everybody's mean
+    by `shrink` imaginary ratings. One round."""
+    if not model.catalogue:
+        raise SettingError("popularity needs items. Use local or centralised as bounds for this data.")
+    ratings = "item_bias" in model.rows
+
+    def init(params: Params) -> tuple[Params, Params]:
+        return split(params, model.private)[0] | {"count": torch.zeros(model.catalogue)}, {}
+
+    def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+        held = Examples(*(x[0] for x in whole(held)))
+        rows = torch.zeros(down.params["item"].shape[0])
+        count = rows.index_add(0, held.inputs, held.mask)
+        stars = rows.index_add(0, held.inputs, held.mask * held.targets)
+        return Upload({"count": count, "stars": stars}, torch.ones(())), {}
+
+    def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+        count, stars = upload.total["count"], upload.total["stars"]
+        flat = torch.zeros_like(shared["item"])
+        if not ratings:
+            flat[:, 0] = (count + shrink) / (upload.weight + shrink)
+            return {"item": flat, "count": count}, memory
+        mean = stars.sum() / count.sum()
+        bias = (stars - count * mean) / (count + shrink)
+        return {"item": flat, "item_bias": bias, "mean": mean, "count": count}, memory
+
+    def personalize(shared: Params, own: Params, held: Examples) -> Params:
+        width = shared["item"].shape[1] + ratings
+        return shared | {"user": torch.eye(width)[0]}  # reads the first column, or nothing but the biases
+
+    rows = (*model.rows, "count", "stars")
+    return Method(init, client, server, personalize, "history", rows)
+
+
+def local(model: Model, *, lr: float = 1.0, passes: int = 5) -> Method:
+    """Everybody learns alone, from their own data and nothing else; nothing is sent."""
+
+    def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+        return Upload({}, held.mask.sum()), descend(model.loss, own, held, lr, own, passes)
+
+    return Method(lambda params: ({}, params), client, rows=model.rows)
+
+
+def centralised(
+    model: Model, *, lam: float = 0.01, alpha0: float = 0.3, recency: float = 0.75, floor: float = 0.02, lr: float = 0.1
+) -> Method:
+    """One place holds everybody's data. A factorisation alternates exact solves over the pooled table, with FedALS's
+    objective and its way of serving; any other model takes full-batch steps of `lr`."""
+    if model.design is None:
+        def descent(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+            params = descend(model.loss, down.params, whole(held), lr, down.params)
+            return change(params, down.params, torch.ones(())), {}
+
+        return Method(lambda params: (params, {}), descent, pooled=True)
+    explicit = "item_bias" in model.rows
+    served = fedals(model, lam=lam, alpha0=alpha0, recency=recency, floor=floor)
+
+    def side(table: torch.Tensor, to: torch.Tensor, at: torch.Tensor, targets: torch.Tensor, n: int) -> torch.Tensor:
+        """The exact rows of one side [n, p], given the other side's `table` and the pairs (to, at)."""
+        size = table.shape[1]
+        count = torch.bincount(to, minlength=n).double()
+        system = torch.zeros(n, size * size, dtype=torch.float64)
+        right = torch.zeros(n, size, dtype=torch.float64)
+        for part in torch.arange(len(to)).split(200_000):
+            x = table[at[part]]
+            system.index_add_(0, to[part], (x[:, :, None] * x[:, None]).flatten(1))
+            right.index_add_(0, to[part], x * targets[part, None])
+        strength = lam * count if explicit else lam * (count + alpha0 * len(table))
+        system = system.reshape(n, size, size) + (0 if explicit else alpha0 * table.T @ table)
+        system += strength.clamp(min=1e-9)[:, None, None] * torch.eye(size, dtype=torch.float64)
+        return torch.linalg.solve(system, right)
+
+    def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+        person, item = held.inputs.reshape(-1, 2).T
+        person = torch.unique(person, return_inverse=True)[1]
+        p = {name: value.double() for name, value in down.params.items()}
+        target = held.targets.flatten().double() if explicit else torch.ones(len(item), dtype=torch.float64)
+        n = int(person.max()) + 1
+        if not explicit:
+            users = side(p["item"], person, item, target, n)
+            after = {"item": side(users, item, person, target, model.catalogue)}
+            after["gram"] = after["item"].T @ after["item"]
+        else:
+            one = torch.ones(model.catalogue, 1, dtype=torch.float64)
+            users = side(torch.cat([p["item"], one], 1), person, item, target - p["item_bias"][item] - p["mean"], n)
+            left = target - users[person, -1] - p["mean"]
+            items = side(torch.cat([users[:, :-1], one[:1].expand(n, 1)], 1), item, person, left, model.catalogue)
+            after = {"item": items[:, :-1], "item_bias": items[:, -1], "mean": p["mean"]}
+        return Upload({name: (value - p[name]).float() for name, value in after.items()}, torch.ones(())), {}
+
+    return served.but(client=client, server=step_by_mean, rows=model.rows, kernel=None, pooled=True)

@@ -1,0 +1,334 @@
+"""The report: complete in itself, inert, and equal to the results it was made from."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from tacit import plots, report, tables
+from tacit.errors import RunError, SettingError
+from tacit.report import write_report
+from tacit.tables import columns, human_bytes, labels, text_table
+
+EVIL = "<script>alert(1)</script>"
+VOID = {"meta", "link", "img", "source", "br"}
+
+
+def ranking(method: str = "fedals", level: float = 0.74, rounds: int = 4, up: int = 3_800_000, **changes) -> dict:
+    def both(part: float) -> dict:
+        return {"sampled": {"hr@10": part, "ndcg@10": part / 2}, "full": {"hr@10": part / 4, "ndcg@10": part / 8}}
+
+    def spread(scores: dict) -> dict:
+        return {kind: {key: [x - 0.02, x + 0.02] for key, x in part.items()} for kind, part in scores.items()}
+
+    seen, new = both(level), both(level - 0.01)
+    curve = [
+        {"round": i, "up_bytes": up * 80 * i, "down_bytes": up * 80 * i, "valid": {"hr@10": level - 0.1 / i}}
+        for i in range(1, rounds + 1)
+    ]
+    result = {
+        "data": "toy", "task": "ranking", "method": method, "settings": {"k": 32, "lam": 0.01}, "protocol": "clean",
+        "seed": 0, "rounds": rounds, "people": 100, "items": 60, "interactions": 2000,
+        "seen": {"people": 80, **seen}, "new": {"people": 20, **new},
+        "intervals": {"seen": spread(seen), "new": spread(new)},
+        "best_round": rounds, "stopped": {"round": rounds, "reason": "all rounds were run"},
+        "leak": {"memoriser_hr@10": 0.09, "popularity_hr@10": 0.41, "leaks": False},
+        "traffic": {"up_bytes": up * 80 * rounds, "down_bytes": up * 80 * rounds, "up_bytes_per_person_round": up},
+        "privacy": None, "seconds": {"setup": 1.2, "train": 3.4, "evaluate": 0.9}, "peak_rss_mb": 600.1,
+        "rejected_updates": {"norm above bound": 3}, "notes": ["Ties are broken by a hash."], "run": "runs/toy-1",
+        "command": "tacit run --data toy", "versions": {"tacit": "0.1"}, "curve": curve,
+    }  # fmt: skip
+    return {**result, **changes}
+
+
+RATINGS = {
+    "data": "toy", "method": "fedrecon", "protocol": "clean", "rounds": 20, "leak": None, "new": None,
+    "seen": {"people": 80, "rmse": 0.93, "accuracy": 0.42}, "intervals": {"seen": {"rmse": [0.91, 0.95]}},
+    "curve": [{"round": i, "up_bytes": i * 10, "down_bytes": 0, "valid": {"rmse": 1 + 1 / i}} for i in (1, 2)],
+}  # fmt: skip
+REGRESSION = {
+    "data": "linear", "method": "fedavg", "rounds": 3, "seen": {"rmse": 0.1, "weights_error": 0.02},
+    "curve": [{"round": 1, "valid": None, "loss": 2.0}, {"round": 2, "valid": None, "loss": 1.0}],
+    "weights": [1.0123, -2.02], "true_weights": [1.0, -2.0],
+}  # fmt: skip
+SIX = [
+    ranking(name, level, rounds, up)
+    for name, level, rounds, up in [
+        ("fedals", 0.74, 8, 3_800_000), ("fedrecon", 0.69, 60, 215_000), ("pfedrec", 0.57, 100, 215_000),
+        ("fedrap", 0.21, 100, 215_000), ("fedtrail", 0.72, 1, 1_200_000), ("local", 0.35, 20, 0),
+    ]
+]  # fmt: skip
+DATA = {"activity": [737 // (1 + i) + 1 for i in range(100)], "popularity": [60 - i for i in range(60)]}
+
+
+class Page(HTMLParser):
+    """Tags with attributes, the text, and the cells of the result table by row."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.rows: list[dict[str, dict]] = []
+        self.cell: dict = {}
+        self.feed(text)
+        self.close()
+        self.text = re.sub(r"\s+", " ", " ".join(self.words))
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        found = {key: value or "" for key, value in attrs}
+        self.tags.append((tag, found))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append({})
+        if tag == "td" and "data-key" in found:
+            self.cell = self.rows[-1][found["data-key"]] = {"value": None, "ends": None, "best": False, "shown": ""}
+        if self.cell and tag == "data":
+            self.cell["value"] = float(found["value"])
+        if self.cell and found.get("class") == "ci":
+            self.cell["ends"] = [float(found["data-low"]), float(found["data-high"])]
+        if self.cell and found.get("class") == "best":
+            self.cell["best"] = True
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"{tag} is closed out of order"
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data.strip())
+        if self.open and self.open[-1] == "data":
+            self.cell["shown"] = data
+
+
+def page_of(results: list[dict], folder: Path, **more) -> tuple[Page, str]:
+    text = write_report(results, folder, **more).read_text("utf-8")
+    page = Page(text)
+    assert not page.open
+    return page, text
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory) -> tuple[Path, Page, str]:
+    folder = tmp_path_factory.mktemp("six")
+    return folder, *page_of(SIX, folder, data=DATA)
+
+
+def test_the_page_loads_nothing(six):
+    _, page, text = six
+    loading = ("src", "href", "srcset", "data", "action", "poster")
+    addresses = [attrs[key] for _, attrs in page.tags for key in loading if key in attrs]
+    assert addresses and all(address.startswith("data:") for address in addresses)
+    assert not re.search(r"https?:|@import|url\(|<script|//[a-z]", re.sub(r"base64,[\w+/=]+", "", text))
+    assert any("default-src 'none'" in attrs.get("content", "") for _, attrs in page.tags)
+    for address in addresses:
+        if "base64," in address:  # the plots themselves refer to nothing but their own parts
+            svg = base64.b64decode(address.split("base64,")[1]).decode()
+            assert svg.rstrip().endswith("</svg>")
+            assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', svg))
+
+
+OUTSIDE = ["data", "method", "protocol", "run", "command", "notes", "settings", "stopped", "title", "rejected_updates"]
+
+
+@pytest.mark.parametrize("where", OUTSIDE)
+def test_what_comes_from_outside_is_inert(where):
+    values = {"notes": [EVIL], "settings": {EVIL: EVIL}, "stopped": {"reason": EVIL}, "rejected_updates": {EVIL: 1}}
+    result = ranking() if where == "title" else ranking(**{where: values.get(where, EVIL)})
+    drawn = plots.draw([result]) if where == "method" else ()
+    text = report.render([result, ranking("fedavg")], drawn, title=EVIL if where == "title" else None)
+    page = Page(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert EVIL not in text and "&lt;script&gt;" in text
+    assert EVIL in page.text
+
+
+def test_odd_names_are_drawn_without_a_warning(tmp_path):
+    odd = [ranking(name) for name in ("$x_1^{", "_hidden", "映画🎬", "a\nb", "n" * 300)]
+    assert "映画🎬" in page_of(odd, tmp_path)[0].text
+
+
+def test_the_table_says_what_the_results_say(six):
+    _, page, _ = six
+    rows = [row for row in page.rows if row]
+    assert len(rows) == len(SIX)
+    for result, row in zip(SIX, rows):
+        shown = columns(SIX)
+        assert list(row) == [".".join(column.path) for column in shown]
+        for column in shown:
+            cell = row[".".join(column.path)]
+            assert cell["value"] == column.value(result)
+            assert cell["shown"] == column.write(column.value(result))
+            assert cell["ends"] == (list(column.interval(result)) if column.interval(result) else None)
+        assert float(row["seen.sampled.hr@10"]["shown"]) == pytest.approx(result["seen"]["sampled"]["hr@10"], abs=5e-4)
+        assert row["new.full.ndcg@10"]["ends"] == result["intervals"]["new"]["full"]["ndcg@10"]
+    best = {key: [labels(SIX)[i] for i, row in enumerate(rows) if row[key]["best"]] for key in rows[0]}
+    assert best["seen.sampled.hr@10"] == ["FedALS"] and best["traffic.up_bytes"] == ["Local"]
+    assert best["rounds"] == best["seconds.train"] == []  # a setting; all equal
+
+
+def test_headline_in_plain_words():
+    assert report.headline([ranking()]) == (
+        "FedALS, 4 rounds, clean protocol: a held-out item is among the first ten of a hundred for 74 % [72–76] of "
+        "people seen in training, and 73 % [71–75] of people it has never seen."
+    )
+    assert report.headline(SIX[::-1]).startswith("Best of 6: FedALS, 8 rounds, clean protocol: ")
+    assert report.headline([RATINGS]).endswith(
+        "for people seen in training, predictions are off by 0.930 [0.910–0.950] and 42 % are within half a point."
+    )
+    assert "the learnt weights are 0.020 from the true ones" in report.headline([REGRESSION])
+    worse = {**RATINGS, "method": "fedavg", "seen": {"rmse": 1.2}}
+    assert report.headline([worse, RATINGS]).startswith("Best of 2: FedRecon")  # less error is better
+
+
+def test_a_leaking_protocol_is_shouted():
+    def boxes(**changes) -> tuple[int, str]:
+        page = Page(report.render([ranking(**changes)]))
+        return sum(attrs.get("class") == "box bad" for _, attrs in page.tags), page.text
+
+    leak = {"memoriser_hr@10": 0.98, "popularity_hr@10": 0.41, "leaks": True}
+    count, text = boxes()
+    assert count == 0 and "does not leak" in text
+    count, text = boxes(leak=leak)
+    assert count == 2 and "The clean protocol leaks" in text
+    count, text = boxes(protocol="published", leak=None)
+    assert count == 1 and "The published protocol leaks" in text
+    assert "do not compare" in report.warnings([ranking(), ranking(protocol="published")])[1]
+
+
+def test_parts_that_are_missing_are_left_out(tmp_path):
+    full = ranking()
+    for key in full:
+        for broken in ({k: v for k, v in full.items() if k != key}, {**full, key: None}):
+            assert Page(report.render([broken])).text
+            assert plots.curves([broken])[1] or key == "curve"
+            text_table([broken])
+    page, _ = page_of([{}], tmp_path)
+    assert "no results on held-out data" in page.text and not list((tmp_path / "plots").iterdir())
+    nan = copy.deepcopy(full)
+    nan["seen"]["sampled"]["hr@10"] = float("nan")
+    assert "nan" not in report.render([nan])
+
+
+def test_what_happened_is_told():
+    page = Page(report.render([ranking(privacy={"epsilon": 4.0, "delta": 1e-5})]))
+    for words in (
+        "after round 4: all rounds were run", "3 norm above bound", "1.2 GB up, 1.2 GB down", "3.8 MB up in a round",
+        "tacit run --data toy", "tacit 0.1", "runs/toy-1", "ε = 4, δ = 1e-05", "Ties are broken", "80 seen, 20 new",
+        "600 MB",
+    ):  # fmt: skip
+        assert words in page.text, words
+
+
+def test_other_tasks(tmp_path):
+    rows = [row for row in page_of([RATINGS], tmp_path)[0].rows if row]
+    assert rows[0]["seen.rmse"]["value"] == 0.93 and rows[0]["seen.rmse"]["ends"] == [0.91, 0.95]
+    page, _ = page_of([REGRESSION], tmp_path)
+    assert "w1 -2.0200 -2.0000" in page.text and "1.0123" in page.text
+    assert plots.curves([REGRESSION])[0] == "loss" and plots.curves([RATINGS])[0] == "rmse"
+
+
+def test_plots_are_pictures(six):
+    folder, page, _ = six
+    found = sorted(path.name for path in (folder / "plots").iterdir())
+    assert found == ["activity.png", "bytes.png", "convergence.png", "popularity.png"]
+    for name in found:
+        assert (folder / "plots" / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        picture = imread(folder / "plots" / name)[..., :3]
+        assert picture.shape[0] > 400 and picture.shape[1] > 600
+        assert picture[:3].min() == 1  # the edge is blank, the inside is not, and has colour
+        assert 0.01 < (picture.min(axis=2) < 0.9).mean() < 0.7 and np.ptp(picture, axis=2).max() > 0.5
+    alts = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
+    assert len(alts) == 4 and all(len(alt) > 40 for alt in alts) and "best round 8" in alts[0]
+    assert "Local sends nothing" in alts[1]
+
+
+def test_curves_are_per_person():
+    assert plots.draw([ranking(rounds=1)], {"activity": [3]}) == []  # dots
+    drawn = plots.draw([ranking(rounds=1), ranking("fedavg", rounds=1)])
+    assert [plot.name for plot in drawn] == ["convergence", "bytes"]
+    _, (curve,) = plots.curves([ranking(up=1000, rounds=3)])
+    assert curve.rounds == [1, 2, 3] and curve.sent == [2000, 4000, 6000] and curve.best_round == 3
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path):
+    first, second = (write_report([ranking()], tmp_path / name, data=DATA) for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    for path in (tmp_path / "a" / "plots").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / "plots" / path.name).read_bytes()
+
+
+def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
+    path = write_report([ranking()], tmp_path, data=DATA)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(report.os, "replace", fail)
+    with pytest.raises(RunError, match="disk full"):
+        write_report([ranking("fedavg")], tmp_path)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    write_report([ranking("fedavg")], tmp_path)
+    assert path.read_bytes() != before
+    # no half-written file stays, and no plot of the earlier report
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["bytes.png", "convergence.png", "plots", "report.html"]
+    with pytest.raises(SettingError, match="at least one"):
+        write_report([], tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report([ranking()], tmp_path / "file")
+
+
+@pytest.mark.parametrize("results", [SIX, SIX[:1], [RATINGS], [REGRESSION], [ranking(privacy={"epsilon": 4.0})]])
+def test_the_terminal_table_fits_80_columns(results):
+    console = Console(width=80, file=io.StringIO())
+    console.print(text_table(results))
+    text = console.file.getvalue()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    for result, label in zip(results, labels(results)):
+        line = next(line for line in lines if line.startswith(label + " "))
+        for column in columns(results):
+            if column.in_terminal and column.path[0] != "seconds":
+                assert column.write(column.value(result)) in line
+    assert ("0.740" not in text) or (".72–.76" in text and "seconds" in text)
+
+
+def test_runs_of_one_method_are_told_apart():
+    sweep = [ranking(settings={"k": k, "lam": 0.1}) for k in (8, 16)]
+    assert labels([*sweep, ranking("fedavg")]) == ["FedALS k=8", "FedALS k=16", "FedAvg"]
+    assert labels([sweep[0], sweep[0]]) == ["FedALS #1", "FedALS #2"]
+
+
+def test_human_bytes():
+    sizes = (0, 999, 999.6, 1000, 9_949, 9_951, 999_499, 999_500, 28e9, 5e15, None)
+    words = ["0 B", "999 B", "1.0 kB", "1.0 kB", "9.9 kB", "10 kB", "999 kB", "1.0 MB", "28 GB", "5.0 PB", "–"]
+    assert [human_bytes(n) for n in sizes] == words
+
+
+def test_plots_touch_no_global_state(monkeypatch):
+    import matplotlib
+
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
+    before = {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
+    assert len(plots.draw([RATINGS], {"activity": np.array([3, 0, 1])})) == 3
+    assert {key: matplotlib.rcParams[key] for key in before} == before
+
+
+def test_examples_in_docstrings():
+    import doctest
+
+    for module in (tables, report):
+        assert doctest.testmod(module).failed == 0
