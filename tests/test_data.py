@@ -226,6 +226,9 @@ def test_every_source_says_what_it_is():
     [
         ("ml-100", ['"ml-100" is not a data set', 'Did you mean "ml-100k"', "path"]),
         ("no/such/file.csv", ["no/such/file.csv", "synthetic", "no such path"]),
+        ("x" * 5_000, ["is not a data set"]),
+        ("~nobody-here/x.csv", ["is not a data set"]),
+        ("nul\0.csv", ["is not a data set"]),
         ("synthetic:10x10", ['"10x10"', "PEOPLExITEMSxINTERACTIONS"]),
         ("synthetic:-1x10x10", ['"-1x10x10"', "synthetic:600x400x24000"]),
         ("synthetic:10x10x51", ["51 interactions", "50 (half of all pairs)"]),
@@ -262,7 +265,7 @@ def test_load_by_name():
 
 @pytest.mark.parametrize(
     ("people", "items", "interactions"),
-    [(600, 400, 24_000), (1, 2, 1), (3, 3, 4), (2, 2, 2), (40, 10, 200), (100, 50, 130), (1, 40, 20), (300, 5000, 3000)],
+    [(600, 400, 24_000), (1, 2, 1), (3, 3, 4), (2, 2, 2), (40, 10, 200), (100, 50, 130), (1, 40, 20), (30, 5000, 300)],
 )
 def test_synthetic_is_exact(people, items, interactions):
     data = synthetic(people, items, interactions)

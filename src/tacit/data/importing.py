@@ -116,7 +116,10 @@ def stem(path: Path) -> str:
 
 def find(folder: Path, part: str) -> Path | None:
     """The file of a part; train and test must be there, and each part once."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
+    try:
+        files = sorted(file for file in folder.iterdir() if file.is_file())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror or error}). Check its permissions.") from error
     found = [file for file in files if stem(file).lower() == part and is_table(file)]
     if len(found) > 1:
         raise DataError(f"{folder} has {' and '.join(f.name for f in found)}. Expected one file; remove the others.")
@@ -141,8 +144,7 @@ def vocabulary(parts: list[pl.Series]) -> pl.Series:
 
 def indices(names: pl.Series, known: pl.Series) -> Ints:
     """The place of every name in a vocabulary that holds them all."""
-    places = pl.Series(np.arange(len(known), dtype=np.int32))
-    return names.replace_strict(known, places, return_dtype=pl.Int32).to_numpy().copy()
+    return names.cast(pl.Enum(known)).to_physical().cast(pl.Int32).to_numpy().copy()
 
 
 def labels(tables: list[Table], role: str, items: pl.Series) -> tuple[str, ...]:
@@ -180,18 +182,20 @@ def build(
 
 def newest(
     person: Ints, item: Ints, time: NDArray[np.float64] | None, items: int
-) -> tuple[NDArray[np.int64] | slice, tuple[str, ...]]:
+) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
     """Rows to keep so that each pair stands once: the newest, and of equally new ones the last."""
     frame = pl.DataFrame({"pair": person.astype(np.int64) * items + item}).with_row_index("row")
-    if frame["pair"].n_unique() == len(frame):
-        return slice(None), ()
     repeated = frame["pair"].is_duplicated()
-    pairs = frame["pair"].filter(repeated).n_unique()
+    keep = ~repeated.to_numpy()
+    if keep.all():
+        return keep, ()
+    doubtful = frame.filter(repeated)
     if time is not None:
-        frame = frame.with_columns(time=time).sort("time", maintain_order=True)
-    rows = frame.unique("pair", keep="last", maintain_order=True)["row"].to_numpy()
+        doubtful = doubtful.with_columns(time=time[~keep]).sort("time", maintain_order=True)
+    rows = doubtful.unique("pair", keep="last")["row"].to_numpy()
+    keep[rows] = True
     which = "newest" if time is not None else "last row"
-    return np.sort(rows).astype(np.int64), (f"{count(pairs, 'duplicate pair')}: the {which} of each was kept.",)
+    return keep, (f"{count(len(rows), 'duplicate pair')}: the {which} of each was kept.",)
 
 
 def grouped(table: Table, people: pl.Series, items: pl.Series) -> Histories:

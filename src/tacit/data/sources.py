@@ -7,6 +7,7 @@ of the RecBole wheel, which carries it; the ratings in both are the same bytes.
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,10 +51,10 @@ def load(
     name, _, size = name_or_path.partition(":")
     if name.lower() in SOURCES:
         return SOURCES[name.lower()].loader(size, seed, cache or default_cache(), say)
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path
         return read_split(path)
-    if not path.exists():
+    if not os.path.exists(path):
         hint = "The path of a CSV or Parquet file, or of a folder with train.csv and test.csv, may be given as well"
         raise DataError(f"{did_you_mean(name_or_path, SOURCES, 'data set')} {hint}; no such path exists.")
     if not is_table(path):
