@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .interactions import Histories, Interactions, Ints, count
+from .interactions import Floats, Histories, Interactions, Ints, count
 from .tables import Table, is_table, numbers, read_table, times
 
 PARTS = ("train", "test", "valid", "negatives", "items")
@@ -61,6 +61,22 @@ def read_split(folder: Path) -> BroughtSplit:
     negatives = grouped(tables["negatives"], people, items) if "negatives" in tables else None
     notes = tuple(f"{part.name}: {note}" for part in (train, valid, test) if part is not None for note in part.notes)
     return BroughtSplit(name, train, test, valid, negatives, notes + overlap(train, test))
+
+
+def read_likes(path: Path) -> tuple[list[str], Floats | None, NDArray[np.float64] | None]:
+    """One person's own list: a column title or item and, if there are such, rating and timestamp."""
+    named = read_table(path, ("item",), ("title", "rating", "timestamp")) if not has_title(path) else None
+    table = named or read_table(path, ("title",), ("rating", "timestamp"))
+    return table.frame["item" if named else "title"].to_list(), numbers(table), times(table)
+
+
+def has_title(path: Path) -> bool:
+    """Whether a list names its items by title."""
+    try:
+        read_table(path, ("title",), ())
+    except DataError:
+        return False
+    return True
 
 
 def save(interactions: Interactions, path: Path) -> None:

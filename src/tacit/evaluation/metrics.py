@@ -42,8 +42,8 @@ def rating_metrics(errors: Array) -> dict[str, float]:
     return {"rmse": float(np.sqrt(np.mean(errors**2))), "accuracy": float(np.mean(np.abs(errors) <= 0.5))}
 
 
-def means(values: dict[str, Array]) -> dict[str, float]:
-    return {name: round(float(v.mean()), 6) for name, v in values.items()}
+def means(values: dict[str, Array | list[float]]) -> dict[str, float]:
+    return {name: round(float(np.mean(v)), 6) for name, v in values.items()}
 
 
 def interval(values: Array, *, draws: int = 1000, seed: int = 0) -> list[float]:

@@ -28,19 +28,41 @@ PROTOCOLS = ("clean", "published")
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Metrics of some people: what `--json` shows, and intervals."""
+    """Some people's metrics. `raw` is what they are computed from, as plain lists: metrics by person for a ranking
+    ({"sampled": {...}, "full": {...}}), or {"errors": [...], "owners": [...]} for numbers."""
 
-    values: dict[str, Any]
-    intervals: dict[str, Any]
+    raw: dict[str, Any]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        if "errors" in self.raw:
+            found = rating_metrics(np.array(self.raw["errors"]))
+            return {"people": len(set(self.raw["owners"])), **{n: round(v, 6) for n, v in found.items()}}
+        people = len(next(iter(self.raw["sampled"].values())))
+        return {"people": people, **{kind: means(metrics) for kind, metrics in self.raw.items()}}
+
+    @property
+    def intervals(self) -> dict[str, Any]:
+        if "errors" in self.raw:
+            return dict(rating_intervals(np.array(self.raw["errors"]), np.array(self.raw["owners"])))
+        return {kind: {n: interval(np.array(v)) for n, v in metrics.items()} for kind, metrics in self.raw.items()}
+
+    @staticmethod
+    def joined(parts: list[dict[str, Any]]) -> Judged:
+        """Several groups of people as one."""
+        if "errors" in parts[0]:
+            owners = [f"{group}/{owner}" for group, part in enumerate(parts) for owner in part["owners"]]
+            return Judged({"errors": sum((part["errors"] for part in parts), []), "owners": owners})
+        return Judged({kind: {n: sum((p[kind][n] for p in parts), []) for n in names} for kind, names in parts[0].items()})
 
 
 def rank_sampled(
     method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.integer], held: Ragged,
     positives: Histories, negatives: Histories,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
-    """(ranks, owners) of these people's positives against their negatives; `held` is in the order of `people`."""
-    mine, theirs = positives.take(people), negatives.take(people)
-    both = mine.then(theirs)
+    """(ranks, owners) of these people's positives against their negatives. `people` are their numbers in the store;
+    `held`, `positives` and `negatives` are theirs, in the same order."""
+    mine, both = positives, positives.then(negatives)
     width = max(int(both.lengths.max(initial=0)), 1)
     column = np.arange(width)
     candidates = np.zeros((len(people), width), np.int64)
@@ -59,24 +81,20 @@ def rank_full(
     seen: Histories, positives: Histories, catalogue: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """(ranks, owners) of these people's positives among everything they have not seen."""
-    seen, mine = seen.take(people), positives.take(people)
     ranks, owners = [], []
     for part, scores in personal_scores(method, model, shared, store, people, held, torch.arange(catalogue)):
-        ranks.append(full_ranks(scores, seen, mine, part))
-        owners.append(np.repeat(part, mine.lengths[part]))
+        ranks.append(full_ranks(scores, seen, positives, part))
+        owners.append(np.repeat(part, positives.lengths[part]))
     return np.concatenate(ranks), np.concatenate(owners)
 
 
 def judge_ranking(sampled: tuple[NDArray, NDArray], full: tuple[NDArray, NDArray], k: int = 10) -> Judged:
-    per_person = {"sampled": ranking_metrics(*sampled, k), "full": ranking_metrics(*full, k)}
-    values: dict[str, Any] = {"people": len(np.unique(sampled[1]))}
-    values |= {kind: means(metrics) for kind, metrics in per_person.items()}
-    return Judged(values, {kind: {n: interval(v) for n, v in metrics.items()} for kind, metrics in per_person.items()})
+    kinds = {"sampled": ranking_metrics(*sampled, k), "full": ranking_metrics(*full, k)}
+    return Judged({kind: {n: v.tolist() for n, v in metrics.items()} for kind, metrics in kinds.items()})
 
 
 def judge_ratings(errors: NDArray[np.float64], owners: NDArray[np.integer]) -> Judged:
-    values = {"people": len(np.unique(owners)), **{n: round(v, 6) for n, v in rating_metrics(errors).items()}}
-    return Judged(values, rating_intervals(errors, owners))
+    return Judged({"errors": errors.tolist(), "owners": owners.tolist()})
 
 
 def rating_errors(
@@ -84,16 +102,15 @@ def rating_errors(
     query: Histories, scale: tuple[float, float],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:  # fmt: skip
     """(predicted - told, owners) over these people's query ratings; predictions are kept on the rating scale."""
-    mine = query.take(people)
-    width = max(int(mine.lengths.max(initial=0)), 1)
-    filled = np.arange(width) < mine.lengths[:, None]
+    width = max(int(query.lengths.max(initial=0)), 1)
+    filled = np.arange(width) < query.lengths[:, None]
     items, told = np.zeros(filled.shape, np.int64), np.zeros(filled.shape)
-    items[filled], told[filled] = mine.items, mine.values
+    items[filled], told[filled] = query.items, query.values
     errors, owners = [], []
     for part, scores in personal_scores(method, model, shared, store, people, held, torch.from_numpy(items)):
         gap = np.clip(scores.double().numpy(), *scale) - told[part]
         errors.append(gap[filled[part]])
-        owners.append(np.repeat(part, mine.lengths[part]))
+        owners.append(np.repeat(part, query.lengths[part]))
     return np.concatenate(errors), np.concatenate(owners)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import Download, Examples, Method, Model, Params
+from ..core import Examples, Method, Model, Params
 from ..data.interactions import Histories
 from ..data.sampling import Ragged
 from ..engine.backends import chunks
@@ -18,28 +18,6 @@ from ..engine.store import Store
 
 People = NDArray[np.integer]
 CELLS = 8_000_000  # scores held at once
-
-
-def newcomers(method: Method, model: Model, shared: Params, store: Store, people: int) -> Store:
-    """Private parameters of people who never took part: where everybody starts."""
-    return Store.fresh(store.initial, people, method.rows)
-
-
-def adapt(method: Method, shared: Params, store: Store, held: Ragged, passes: int) -> Store:
-    """A new device runs the client's own code on its own examples, `passes` times, and sends nothing. It takes the
-    received parameters as they are, and keeps what the client would keep."""
-    if not store.initial:
-        return store
-    people = np.arange(store.people)
-    wide = bool(store.rows)
-    for chunk in chunks(held, sum(v.numel() for v in store.initial.values()) if wide else 64):
-        examples = held.pad(chunk)
-        own = store.gather(people[chunk])
-        for step in range(passes):
-            down = Download(shared, torch.tensor(float(step)))
-            _, own = vmap(method.client, in_dims=(None, 0, 0))(down, own, examples)
-        store.put(people[chunk], own)
-    return store
 
 
 def personal_scores(
@@ -55,8 +33,6 @@ def personal_scores(
     for chunk in chunks(held, 64):
         for part in np.array_split(chunk, max(1, -(-len(chunk) * cells // CELLS))):
             own, examples = store.gather(np.asarray(people)[part]), held.pad(part)
-            if not own and not len(examples.mask):
-                continue
             scores = vmap(one, in_dims=(0, 0, 0 if each else None))(own, examples, candidates[part] if each else candidates)
             yield part, scores.detach()
 

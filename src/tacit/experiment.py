@@ -1,0 +1,234 @@
+"""One experiment from settings to result: load, train, choose, train again, judge once.
+
+    search   learn from the training part; after every round validation says how good it is
+    final    learn from training and validation together, for as many rounds as were best; then test is read, once
+    fold-i   (`--new-people folds`) the same without a tenth of the people, who are then judged as new
+
+Every phase is checkpointed; `execute` on a folder with a checkpoint goes on where it ended, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+import torch
+
+from .data import splits
+from .data.importing import BroughtSplit
+from .data.interactions import Interactions
+from .data.supervised import Supervised
+from .engine.run import Convergence, Round, State, begin, run
+from .errors import SettingError
+from .evaluation.protocol import Judged
+from .runs import RunFolder
+from .settings import Plan, Settings, plan
+from .tasks import Task, ranking, ratings, regression
+
+FOLDS = 10
+Data = Interactions | BroughtSplit | Supervised
+
+
+class Watch(Protocol):
+    """Who is told how it goes: the command line's progress, or nobody."""
+
+    def phase(self, name: str, rounds: int, done: int) -> None: ...
+    def round(self, number: int, metrics: dict[str, float] | None) -> None: ...
+
+
+class Silent:
+    def phase(self, name: str, rounds: int, done: int) -> None: ...
+    def round(self, number: int, metrics: dict[str, float] | None) -> None: ...
+
+
+@dataclass
+class Progress:
+    """What a resumed run must remember beside the state itself; all of it is plain JSON."""
+
+    phase: str = "search"
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    best_round: int = 0
+    stopped: str = ""
+    traffic: dict[str, int] = field(default_factory=lambda: {"up_bytes": 0, "down_bytes": 0, "uploads": 0})
+    rejected: dict[str, int] = field(default_factory=dict)
+    folds: list[dict[str, Any]] = field(default_factory=list)
+    train_seconds: float = 0.0
+
+
+def make_task(settings: Settings, data: Data) -> Task:
+    """The task that the data and the settings ask for."""
+    wanted = settings.task or (data.task if isinstance(data, Supervised) else "ranking")
+    if isinstance(data, Supervised) != (wanted == "regression"):
+        fits = "regression" if isinstance(data, Supervised) else "ranking or ratings"
+        raise SettingError(f"--task {wanted} was asked of {data.name}, which fits {fits}. Leave --task out.")
+    if isinstance(data, Supervised):
+        return regression(data)
+    share = settings.new_share
+    if wanted == "ratings":
+        if settings.protocol == "published":
+            raise SettingError("The published protocol is about ranking. Leave --protocol out for ratings.")
+        return ratings(data, new_people=share, seed=settings.seed)
+    return ranking(data, protocol_name=settings.protocol, split_name=settings.split, new_people=share, seed=settings.seed)
+
+
+def execute(
+    settings: Settings, data: Data, folder: RunFolder, watch: Watch | None = None, task: Task | None = None
+) -> dict[str, Any]:
+    """Run, or go on with, the experiment of this folder; returns the result that `--json` prints."""
+    watch, begun = watch or Silent(), time.perf_counter()
+    threads(settings.threads)
+    task = task or make_task(settings, data)
+    made = plan(settings, task.facts)
+    settled = time.perf_counter()
+    def new() -> State:
+        return begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
+
+    state, progress = folder.restore(new)
+    progress = progress or Progress(phase="search" if task.validate else "final")
+    if progress.phase == "search":
+        train(made, task, settings, folder, watch, progress, state)
+        state = _enter(folder, progress, "final")
+    if progress.phase == "final":
+        folder.save_final(train(made, task, settings, folder, watch, progress, state))
+        state = _enter(folder, progress, "fold-0")
+    if settings.folds:
+        _folds(made, task, settings, folder, watch, progress, state)
+    result = _judge(made, task, settings, progress, folder.final(new()), settled - begun)
+    folder.write("result.json", result | {"run": str(folder.path)})
+    return result | {"run": str(folder.path)}
+
+
+def _enter(folder: RunFolder, progress: Progress, phase: str) -> None:
+    """Begin a phase, with nothing trained in it yet."""
+    progress.phase = phase
+    folder.save(None, progress)
+
+
+def train(
+    made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress, state: State | None,
+    without: np.ndarray | None = None,
+) -> State:  # fmt: skip
+    """One phase, from its checkpoint or from the start, to its last round."""
+    searching = progress.phase == "search"
+    rounds = made.rounds if searching or not progress.best_round else progress.best_round
+    federation = task.federation("search" if searching else "final", made.method, made.sampling, without)
+    state = state or begin(made.method, made.model, federation, made.seed)
+    stop = Convergence(made.tolerance, made.patience)
+    watch.phase(progress.phase, rounds, state.round)
+    began, saved, cost = time.perf_counter(), time.perf_counter(), 0.0
+    reason = f"all {rounds} rounds were run"
+    for done in run(
+        made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
+        seed=settings.seed, backend=settings.backend, state=state,
+    ):  # fmt: skip
+        state = done.state
+        metrics = None
+        if searching and task.validate and (done.number % made.every == 0 or done.number == rounds):
+            progress.train_seconds += time.perf_counter() - began
+            metrics = task.validate(made.method, made.model, state, made.sampling)
+            began = time.perf_counter()
+        _count(progress, done, metrics, task.validate is not None)
+        watch.round(done.number, metrics)
+        if searching or not task.validate:
+            why = stop.reason(done.change, _scores(progress.curve, task))
+            if why:
+                reason = f"stopped after round {done.number}: {why}"
+                break
+        if time.perf_counter() - saved > max(1.0, 10 * cost):
+            at = time.perf_counter()
+            folder.save(state, progress)
+            saved = time.perf_counter()
+            cost = saved - at
+    progress.train_seconds += time.perf_counter() - began
+    if searching:
+        scores = _scores(progress.curve, task)
+        taken = [n for n, score in enumerate(scores) if score is not None and np.isfinite(score)]
+        progress.best_round = 1 + max(taken, key=lambda n: scores[n]) if taken else state.round
+    if searching or not progress.stopped:
+        progress.stopped = reason
+    return state
+
+
+def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, searches: bool) -> None:
+    """Add a round to the curve (the search's, or the only phase's) and to the ledger (what training the final model
+    costs: the search before it and the folds after it are the experimenter's)."""
+    progress.rejected = dict(Counter(progress.rejected) + done.rejected)
+    sent = {"up_bytes": done.up_bytes, "down_bytes": done.down_bytes}
+    if progress.phase == "final":
+        for name, value in {**sent, "uploads": done.answered}.items():
+            progress.traffic[name] += value
+    if progress.phase == ("search" if searches else "final"):
+        last = progress.curve[-1] if progress.curve else {"up_bytes": 0, "down_bytes": 0}
+        point = {"round": done.number, "change": done.change, "answered": done.answered, "valid": metrics}
+        progress.curve.append(point | {name: last[name] + value for name, value in sent.items()})
+
+
+def _scores(curve: list[dict[str, Any]], task: Task) -> list[float | None]:
+    name, sign = task.better
+    return [sign * point["valid"][name] if point["valid"] else None for point in curve]
+
+
+def _folds(made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress, state: State | None) -> None:
+    """Everybody is new once: trained without a tenth of the people, who are then judged from their own history."""
+    fold = splits.folds(task.people, FOLDS, settings.seed)
+    for number in range(len(progress.folds), FOLDS):
+        out = np.flatnonzero(fold == number)
+        state = train(made, task, settings, folder, watch, progress, state, without=out)
+        judged = task.judge(made.method, made.model, state, made.sampling, np.intersect1d(out, task.everybody), passes(state))
+        progress.folds.append(judged.raw)
+        state = _enter(folder, progress, f"fold-{number + 1}")
+
+
+def passes(state: State) -> int:
+    """How often a new device runs the client's code before it is served: as often as others did, within reason."""
+    return max(1, min(state.round, 50))
+
+
+def _judge(made: Plan, task: Task, settings: Settings, progress: Progress, state: State, setup: float) -> dict[str, Any]:
+    began = time.perf_counter()
+    seen = task.judge(made.method, made.model, state, made.sampling, task.seen, None)
+    new: Judged | None = None
+    if progress.folds:
+        new = Judged.joined(progress.folds)
+    elif len(task.newcomers):
+        new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
+    uploads = progress.traffic["uploads"]
+    result: dict[str, Any] = {
+        "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown, "protocol": settings.protocol,
+        "seed": settings.seed, "rounds": state.round, "people": task.people, "items": task.facts.items, "interactions": task.interactions,
+        "seen": seen.values, "new": new.values if new else None,
+        "intervals": {"seen": seen.intervals, "new": new.intervals if new else None},
+        "best_round": progress.best_round or state.round, "stopped": {"round": len(progress.curve), "reason": progress.stopped},
+        "leak": task.leak(),
+        "traffic": {
+            "up_bytes": progress.traffic["up_bytes"], "down_bytes": progress.traffic["down_bytes"],
+            "up_bytes_per_person_round": round(progress.traffic["up_bytes"] / uploads) if uploads else 0,
+        },
+        "privacy": None,
+        "seconds": {"setup": round(setup, 3), "train": round(progress.train_seconds, 3), "evaluate": 0.0},
+        "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected, "notes": [*task.notes, *made.notes],
+        "run": "", "scale": list(task.facts.scale), "curve": progress.curve, **task.extra(state),
+    }  # fmt: skip
+    result["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
+    return result
+
+
+def threads(number: int | None) -> None:
+    if number is not None:
+        most = numba.config.NUMBA_NUM_THREADS
+        if not 1 <= number <= most:
+            raise SettingError(f"--threads {number} was asked for; this machine allows 1 to {most}.")
+        torch.set_num_threads(number)
+        numba.set_num_threads(number)
+
+
+def peak_rss_mb() -> float:
+    """The largest memory this process has held. macOS counts bytes where Linux counts kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -1,0 +1,146 @@
+"""The run folder: all that a run leaves, and all that is needed to go on with it.
+
+    settings.json         what was asked for, by which version, on which data (a hash)
+    state.safetensors     the last checkpoint: phase, parameters, private parameters, curve
+    final.safetensors     the trained state           model.safetensors   its shared part alone
+    items.json            the catalogue: names, titles, genres, counts
+    result.json           what `--json` printed        report.html, plots/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .core import Params
+from .data.importing import BroughtSplit
+from .data.interactions import Interactions
+from .data.supervised import Supervised
+from .engine.checkpoint import load_params, load_state, save_params, save_state, write_atomically
+from .engine.run import State
+from .errors import RunError
+
+if TYPE_CHECKING:
+    from .experiment import Progress
+
+FORMAT = "tacit-run-1"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @staticmethod
+    def create(path: Path, settings: dict[str, Any], data: Interactions | BroughtSplit | Supervised, version: str) -> RunFolder:
+        folder = RunFolder(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out.") from error
+        if (path / "settings.json").exists():
+            raise RunError(f"{path} holds a run already. Go on with it by `tacit resume {path}`, or choose another --out.")
+        folder.write("items.json", catalogue(data))
+        folder.write("settings.json", {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data)})
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        folder = RunFolder(path)
+        if not path.is_dir() or not (path / "settings.json").exists():
+            raise RunError(f"{path} is not a run folder: it has no settings.json. Give a folder that `tacit run` made.")
+        found = folder.read("settings.json")
+        if found.get("format") != FORMAT:
+            raise RunError(
+                f"{path} was written in format {found.get('format')!r} by tacit {found.get('version')}; this tacit reads "
+                f"{FORMAT!r}. Use that version, or run again."
+            )
+        return folder
+
+    def write(self, name: str, content: Any) -> None:
+        write_atomically(self.path / name, json.dumps(content, indent=1, allow_nan=False, default=str).encode())
+
+    def read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise RunError(f"{self.path} has no {name}. The run may not have finished: `tacit resume {self.path}`.") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read ({error}). Restore it from a copy, or run again.") from error
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").exists()
+
+    def same_data(self, data: Interactions | BroughtSplit | Supervised) -> None:
+        """Refuse to go on with other data than the run began with."""
+        if self.read("settings.json")["data_hash"] != fingerprint(data):
+            raise RunError(f"The data have changed since {self.path} was begun; a resumed run would mix the two. Restore the data, or run again.")
+
+    def save(self, state: State | None, progress: Progress) -> None:
+        about = {"progress": asdict(progress)}
+        if state is None:
+            save_params(self.path / "state.safetensors", {}, about)
+        else:
+            save_state(self.path / "state.safetensors", state, about)
+
+    def restore(self, fresh: Callable[[], State]) -> tuple[State | None, Progress | None]:
+        """(state, progress) of the last checkpoint; None where there is none."""
+        from .experiment import Progress
+
+        path = self.path / "state.safetensors"
+        if not path.exists():
+            return None, None
+        params, about = load_params(path)
+        try:
+            progress = Progress(**about["progress"])
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{path} is not a checkpoint of this tacit ({error}). Run again.") from error
+        return (load_state(path, fresh())[0] if params else None), progress
+
+    def save_final(self, state: State) -> None:
+        save_params(self.path / "model.safetensors", state.shared, {"round": state.round})
+        save_state(self.path / "final.safetensors", state, {})
+
+    def final(self, fresh: State) -> State:
+        return load_state(self.path / "final.safetensors", fresh)[0]
+
+    def model(self) -> Params:
+        return load_params(self.path / "model.safetensors")[0]
+
+
+def catalogue(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
+    """Items as a reader knows them; nothing about people."""
+    if isinstance(data, Supervised):
+        return {"names": [], "titles": [], "genres": [], "counts": []}
+    whole = data.train if isinstance(data, BroughtSplit) else data
+    counts = np.bincount(whole.item, minlength=len(whole.items))
+    return {"names": list(whole.items), "titles": list(whole.titles), "genres": list(whole.genres), "counts": counts.tolist()}
+
+
+def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:
+    """A hash of everything that is learnt from."""
+    digest = hashlib.sha256()
+    if isinstance(data, Supervised):
+        parts: list[Any] = [*data.features, *data.targets]
+    else:
+        tables = [data] if isinstance(data, Interactions) else [t for t in (data.train, data.valid, data.test) if t is not None]
+        parts = [column for t in tables for column in (t.person, t.item, t.value, t.time)]
+    for part in parts:
+        digest.update(b"-" if part is None else np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def next_folder(base: Path, stem: str) -> Path:
+    """base/stem-N for the first N that is free."""
+    taken = {name for name in os.listdir(base)} if base.is_dir() else set()
+    number = 1
+    while f"{stem}-{number}" in taken:
+        number += 1
+    return base / f"{stem}-{number}"

@@ -1,0 +1,203 @@
+"""One frozen settings object per experiment, and the plan that follows from it: model, method, every value in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from .core import Method, Model, step_by_mean
+from .errors import SettingError, did_you_mean
+from .methods import SERVER, build, coerce, find_method, server_step, settings_of
+from .models import factorization, linear
+from .tasks import Facts, Sampling
+
+
+class Settings(BaseModel):
+    """What a person asked for. Everything that is not said here has a default in `plan`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str = "ml-100k"
+    """A name of `tacit data list`, a CSV or Parquet file, or a folder with a split."""
+    task: Literal["ranking", "ratings", "regression"] | None = None
+    """Told from the data when left out."""
+    method: str = "fedals"
+    set: dict[str, str] = {}
+    """Settings of the method, its model, its examples and its server's optimiser, by name."""
+    rounds: int | None = None
+    cohort: int | float | None = None
+    """People asked in a round: a number, or a share of them; everybody when left out."""
+    dropout: float = 0.0
+    """The share of those asked who do not answer."""
+    protocol: Literal["clean", "published"] = "clean"
+    split: Literal["leave-one-out", "temporal", "random"] = "leave-one-out"
+    new_people: float | Literal["folds"] | None = None
+    """The share of people who take no part in training and are judged as new; `folds`: everybody is new once."""
+    tolerance: float | None = None
+    """Stop when a round moves the shared parameters by less than this, relative to their size."""
+    patience: int | None = None
+    """Stop when validation has not gained for this many rounds."""
+    seed: int = 0
+    backend: str = "auto"
+    threads: int | None = None
+
+    @property
+    def folds(self) -> bool:
+        return self.new_people == "folds"
+
+    @property
+    def new_share(self) -> float:
+        if self.new_people is None:
+            return 0.0 if self.protocol == "published" else 0.1
+        return 0.0 if isinstance(self.new_people, str) else self.new_people
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What will be run."""
+
+    model: Model
+    method: Method
+    sampling: Sampling
+    rounds: int
+    every: int  # rounds between two validations
+    tolerance: float
+    patience: int
+    seed: int
+    shown: dict[str, Any]  # every setting in force
+    notes: tuple[str, ...]
+
+
+# Chosen on validation people and rounds of ML-100K; `make evidence` prints the search. First by task, then by method.
+DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "ranking": {
+        "": {"rounds": 100, "k": 32, "negatives": 4, "batch": 0, "patience": 20},
+        "popularity": {"rounds": 1},
+        "fedals": {"rounds": 8, "patience": 0},
+        "centralised": {"rounds": 8, "patience": 0},
+    },
+    "ratings": {
+        "": {"rounds": 80, "k": 16, "batch": 16, "lr": 0.2, "patience": 20},
+        "popularity": {"rounds": 1},
+        "fedals": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
+        "centralised": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
+        "fedrecon": {"lam": 0.1, "recon_lr": 0.1, "recon_passes": 10, "server": "adagrad", "server_lr": 0.1},
+    },
+    "regression": {
+        "": {"rounds": 500, "tolerance": 1e-6, "lr": 0.1, "batch": 0},
+    },
+}
+LOOP = ("rounds", "tolerance", "patience")
+MODEL = {"ranking": ("k", "loss", "spread"), "ratings": ("k", "spread")}  # a rating is a number: its loss is squared
+
+
+def plan(settings: Settings, task: Facts) -> Plan:
+    """Resolve every default, refuse what does not exist or would change nothing, and build the model and the method."""
+    method = find_method(settings.method)
+    homes = _homes(method, task)
+    for name in settings.set:
+        if name not in homes:
+            hint = f" It is an option of its own: --{name} 8." if name in LOOP else ""
+            raise SettingError(did_you_mean(name, homes, "setting") + hint)
+    by_task = DEFAULTS[task.kind]
+    chosen = {**by_task[""], **by_task.get(settings.method, {})}
+    values: dict[str, Any] = {name: p.default for name, (_, p) in homes.items() if name not in SERVER}
+    values |= {name: value for name, value in chosen.items() if name in homes}
+    values |= {name: coerce(homes[name][0], _plain(name), text) for name, text in settings.set.items()}
+    notes: tuple[str, ...] = ()
+    if values.get("recency", 1.0) != 1 and not task.timed:
+        values["recency"] = 1.0
+        notes = ("Recency is off: the data have no time.",)
+    _check(values, task)
+    for name, why in _dead(settings.method, task, values).items():
+        if name in settings.set:
+            raise SettingError(f"{name} would change nothing here: {why}. Leave it out.")
+        values.pop(name, None)
+    built = build(settings.method, make_model(task, values), {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER})
+    if built.pooled and settings.cohort is not None:
+        raise SettingError(f"--cohort has no meaning for {settings.method}, which holds everybody's data. Leave it out.")
+    rounds = settings.rounds if settings.rounds is not None else chosen["rounds"]
+    if rounds < 1:
+        raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
+    return Plan(
+        make_model(task, values), built, Sampling(values.get("negatives", 0), values.get("batch", 0)), rounds,
+        max(1, rounds // 25), _first(settings.tolerance, chosen.get("tolerance", 0.0)),
+        _first(settings.patience, chosen.get("patience", 0)), settings.seed, dict(sorted(values.items())), notes,
+    )  # fmt: skip
+
+
+def _first(asked: Any, default: Any) -> Any:
+    return default if asked is None else asked
+
+
+def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that this method does not read on this task, and why."""
+    dead: dict[str, str] = {}
+    if method == "popularity":
+        dead |= dict.fromkeys(("k", "spread", "loss"), "popularity has no factors")
+        if task.kind == "ranking":
+            dead["shrink"] = "it does not change an order"
+    if method in ("fedals", "centralised"):
+        dead["loss"] = "its solves are exact for the squared loss"
+        if task.kind == "ratings":
+            dead["alpha0"] = "what was not rated says nothing about ratings"
+    if method == "centralised":
+        unread = ("lam", "alpha0", "recency", "floor") if task.kind == "regression" else ("lr",)
+        dead |= dict.fromkeys(unread, f"centralised does not read it for {task.kind}")
+    if method == "fedrecon":
+        exact = values.get("solver") == "exact"
+        dead |= dict.fromkeys(("recon_lr", "recon_passes") if exact else ("lam",), f"solver={values.get('solver')} does not read it")
+    if "momentum" in values and values.get("server", "sgd") != "sgd":
+        dead["momentum"] = f"server={values['server']} has its own"
+    if "tau" in values and values.get("server", "sgd") == "sgd":
+        dead["tau"] = "server=sgd does not divide by it"
+    return dead
+
+
+def sampling(*, negatives: int = 4, batch: int = 0) -> Sampling:
+    """`negatives` are drawn for every item a person has; `batch` 0 takes all of a person's examples at once."""
+    return Sampling(negatives, batch)
+
+
+def _plain(name: str) -> str:
+    return {"server": "name", "server_lr": "lr"}.get(name, name)
+
+
+def _homes(method: Callable[..., Method], task: Facts) -> dict[str, tuple[Callable[..., Any], Any]]:
+    """Every setting that may be given, with the function it belongs to."""
+    homes: dict[str, tuple[Callable[..., Any], Any]] = {}
+    trial = method(make_model(task, {}))
+    if task.kind != "regression":
+        homes |= {n: (factorization, p) for n, p in settings_of(factorization).items() if n in MODEL[task.kind]}
+    if trial.examples == "samples" and not trial.pooled:
+        homes |= {n: (sampling, p) for n, p in settings_of(sampling).items() if task.kind == "ranking" or n == "batch"}
+    homes |= {n: (method, p) for n, p in settings_of(method).items()}
+    if trial.server is step_by_mean and not trial.pooled:
+        homes |= {name: (server_step, None) for name in SERVER}
+    return homes
+
+
+def make_model(task: Facts, values: Mapping[str, Any]) -> Model:
+    """The model of a task."""
+    if task.kind == "regression":
+        return linear(task.width)
+    own = {name: values[name] for name in MODEL[task.kind] if name in values}
+    if task.kind == "ratings":
+        return factorization(task.items, biases=True, loss="squared", mean=sum(task.scale) / 2, **own)
+    return factorization(task.items, **own)
+
+
+def _check(values: Mapping[str, Any], task: Facts) -> None:
+    """Values that no method could use."""
+    k = values.get("k", 1)
+    if task.items and not 1 <= k <= task.items:
+        raise SettingError(f"k={k} was asked for; the data have {task.items:,} items, so 1 to {task.items:,} factors are possible.")
+    for name, low in (("lr", 0), ("recon_lr", 0), ("server_lr", 0), ("private_lr", 0), ("lam", 0), ("mu", 0), ("alpha0", 0), ("negatives", 0), ("batch", 0), ("passes", 1), ("recon_passes", 1), ("private_passes", 1), ("spread", 0)):
+        if name in values and values[name] < low:
+            raise SettingError(f"{name}={values[name]} was got; at least {low} is expected.")
+    for name in ("recency", "floor", "support", "momentum"):
+        if name in values and not 0 <= values[name] <= 1:
+            raise SettingError(f"{name}={values[name]} was got; a number from 0 to 1 is expected.")

@@ -1,0 +1,264 @@
+"""Tasks: what a data set is used for, and so what is learnt from, what chooses the round, and what judges.
+
+A Task hides the difference between ranking, ratings and regression from the experiment:
+    federation(phase, method)    "search" learns without validation data, "final" with it
+    validate(...)                a dict of metrics; `better` says how to compare them
+    judge(...)                   metrics and intervals of seen or of new people
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .core import Download, Examples, Method, Model, Params, Stage
+from .data import splits
+from .data.importing import BroughtSplit
+from .data.interactions import Histories, Interactions, count
+from .data.sampling import SERVE
+from .data.supervised import Supervised
+from .engine.backends import collect
+from .engine.run import State
+from .engine.store import Store
+from .errors import DataError
+from .evaluation import protocol
+from .evaluation.protocol import Judged
+from .federation import Federation, of_arrays, of_histories, pooled
+
+People = NDArray[np.int64]
+VALIDATED = 5_000  # people who choose the round, at most: enough for a third digit, whatever the size of the data
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How histories become examples."""
+
+    negatives: int = 4
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model and a method must know of a task; small enough to be kept with a run."""
+
+    kind: str  # ranking, ratings, regression
+    items: int = 0
+    timed: bool = False
+    scale: tuple[float, float] = (0.0, 1.0)  # of ratings
+    width: int = 0  # features, where inputs are not items
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    facts: Facts
+    people: int
+    interactions: int
+    notes: tuple[str, ...]
+    federation: Callable[[str, Method, Sampling, People | None], Federation]  # phase, ..., people left out
+    validate: Callable[[Method, Model, State, Sampling], dict[str, float]] | None
+    judge: Callable[..., Judged]  # method, model, state, sampling, people, new: passes or None
+    everybody: People  # who is judged
+    newcomers: People  # who takes no part in training
+    leak: Callable[[], dict[str, Any] | None]
+    better: tuple[str, int]  # the metric that chooses, and 1 or -1
+    extra: Callable[[State], dict[str, Any]] = lambda state: {}
+
+    @property
+    def seen(self) -> People:
+        return np.setdiff1d(self.everybody, self.newcomers)
+
+
+def serve(
+    method: Method, shared: Params, store: Store, base: Federation, people: People, passes: int | None
+) -> tuple[Store, People, Any]:
+    """(private parameters, their numbers, examples) with which these people are personalised.
+
+    Newcomers (`passes` given) start as everybody did: the device runs the client's own code on its own examples `passes`
+    times, keeps what is private and sends nothing. Methods without private parameters need none of that.
+    """
+    held = base.examples(people, 0)
+    if passes is None:
+        return store, people, held
+    fresh, numbers = Store.fresh(store.initial, len(people), method.rows), np.arange(len(people))
+    for step in range(passes if store.initial else 0):
+        again = base.examples(people, step + 1)
+        collect("vmap", method, Stage(), Download(shared, torch.tensor(float(step))), fresh, numbers, again)
+    return fresh, numbers, held
+
+
+def ranking(
+    data: Interactions | BroughtSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
+) -> Task:
+    """Which item next? Histories count as taken or not; values are not used."""
+    split, timed, about = _ranking_split(data, protocol_name, split_name, seed)
+    catalogue, published = len(about.items), protocol_name == "published"
+    split = replace(split, **{n: _flat(getattr(split, n)) for n in ("train", "valid", "test")})
+    both = split.train if published else split.train.then(split.valid)
+    forbidden = split.valid.then(split.test) if published else None
+    newcomers = np.flatnonzero(splits.held_out_people(split.train.people, new_people, seed))
+    judged = np.flatnonzero(split.test.lengths)
+    if not len(judged):
+        raise DataError(f"Nobody in {about.name} has two interactions or more, so nothing can be held out. Bring longer histories.")
+
+    def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
+        members = np.setdiff1d(np.arange(split.train.people), newcomers if without is None else without)
+        histories = split.train if phase == "search" else both
+        made = of_histories(
+            histories, catalogue, examples=method.examples, negatives=sampling.negatives, batch=sampling.batch,
+            seed=seed, members=members, forbidden=forbidden,
+        )  # fmt: skip
+        return pooled(made) if method.pooled else made
+
+    def at_home(histories: Histories, method: Method, sampling: Sampling) -> Federation:
+        return of_histories(
+            histories, catalogue, examples=method.examples, negatives=sampling.negatives, batch=sampling.batch,
+            seed=seed, forbidden=forbidden, stream=SERVE,
+        )  # fmt: skip
+
+    chooses = split.test if published else split.valid
+    choosers = np.setdiff1d(np.flatnonzero(chooses.lengths), newcomers)[:VALIDATED]
+
+    def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
+        store, numbers, held = serve(method, state.shared, state.private, at_home(split.train, method, sampling), choosers, None)
+        negatives = split.test_negatives if published else split.valid_negatives
+        ranked = protocol.rank_sampled(
+            method, model, state.shared, store, numbers, held, chooses.take(choosers), negatives.take(choosers)
+        )
+        return {k: float(v.mean()) for k, v in protocol.ranking_metrics(*ranked).items()}
+
+    def judge(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None) -> Judged:
+        home = at_home(both, method, sampling)
+        store, numbers, held = serve(method, state.shared, state.private, home, people, passes)
+        common = (method, model, state.shared, store, numbers, held)
+        sampled = protocol.rank_sampled(*common, split.test.take(people), split.test_negatives.take(people))
+        full = protocol.rank_full(*common, both.take(people), split.test.take(people), catalogue)
+        return protocol.judge_ranking(sampled, full)
+
+    def leak() -> dict[str, Any]:
+        memory = protocol.memoriser(both, forbidden, split.test, split.test_negatives, catalogue, seed)
+        popular = protocol.popularity_hr(np.bincount(both.items, minlength=catalogue), split.test, split.test_negatives)
+        return {"memoriser_hr@10": round(memory, 6), "popularity_hr@10": round(popular, 6), "leaks": memory > popular}
+
+    total = len(split.train) + len(split.valid) + len(split.test)
+    notes = about.notes + split.notes
+    if len(choosers) == VALIDATED:
+        notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
+    return Task(
+        Facts("ranking", catalogue, timed), split.train.people, total, notes, federation,
+        validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged), leak, ("ndcg@10", 1),
+    )  # fmt: skip
+
+
+def _flat(histories: Histories) -> Histories:
+    return replace(histories, values=np.ones(len(histories), np.float32))
+
+
+def _ranking_split(
+    data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int
+) -> tuple[splits.Split, bool, Interactions]:
+    if isinstance(data, BroughtSplit):
+        timed = data.train.time is not None
+        about = data.train.require().noted(*data.notes, *(() if timed else ("No time in the data: recency is off.",)))
+        return splits.brought(data, seed), timed, about
+    data.require()
+    timed = data.time is not None
+    histories, catalogue = data.histories(seed), len(data.items)
+    if split_name == "temporal":
+        return splits.temporal(data, seed), timed, data
+    if split_name == "random":
+        return splits.random_share(histories, catalogue, seed), timed, data
+    published = protocol_name == "published"
+    return splits.leave_one_out(histories, catalogue, seed, shared_negatives=published, timed=timed), timed, data
+
+
+def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) -> Task:
+    """How many stars? Seen people: a tenth of everybody's ratings is held out (or the test file). New people: half of
+    their ratings, drawn at random, is what they bring; the other half is what they are judged on."""
+    whole = data.train if isinstance(data, BroughtSplit) else data
+    whole.require()
+    if whole.value is None:
+        raise DataError(f"{whole.name} has no ratings. Bring a rating column, or use --task ranking.")
+    everyone = np.arange(len(whole.people))
+    if isinstance(data, BroughtSplit):
+        train, asked = whole.histories(seed), data.test.histories(seed)
+        train = train if data.valid is None else train.then(data.valid.histories(seed))
+        support, query = train, asked
+    else:
+        histories = whole.histories(seed)
+        train, asked = splits.support_query(histories, 0.9, seed=seed)
+        support, query = splits.support_query(histories, 0.5, seed=seed)
+    draw = splits.folds(len(everyone), 10, seed + 1)
+    newcomers = np.flatnonzero(splits.held_out_people(len(everyone), new_people, seed))
+    choosers = np.setdiff1d(np.flatnonzero((draw == 0) & (query.lengths > 0) & (support.lengths > 0)), newcomers)
+    half, other = splits.support_query(train, 0.5, seed=seed)  # what choosers bring, and are asked
+    values = np.concatenate([train.values, query.values])
+    scale = (float(values.min()), float(values.max()))
+
+    def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
+        left_out = newcomers if without is None else without
+        members = np.setdiff1d(everyone, np.union1d(left_out, choosers) if phase == "search" else left_out)
+        made = of_histories(
+            train, len(whole.items), examples=method.examples, negatives=0, batch=sampling.batch, seed=seed, members=members
+        )
+        return pooled(made) if method.pooled else made
+
+    def errors(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None, brings: Histories, asks: Histories):  # type: ignore[no-untyped-def]
+        home = of_histories(brings, len(whole.items), examples=method.examples, negatives=0, batch=sampling.batch, seed=seed, stream=SERVE)
+        store, numbers, held = serve(method, state.shared, state.private, home, people, passes)
+        return protocol.rating_errors(method, model, state.shared, store, numbers, held, asks.take(people), scale)
+
+    def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
+        return protocol.rating_metrics(errors(method, model, state, sampling, choosers, min(state.round, 20), half, other)[0])
+
+    def judge(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None) -> Judged:
+        brings, asks = (train, asked) if passes is None else (support, query)
+        people = people[(asks.lengths[people] > 0) & (brings.lengths[people] > 0)]
+        return protocol.judge_ratings(*errors(method, model, state, sampling, people, passes, brings, asks))
+
+    total = len(train) + len(asked)
+    judged = np.flatnonzero((query.lengths > 0) & (support.lengths > 0))
+    if not len(judged):
+        raise DataError(f"Nobody in {whole.name} has two ratings or more, so nothing can be held out. Bring more ratings.")
+    return Task(
+        Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, whole.notes, federation,
+        validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged), lambda: None, ("rmse", -1),
+    )  # fmt: skip
+
+
+def regression(data: Supervised) -> Task:
+    """Numbers from features; every client is judged on its own test rows."""
+    def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
+        made = of_arrays(data.features, data.targets, batch=sampling.batch)
+        return pooled(made) if method.pooled else made
+
+    def judge(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None) -> Judged:
+        errors, owners = [], []
+        home = of_arrays(data.features, data.targets)
+        for person in people:
+            own = {} if method.pooled else {n: v[0] for n, v in state.private.gather(np.array([person])).items()}
+            held = Examples(*(x[0] for x in home.examples(np.array([person]), 0).pad()))
+            params = method.personalize(state.shared, own, held)
+            guess = model.score(params, torch.from_numpy(data.test_features[person])).detach().numpy()
+            errors.append(guess.astype(float) - data.test_targets[person])
+            owners.append(np.full(len(guess), person))
+        return protocol.judge_ratings(np.concatenate(errors), np.concatenate(owners))
+
+    def extra(state: State) -> dict[str, Any]:
+        if data.truth is None or "weight" not in state.shared:
+            return {}
+        found = state.shared["weight"].double().numpy()
+        weights = {"weights": found.round(6).tolist(), "true_weights": np.asarray(data.truth, float).round(6).tolist()}
+        return weights | {"weights_error": float(np.abs(found - data.truth).max())}
+
+    rows = sum(len(t) for t in (*data.targets, *data.test_targets))
+    everyone = np.arange(len(data.targets))
+    notes = (*data.notes, f"{count(len(everyone), 'client')} with {data.features[0].shape[1]} features each.")
+    return Task(
+        Facts("regression", width=data.features[0].shape[1]), len(everyone), rows, notes, federation, None, judge,
+        everyone, everyone[:0], lambda: None, ("rmse", -1), extra,
+    )  # fmt: skip
