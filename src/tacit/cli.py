@@ -13,76 +13,36 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import __version__
+from .cli_data import data_app
+from .cli_options import (
+    BackendOption,
+    CohortOption,
+    DataOption,
+    DropoutOption,
+    JsonOption,
+    NewOption,
+    OutOption,
+    PatienceOption,
+    ProtocolOption,
+    RoundsOption,
+    SeedOption,
+    SetOption,
+    SplitOption,
+    TaskOption,
+    ThreadsOption,
+    ToleranceOption,
+)
 from .errors import RunError, SettingError, TacitError, did_you_mean
+from .terminal import Bars, cache, emit, err, out, say, show
 
-out, err = Console(highlight=False), Console(stderr=True, highlight=False)
 app = typer.Typer(
     help="tacit: personalised federated recommendation. `tacit run` is the main job.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-data_app = typer.Typer(help="Data sets: list, fetch, import, describe.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-DataOption = Annotated[str, typer.Option("--data", help="A name of `tacit data list`, a CSV or Parquet file, or a folder with train.csv and test.csv.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="ranking, ratings or regression; told from the data when left out.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable: a setting of the method, model or server, e.g. --set k=64.")]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Rounds at most.")]
-CohortOption = Annotated[str | None, typer.Option("--cohort", help="People asked in a round: a number, or a share such as 0.1. Everybody when left out.")]
-DropoutOption = Annotated[float, typer.Option("--dropout", min=0.0, max=1.0, help="Share of those asked who do not answer.")]
-ProtocolOption = Annotated[str, typer.Option("--protocol", help="clean, or published (the papers' rules; it leaks, and says so).")]
-SplitOption = Annotated[str, typer.Option("--split", help="leave-one-out, temporal or random.")]
-NewOption = Annotated[str | None, typer.Option("--new-people", help="Share of people kept out of training and judged as new (default 0.1), or `folds`: everybody is new once.")]
-ToleranceOption = Annotated[float | None, typer.Option("--tolerance", help="Stop when a round changes the shared parameters by less than this share.")]
-PatienceOption = Annotated[int | None, typer.Option("--patience", help="Stop when validation has not gained for so many rounds; 0: never.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new one under runs/).")]
-BackendOption = Annotated[str, typer.Option("--backend", help="auto, loop, vmap or kernel.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
-
-
-class Bars:
-    """Progress on standard error; a phase that is over in a blink leaves nothing behind."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[metric]}"), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=err, transient=True)
-        self.label, self.task = "", None
-
-    def __enter__(self) -> Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def phase(self, name: str, rounds: int, done: int) -> None:
-        names = {"search": "choosing the round", "final": "training"}
-        if self.task is not None:
-            self.progress.remove_task(self.task)
-        self.task = self.progress.add_task(f"{self.label}{names.get(name, name)}", total=rounds, completed=done, metric="")
-
-    def round(self, number: int, metrics: dict[str, float] | None) -> None:
-        shown = {"metric": f"{next(iter(metrics))} {next(iter(metrics.values())):.3f}"} if metrics else {}
-        assert self.task is not None
-        self.progress.update(self.task, completed=number, **shown)
-
-
-def say(text: str) -> None:
-    err.print(text, style="dim", soft_wrap=True)
-
-
-def cache() -> Path | None:
-    return Path(os.environ["TACIT_CACHE"]) if os.environ.get("TACIT_CACHE") else None
-
-
-def emit(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
-    sys.stdout.flush()
 
 
 def parse_set(pairs: Sequence[str] | None) -> dict[str, str]:
@@ -111,19 +71,29 @@ def make_settings(**values: Any) -> Any:
     share = number_or_word(values["new_people"], "--new-people")
     if isinstance(share, int | float) and not 0 <= share < 1:
         raise SettingError(f"--new-people {share} was got; expected a share from 0 to below 1, or folds.")
-    values |= {"new_people": share, "cohort": number_or_word(values["cohort"], "--cohort"), "set": parse_set(values["set"])}
-    for name, known in (("protocol", ("clean", "published")), ("split", ("leave-one-out", "temporal", "random")), ("task", ("ranking", "ratings", "regression"))):
+    values |= {
+        "new_people": share,
+        "cohort": number_or_word(values["cohort"], "--cohort"),
+        "set": parse_set(values["set"]),
+    }
+    for name, known in (
+        ("protocol", ("clean", "published")),
+        ("split", ("leave-one-out", "temporal", "random")),
+        ("task", ("ranking", "ratings", "regression")),
+    ):
         if values[name] is not None and values[name] not in known:
             raise SettingError(did_you_mean(values[name], known, name))
     try:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise SettingError(f"--{str(first['loc'][0]).replace('_', '-')} {first.get('input')}: {first['msg']}.") from None
+        raise SettingError(
+            f"--{str(first['loc'][0]).replace('_', '-')} {first.get('input')}: {first['msg']}."
+        ) from None
 
 
 def start(settings: Any, data: Any, path: Path, bars: Bars) -> dict[str, Any]:
-    from .experiment import execute, make_task
+    from .experiment import make_task
     from .runs import RunFolder
     from .settings import plan
 
@@ -155,25 +125,10 @@ def shape(data: Any) -> dict[str, Any] | None:
     return {"activity": np.bincount(whole.person).tolist(), "popularity": np.bincount(whole.item).tolist()}
 
 
-def show(results: list[dict[str, Any]], report: Path) -> None:
-    from .report import warnings
-    from .tables import text_table
-
-    out.print(text_table(results))
-    for note in dict.fromkeys(note for result in results for note in result["notes"]):
-        out.print(note, style="dim", markup=False)
-    for warning in warnings(results):
-        out.print(warning, style="bold red", markup=False)
-    for result in results:
-        if len(results) == 1 or "stopped after" in result["stopped"]["reason"]:
-            out.print(f"{result['method']}: {result['stopped']['reason']}", style="dim", markup=False)
-    out.print(f"Report: {report}", markup=False, soft_wrap=True)
-
-
 @app.command()
 def run(
     data: DataOption = "ml-100k", task: TaskOption = None,
-    method: Annotated[str, typer.Option("--method", help="One of: popularity, local, centralised, fedsgd, fedavg, fedprox, fedper, fedrep, fedrecon, fedals.")] = "fedals",
+    method: Annotated[str, typer.Option("--method", help="A method; a wrong name lists them all.")] = "fedals",
     set_: SetOption = None, rounds: RoundsOption = None, cohort: CohortOption = None, dropout: DropoutOption = 0.0,
     protocol: ProtocolOption = "clean", split: SplitOption = "leave-one-out", new_people: NewOption = None,
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
@@ -185,8 +140,9 @@ def run(
     from .runs import next_folder
 
     settings = make_settings(
-        data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split,
-        new_people=new_people, tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
+        data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
+        protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience,
+        seed=seed, backend=backend, threads=threads,
     )  # fmt: skip
     find_method(method)
     loaded = load(data, seed=seed, cache=cache(), say=say)
@@ -205,11 +161,12 @@ def run(
 def compare(
     methods: Annotated[str | None, typer.Option("--methods", help="Names with commas between, or all.")] = None,
     method: Annotated[str | None, typer.Option("--method", help="The one method of a sweep.")] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="key=v1,v2,...: the method once for every value.")] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="key=v1,v2,...: once for every value.")] = None,
     data: DataOption = "ml-100k", task: TaskOption = None, set_: SetOption = None, rounds: RoundsOption = None,
-    cohort: CohortOption = None, dropout: DropoutOption = 0.0, protocol: ProtocolOption = "clean", split: SplitOption = "leave-one-out",
-    new_people: NewOption = None, tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0,
-    out_: OutOption = None, backend: BackendOption = "auto", threads: ThreadsOption = None, json_: JsonOption = False,
+    cohort: CohortOption = None, dropout: DropoutOption = 0.0, protocol: ProtocolOption = "clean",
+    split: SplitOption = "leave-one-out", new_people: NewOption = None, tolerance: ToleranceOption = None,
+    patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
+    backend: BackendOption = "auto", threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
     from .data.sources import load
@@ -230,8 +187,9 @@ def compare(
             label = "-".join([name, *(f"{k}={v}" for k, v in extra.items())])
             bars.label = f"{label}: "
             settings = make_settings(
-                data=data, task=task, method=name, set=[*(set_ or ()), *(f"{k}={v}" for k, v in extra.items())], rounds=rounds, cohort=cohort, dropout=dropout,
-                protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
+                data=data, task=task, method=name, set=[*(set_ or ()), *(f"{k}={v}" for k, v in extra.items())],
+                rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split, new_people=new_people,
+                tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
             )  # fmt: skip
             results.append(start(settings, loaded, path / label.replace("/", "-"), bars))
     report_path = write_report(results, path, data=shape(loaded))
@@ -242,7 +200,9 @@ def compare(
         show(results, report_path)
 
 
-def wanted_runs(methods: str | None, method: str | None, sweep: str | None, known: list[str]) -> list[tuple[str, dict[str, str]]]:
+def wanted_runs(
+    methods: str | None, method: str | None, sweep: str | None, known: list[str]
+) -> list[tuple[str, dict[str, str]]]:
     """(method, settings of its own) of every run of a comparison."""
     if sweep:
         key, equals, values = sweep.partition("=")
@@ -250,7 +210,9 @@ def wanted_runs(methods: str | None, method: str | None, sweep: str | None, know
             raise SettingError("A sweep needs one method and values: --method fedals --sweep lam=0.003,0.01,0.03.")
         return [(method, {key: value}) for value in values.split(",") if value]
     if method or not methods:
-        raise SettingError("Say what to compare: --methods popularity,fedavg,fedals, or --methods all, or --method NAME --sweep key=v1,v2.")
+        raise SettingError(
+            "Say what to compare: --methods popularity,fedals, or --methods all, or --method NAME --sweep k=8,32."
+        )
     names = known if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
     return [(name, {}) for name in dict.fromkeys(names)]
 
@@ -276,7 +238,10 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
 
 
 @app.command()
-def report(path: Annotated[Path, typer.Argument(help="A run folder, or the folder of a comparison.")], json_: JsonOption = False) -> None:
+def report(
+    path: Annotated[Path, typer.Argument(help="A run folder, or the folder of a comparison.")],
+    json_: JsonOption = False,
+) -> None:
     """Write the HTML report of a finished run or comparison again, and show its table."""
     from .data.sources import load
     from .report import write_report
@@ -296,9 +261,9 @@ def report(path: Annotated[Path, typer.Argument(help="A run folder, or the folde
 @app.command()
 def recommend(
     path: Annotated[Path, typer.Argument(help="A run folder.")],
-    likes: Annotated[list[str] | None, typer.Option("--likes", help="A title or item that a new person likes; repeatable.")] = None,
+    likes: Annotated[list[str] | None, typer.Option("--likes", help="A title that somebody new likes.")] = None,
     person: Annotated[str | None, typer.Option("--person", help="Somebody of the data, by name.")] = None,
-    from_: Annotated[Path | None, typer.Option("--from", help="A CSV of a new person's own: title or item, optionally rating, timestamp.")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", help="Somebody new's CSV: title, rating, timestamp.")] = None,
     n: Annotated[int, typer.Option("-n", "--n", help="How many.")] = 10, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """The best items for somebody: of the data, or new, from what they like. Computed here; nothing is sent."""
@@ -317,69 +282,11 @@ def recommend(
     out.print(table)
 
 
-@data_app.command("list")
-def data_list(json_: JsonOption = False) -> None:
-    """Data sets that have a name."""
-    from rich.table import Table
-
-    from .data.sources import SOURCES
-
-    if json_:
-        emit([{"name": s.name, "about": s.about, "people": s.people, "items": s.items, "interactions": s.interactions, "terms": s.terms} for s in SOURCES.values()])
-        return
-    table = Table("name", "people", "items", "interactions", "what")
-    for s in SOURCES.values():
-        table.add_row(s.name, f"{s.people:,}", f"{s.items:,}", f"{s.interactions:,}", s.about)
-    out.print(table)
-
-
-@data_app.command("fetch")
-def data_fetch(name: Annotated[str, typer.Argument(help="A name of `tacit data list`.")]) -> None:
-    """Fetch a data set into the cache, and check it."""
-    from .data.archives import default_cache
-    from .data.sources import load
-
-    loaded = load(name, cache=cache(), say=say)
-    out.print(f"{loaded.name} is ready. The cache is {cache() or default_cache()}.", markup=False, soft_wrap=True)
-
-
-@data_app.command("import")
-def data_import(
-    source: Annotated[Path, typer.Argument(help="A CSV, TSV or Parquet with columns user, item and optionally rating, timestamp, title.")],
-    target: Annotated[Path, typer.Argument(help="The file to write: .parquet, .csv or .csv.gz.")],
-) -> None:
-    """Check a file of one's own, and write it in the form that tacit reads fastest."""
-    from .data.importing import read_interactions, save
-
-    loaded = read_interactions(source)
-    save(loaded, target)
-    describe(loaded, False)
-    out.print(f"Written to {target}. Use it: tacit run --data {target}", markup=False, soft_wrap=True)
-
-
-@data_app.command("describe")
-def data_describe(name: Annotated[str, typer.Argument(help="A name or a path.")], seed: SeedOption = 0, json_: JsonOption = False) -> None:
-    """How many people, items and interactions; how active, how popular, with or without time and ratings."""
-    from .data.sources import load
-
-    describe(load(name, seed=seed, cache=cache(), say=say), json_)
-
-
-def describe(loaded: Any, json_: bool) -> None:
-    from .data.describe import facts
-
-    found = facts(loaded)
-    if json_:
-        emit(found)
-        return
-    for key, value in found.items():
-        out.print(f"{key:24} {value:,}" if isinstance(value, int) else f"{key:24} {value}", markup=False)
-
-
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller worlds: a minute instead of several.")] = False,
-    seed: SeedOption = 0, json_: JsonOption = False,
+    seed: SeedOption = 0,
+    json_: JsonOption = False,
 ) -> None:
     """CPU time of one round for all people: loop against vmap against kernel, and how it grows with interactions."""
     from .bench import measure, table
@@ -395,7 +302,11 @@ def version(show_it: bool) -> None:
 
 
 @app.callback()
-def top(version_: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False) -> None:
+def top(
+    version_: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -425,7 +336,10 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 (the last door)
         if os.environ.get("TACIT_DEBUG"):
             traceback.print_exc()
-        fail(f"This is a bug in tacit: {type(error).__name__}: {error}. Set TACIT_DEBUG=1 to see where, and please report it.", 1)
+        fail(
+            f"This is a bug in tacit: {type(error).__name__}: {error}. Please report it; TACIT_DEBUG=1 shows where.",
+            1,
+        )
 
 
 def usage(error: click.ClickException) -> str:

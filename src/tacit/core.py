@@ -45,7 +45,9 @@ class Upload:
     weight: Tensor  # []
 
     def __add__(self, other: Upload) -> Upload:
-        return Upload({name: value + other.total[name] for name, value in self.total.items()}, self.weight + other.weight)
+        return Upload(
+            {name: value + other.total[name] for name, value in self.total.items()}, self.weight + other.weight
+        )
 
     def mean(self) -> Params:
         """The weighted mean change; nobody's upload is no change."""
@@ -91,7 +93,9 @@ class Method:
     personalize: Callable[[Params, Params, Examples], Params] = merge
     examples: Literal["samples", "history"] = "samples"  # shuffled with drawn negatives, or the bare history in order
     rows: tuple[str, ...] = ()  # names, in shared, private or upload, whose first axis is the catalogue
-    kernel: Callable[..., tuple[Upload, dict[str, int]]] | None = None  # the client for a whole cohort; see engine.backends
+    kernel: Callable[..., tuple[Upload, dict[str, int]]] | None = (
+        None  # the client for a whole cohort; see engine.backends
+    )
     pooled: bool = False  # a bound that sees everybody's data in one place
 
     def but(self, **changes: Any) -> Method:

@@ -74,7 +74,9 @@ def make_task(settings: Settings, data: Data) -> Task:
         if settings.protocol == "published":
             raise SettingError("The published protocol is about ranking. Leave --protocol out for ratings.")
         return ratings(data, new_people=share, seed=settings.seed)
-    return ranking(data, protocol_name=settings.protocol, split_name=settings.split, new_people=share, seed=settings.seed)
+    return ranking(
+        data, protocol_name=settings.protocol, split_name=settings.split, new_people=share, seed=settings.seed
+    )
 
 
 def execute(
@@ -86,6 +88,7 @@ def execute(
     task = task or make_task(settings, data)
     made = plan(settings, task.facts)
     settled = time.perf_counter()
+
     def new() -> State:
         return begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
 
@@ -93,10 +96,12 @@ def execute(
     progress = progress or Progress(phase="search" if task.validate else "final")
     if progress.phase == "search":
         train(made, task, settings, folder, watch, progress, state)
-        state = _enter(folder, progress, "final")
+        state = None
+        _enter(folder, progress, "final")
     if progress.phase == "final":
         folder.save_final(train(made, task, settings, folder, watch, progress, state))
-        state = _enter(folder, progress, "fold-0")
+        state = None
+        _enter(folder, progress, "fold-0")
     if settings.folds:
         _folds(made, task, settings, folder, watch, progress, state)
     result = _judge(made, task, settings, progress, folder.final(new()), settled - begun)
@@ -111,8 +116,8 @@ def _enter(folder: RunFolder, progress: Progress, phase: str) -> None:
 
 
 def train(
-    made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress, state: State | None,
-    without: np.ndarray | None = None,
+    made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress,
+    state: State | None, without: np.ndarray | None = None,
 ) -> State:  # fmt: skip
     """One phase, from its checkpoint or from the start, to its last round."""
     searching = progress.phase == "search"
@@ -147,9 +152,8 @@ def train(
             cost = saved - at
     progress.train_seconds += time.perf_counter() - began
     if searching:
-        scores = _scores(progress.curve, task)
-        taken = [n for n, score in enumerate(scores) if score is not None and np.isfinite(score)]
-        progress.best_round = 1 + max(taken, key=lambda n: scores[n]) if taken else state.round
+        taken = [(score, -n) for n, score in enumerate(_scores(progress.curve, task), 1) if score is not None]
+        progress.best_round = -max(taken)[1] if taken else state.round  # of equally good rounds the first
     if searching or not progress.stopped:
         progress.stopped = reason
     return state
@@ -174,15 +178,20 @@ def _scores(curve: list[dict[str, Any]], task: Task) -> list[float | None]:
     return [sign * point["valid"][name] if point["valid"] else None for point in curve]
 
 
-def _folds(made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress, state: State | None) -> None:
+def _folds(
+    made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress, state: State | None
+) -> None:
     """Everybody is new once: trained without a tenth of the people, who are then judged from their own history."""
     fold = splits.folds(task.people, FOLDS, settings.seed)
     for number in range(len(progress.folds), FOLDS):
         out = np.flatnonzero(fold == number)
         state = train(made, task, settings, folder, watch, progress, state, without=out)
-        judged = task.judge(made.method, made.model, state, made.sampling, np.intersect1d(out, task.everybody), passes(state))
+        judged = task.judge(
+            made.method, made.model, state, made.sampling, np.intersect1d(out, task.everybody), passes(state)
+        )
         progress.folds.append(judged.raw)
-        state = _enter(folder, progress, f"fold-{number + 1}")
+        state = None
+        _enter(folder, progress, f"fold-{number + 1}")
 
 
 def passes(state: State) -> int:
@@ -190,7 +199,9 @@ def passes(state: State) -> int:
     return max(1, min(state.round, 50))
 
 
-def _judge(made: Plan, task: Task, settings: Settings, progress: Progress, state: State, setup: float) -> dict[str, Any]:
+def _judge(
+    made: Plan, task: Task, settings: Settings, progress: Progress, state: State, setup: float
+) -> dict[str, Any]:
     began = time.perf_counter()
     seen = task.judge(made.method, made.model, state, made.sampling, task.seen, None)
     new: Judged | None = None
@@ -198,13 +209,15 @@ def _judge(made: Plan, task: Task, settings: Settings, progress: Progress, state
         new = Judged.joined(progress.folds)
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
-    uploads = progress.traffic["uploads"]
+    uploads, extra = progress.traffic["uploads"], task.extra(state)
     result: dict[str, Any] = {
-        "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown, "protocol": settings.protocol,
-        "seed": settings.seed, "rounds": state.round, "people": task.people, "items": task.facts.items, "interactions": task.interactions,
-        "seen": seen.values, "new": new.values if new else None,
+        "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
+        "protocol": settings.protocol, "seed": settings.seed, "rounds": state.round,
+        "people": task.people, "items": task.facts.items, "interactions": task.interactions,
+        "seen": seen.values | extra.get("seen", {}), "new": new.values if new else None,
         "intervals": {"seen": seen.intervals, "new": new.intervals if new else None},
-        "best_round": progress.best_round or state.round, "stopped": {"round": len(progress.curve), "reason": progress.stopped},
+        "best_round": progress.best_round or state.round,
+        "stopped": {"round": len(progress.curve), "reason": progress.stopped},
         "leak": task.leak(),
         "traffic": {
             "up_bytes": progress.traffic["up_bytes"], "down_bytes": progress.traffic["down_bytes"],
@@ -213,7 +226,8 @@ def _judge(made: Plan, task: Task, settings: Settings, progress: Progress, state
         "privacy": None,
         "seconds": {"setup": round(setup, 3), "train": round(progress.train_seconds, 3), "evaluate": 0.0},
         "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected, "notes": [*task.notes, *made.notes],
-        "run": "", "scale": list(task.facts.scale), "curve": progress.curve, **task.extra(state),
+        "run": "", "scale": list(task.facts.scale), "curve": progress.curve,
+        **{name: value for name, value in extra.items() if name != "seen"},
     }  # fmt: skip
     result["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
     return result
@@ -221,7 +235,7 @@ def _judge(made: Plan, task: Task, settings: Settings, progress: Progress, state
 
 def threads(number: int | None) -> None:
     if number is not None:
-        most = numba.config.NUMBA_NUM_THREADS
+        most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
         if not 1 <= number <= most:
             raise SettingError(f"--threads {number} was asked for; this machine allows 1 to {most}.")
         torch.set_num_threads(number)

@@ -24,7 +24,9 @@ class Federation:
     examples: Callable[[People, int], Ragged]
     catalogue: int = 0  # items, where inputs are items
 
-    def cohort(self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0) -> tuple[People, People]:
+    def cohort(
+        self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0
+    ) -> tuple[People, People]:
         """(asked, answering) in a round: a number or a share of the members, and those of them who did not drop out."""
         asked = self.members
         if size is not None:

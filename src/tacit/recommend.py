@@ -57,7 +57,13 @@ def find_item(text: str, items: dict[str, Any]) -> int:
 
 
 def recommend(
-    path: Path, *, likes: list[str], person: str | None = None, file: Path | None = None, n: int = 10, cache: Path | None = None
+    path: Path,
+    *,
+    likes: list[str],
+    person: str | None = None,
+    file: Path | None = None,
+    n: int = 10,
+    cache: Path | None = None,
 ) -> dict[str, Any]:
     """{"items": [{"item", "title", "score"}], "from": ...}: the n best items that the person does not have yet."""
     folder = RunFolder.open(path)
@@ -84,7 +90,9 @@ def recommend(
     return _answer(made, shared, store, numbers, held, history, items, n)
 
 
-def _for_member(folder: RunFolder, settings: Settings, items: dict[str, Any], person: str, n: int, cache: Path | None) -> dict[str, Any]:
+def _for_member(
+    folder: RunFolder, settings: Settings, items: dict[str, Any], person: str, n: int, cache: Path | None
+) -> dict[str, Any]:
     """For somebody of the data, with all of their history and what is private to them."""
     data = load(settings.data, seed=settings.seed, cache=cache)
     folder.same_data(data)
@@ -92,11 +100,15 @@ def _for_member(folder: RunFolder, settings: Settings, items: dict[str, Any], pe
     assert isinstance(whole, Interactions)
     known, task = _person(person, whole), make_task(settings, data)
     made = plan(settings, task.facts)
-    state = folder.final(begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed))
+    state = folder.final(
+        begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
+    )
     history = whole.histories(settings.seed).take(np.array([known]))
     home = _home(history, made, task.facts, settings.seed)
     trained = known not in task.newcomers and not made.method.pooled
-    store, numbers, held = serve(made.method, state.shared, state.private, home, np.zeros(1, np.int64), None if trained else passes(state))
+    store, numbers, held = serve(
+        made.method, state.shared, state.private, home, np.zeros(1, np.int64), None if trained else passes(state)
+    )
     return _answer(made, state.shared, store, np.array([known]) if trained else numbers, held, history, items, n)
 
 
@@ -105,17 +117,32 @@ def _home(history: Histories, made: Plan, facts: Facts, seed: int) -> Federation
     values = np.ones(len(history), np.float32) if facts.kind == "ranking" else history.values
     return of_histories(
         replace(history, values=values), facts.items, examples=made.method.examples,
-        negatives=made.sampling.negatives if facts.kind == "ranking" else 0, batch=made.sampling.batch, seed=seed, stream=SERVE,
+        negatives=made.sampling.negatives if facts.kind == "ranking" else 0, batch=made.sampling.batch,
+        seed=seed, stream=SERVE,
     )  # fmt: skip
 
 
-def _answer(made: Plan, shared: Params, store: Store, numbers: np.ndarray, held: Ragged, history: Histories, items: dict[str, Any], n: int) -> dict[str, Any]:
+def _answer(
+    made: Plan,
+    shared: Params,
+    store: Store,
+    numbers: np.ndarray,
+    held: Ragged,
+    history: Histories,
+    items: dict[str, Any],
+    n: int,
+) -> dict[str, Any]:
     left = len(set(items["titles"]) - {items["titles"][i] for i in history.items})
     if not 1 <= n <= left:
-        raise SettingError(f"{n} recommendations were asked for; {left:,} items are left to recommend. Give -n 1 to -n {left}.")
+        raise SettingError(
+            f"{n} recommendations were asked for; {left:,} items are left to recommend. Give -n 1 to -n {left}."
+        )
     catalogue = torch.arange(len(items["names"]))
     ((_, scores),) = personal_scores(made.method, made.model, shared, store, numbers, held, catalogue)
-    return {"items": _best(scores[0].double().numpy(), history, items, n), "from": [items["titles"][i] for i in history.items]}
+    return {
+        "items": _best(scores[0].double().numpy(), history, items, n),
+        "from": [items["titles"][i] for i in history.items],
+    }
 
 
 def _best(scores: np.ndarray, history: Histories, items: dict[str, Any], n: int) -> list[dict[str, Any]]:
@@ -135,7 +162,9 @@ def _best(scores: np.ndarray, history: Histories, items: dict[str, Any], n: int)
 def _person(name: str, data: Interactions) -> int:
     if name not in data.people:
         close = difflib.get_close_matches(name, data.people, n=1)
-        hint = f' Did you mean "{close[0]}"?' if close else f' Names run from "{data.people[0]}" to "{data.people[-1]}".'
+        hint = (
+            f' Did you mean "{close[0]}"?' if close else f' Names run from "{data.people[0]}" to "{data.people[-1]}".'
+        )
         raise DataError(f'"{name}" is nobody in {data.name}.{hint}')
     return data.people.index(name)
 

@@ -1,10 +1,10 @@
 """The run folder: all that a run leaves, and all that is needed to go on with it.
 
-    settings.json         what was asked for, by which version, on which data (a hash)
-    state.safetensors     the last checkpoint: phase, parameters, private parameters, curve
-    final.safetensors     the trained state           model.safetensors   its shared part alone
-    items.json            the catalogue: names, titles, genres, counts
-    result.json           what `--json` printed        report.html, plots/
+settings.json         what was asked for, by which version, on which data (a hash)
+state.safetensors     the last checkpoint: phase, parameters, private parameters, curve
+final.safetensors     the trained state           model.safetensors   its shared part alone
+items.json            the catalogue: names, titles, genres, counts
+result.json           what `--json` printed        report.html, plots/
 """
 
 from __future__ import annotations
@@ -38,16 +38,25 @@ class RunFolder:
     path: Path
 
     @staticmethod
-    def create(path: Path, settings: dict[str, Any], data: Interactions | BroughtSplit | Supervised, version: str) -> RunFolder:
+    def create(
+        path: Path, settings: dict[str, Any], data: Interactions | BroughtSplit | Supervised, version: str
+    ) -> RunFolder:
         folder = RunFolder(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out.") from error
+            raise RunError(
+                f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out."
+            ) from error
         if (path / "settings.json").exists():
-            raise RunError(f"{path} holds a run already. Go on with it by `tacit resume {path}`, or choose another --out.")
+            raise RunError(
+                f"{path} holds a run already. Go on with it by `tacit resume {path}`, or choose another --out."
+            )
         folder.write("items.json", catalogue(data))
-        folder.write("settings.json", {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data)})
+        folder.write(
+            "settings.json",
+            {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data)},
+        )
         return folder
 
     @staticmethod
@@ -58,8 +67,8 @@ class RunFolder:
         found = folder.read("settings.json")
         if found.get("format") != FORMAT:
             raise RunError(
-                f"{path} was written in format {found.get('format')!r} by tacit {found.get('version')}; this tacit reads "
-                f"{FORMAT!r}. Use that version, or run again."
+                f"{path} was written in format {found.get('format')!r} by tacit {found.get('version')}; "
+                f"this tacit reads {FORMAT!r}. Use that version, or run again."
             )
         return folder
 
@@ -70,9 +79,13 @@ class RunFolder:
         try:
             return json.loads((self.path / name).read_text())
         except FileNotFoundError:
-            raise RunError(f"{self.path} has no {name}. The run may not have finished: `tacit resume {self.path}`.") from None
+            raise RunError(
+                f"{self.path} has no {name}. The run may not have finished: `tacit resume {self.path}`."
+            ) from None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read ({error}). Restore it from a copy, or run again.") from error
+            raise RunError(
+                f"{self.path / name} cannot be read ({error}). Restore it from a copy, or run again."
+            ) from error
 
     @property
     def finished(self) -> bool:
@@ -81,7 +94,10 @@ class RunFolder:
     def same_data(self, data: Interactions | BroughtSplit | Supervised) -> None:
         """Refuse to go on with other data than the run began with."""
         if self.read("settings.json")["data_hash"] != fingerprint(data):
-            raise RunError(f"The data have changed since {self.path} was begun; a resumed run would mix the two. Restore the data, or run again.")
+            raise RunError(
+                f"The data have changed since {self.path} was begun; a resumed run would mix the two. "
+                "Restore the data, or run again."
+            )
 
     def save(self, state: State | None, progress: Progress) -> None:
         about = {"progress": asdict(progress)}
@@ -121,7 +137,12 @@ def catalogue(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
         return {"names": [], "titles": [], "genres": [], "counts": []}
     whole = data.train if isinstance(data, BroughtSplit) else data
     counts = np.bincount(whole.item, minlength=len(whole.items))
-    return {"names": list(whole.items), "titles": list(whole.titles), "genres": list(whole.genres), "counts": counts.tolist()}
+    return {
+        "names": list(whole.items),
+        "titles": list(whole.titles),
+        "genres": list(whole.genres),
+        "counts": counts.tolist(),
+    }
 
 
 def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:
@@ -130,7 +151,11 @@ def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:
     if isinstance(data, Supervised):
         parts: list[Any] = [*data.features, *data.targets]
     else:
-        tables = [data] if isinstance(data, Interactions) else [t for t in (data.train, data.valid, data.test) if t is not None]
+        tables = (
+            [data]
+            if isinstance(data, Interactions)
+            else [t for t in (data.train, data.valid, data.test) if t is not None]
+        )
         parts = [column for t in tables for column in (t.person, t.item, t.value, t.time)]
     for part in parts:
         digest.update(b"-" if part is None else np.ascontiguousarray(part).tobytes())
@@ -139,7 +164,7 @@ def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:
 
 def next_folder(base: Path, stem: str) -> Path:
     """base/stem-N for the first N that is free."""
-    taken = {name for name in os.listdir(base)} if base.is_dir() else set()
+    taken = set(os.listdir(base)) if base.is_dir() else set()
     number = 1
     while f"{stem}-{number}" in taken:
         number += 1

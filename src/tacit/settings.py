@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from .core import Method, Model, step_by_mean
 from .errors import SettingError, did_you_mean
-from .methods import SERVER, build, coerce, find_method, server_step, settings_of
+from .methods import SERVER, build, coerce, find_method, settings_of
+from .methods.servers import server_step
 from .models import factorization, linear
 from .tasks import Facts, Sampling
 
@@ -116,9 +117,15 @@ def plan(settings: Settings, task: Facts) -> Plan:
         if name in settings.set:
             raise SettingError(f"{name} would change nothing here: {why}. Leave it out.")
         values.pop(name, None)
-    built = build(settings.method, make_model(task, values), {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER})
+    built = build(
+        settings.method,
+        make_model(task, values),
+        {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER},
+    )
     if built.pooled and settings.cohort is not None:
-        raise SettingError(f"--cohort has no meaning for {settings.method}, which holds everybody's data. Leave it out.")
+        raise SettingError(
+            f"--cohort has no meaning for {settings.method}, which holds everybody's data. Leave it out."
+        )
     rounds = settings.rounds if settings.rounds is not None else chosen["rounds"]
     if rounds < 1:
         raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
@@ -149,7 +156,9 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
         dead |= dict.fromkeys(unread, f"centralised does not read it for {task.kind}")
     if method == "fedrecon":
         exact = values.get("solver") == "exact"
-        dead |= dict.fromkeys(("recon_lr", "recon_passes") if exact else ("lam",), f"solver={values.get('solver')} does not read it")
+        dead |= dict.fromkeys(
+            ("recon_lr", "recon_passes") if exact else ("lam",), f"solver={values.get('solver')} does not read it"
+        )
     if "momentum" in values and values.get("server", "sgd") != "sgd":
         dead["momentum"] = f"server={values['server']} has its own"
     if "tau" in values and values.get("server", "sgd") == "sgd":
@@ -176,7 +185,7 @@ def _homes(method: Callable[..., Method], task: Facts) -> dict[str, tuple[Callab
         homes |= {n: (sampling, p) for n, p in settings_of(sampling).items() if task.kind == "ranking" or n == "batch"}
     homes |= {n: (method, p) for n, p in settings_of(method).items()}
     if trial.server is step_by_mean and not trial.pooled:
-        homes |= {name: (server_step, None) for name in SERVER}
+        homes |= dict.fromkeys(SERVER, (server_step, None))
     return homes
 
 
@@ -194,8 +203,24 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
     """Values that no method could use."""
     k = values.get("k", 1)
     if task.items and not 1 <= k <= task.items:
-        raise SettingError(f"k={k} was asked for; the data have {task.items:,} items, so 1 to {task.items:,} factors are possible.")
-    for name, low in (("lr", 0), ("recon_lr", 0), ("server_lr", 0), ("private_lr", 0), ("lam", 0), ("mu", 0), ("alpha0", 0), ("negatives", 0), ("batch", 0), ("passes", 1), ("recon_passes", 1), ("private_passes", 1), ("spread", 0)):
+        raise SettingError(
+            f"k={k} was asked for; the data have {task.items:,} items, so 1 to {task.items:,} factors are possible."
+        )
+    for name, low in (
+        ("lr", 0),
+        ("recon_lr", 0),
+        ("server_lr", 0),
+        ("private_lr", 0),
+        ("lam", 0),
+        ("mu", 0),
+        ("alpha0", 0),
+        ("negatives", 0),
+        ("batch", 0),
+        ("passes", 1),
+        ("recon_passes", 1),
+        ("private_passes", 1),
+        ("spread", 0),
+    ):
         if name in values and values[name] < low:
             raise SettingError(f"{name}={values[name]} was got; at least {low} is expected.")
     for name in ("recency", "floor", "support", "momentum"):

@@ -27,6 +27,7 @@ from .engine.run import State
 from .engine.store import Store
 from .errors import DataError
 from .evaluation import protocol
+from .evaluation.metrics import ranking_metrics, rating_metrics
 from .evaluation.protocol import Judged
 from .federation import Federation, of_arrays, of_histories, pooled
 
@@ -78,8 +79,8 @@ def serve(
 ) -> tuple[Store, People, Any]:
     """(private parameters, their numbers, examples) with which these people are personalised.
 
-    Newcomers (`passes` given) start as everybody did: the device runs the client's own code on its own examples `passes`
-    times, keeps what is private and sends nothing. Methods without private parameters need none of that.
+    Newcomers (`passes` given) start as everybody did: the device runs the client's own code on its own examples
+    `passes` times, keeps what is private and sends nothing. Methods without private parameters need none of that.
     """
     held = base.examples(people, 0)
     if passes is None:
@@ -97,13 +98,15 @@ def ranking(
     """Which item next? Histories count as taken or not; values are not used."""
     split, timed, about = _ranking_split(data, protocol_name, split_name, seed)
     catalogue, published = len(about.items), protocol_name == "published"
-    split = replace(split, **{n: _flat(getattr(split, n)) for n in ("train", "valid", "test")})
+    split = replace(split, train=_flat(split.train), valid=_flat(split.valid), test=_flat(split.test))
     both = split.train if published else split.train.then(split.valid)
     forbidden = split.valid.then(split.test) if published else None
     newcomers = np.flatnonzero(splits.held_out_people(split.train.people, new_people, seed))
     judged = np.flatnonzero(split.test.lengths)
     if not len(judged):
-        raise DataError(f"Nobody in {about.name} has two interactions or more, so nothing can be held out. Bring longer histories.")
+        raise DataError(
+            f"Nobody in {about.name} has two interactions or more, so nothing can be held out. Bring longer histories."
+        )
 
     def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
         members = np.setdiff1d(np.arange(split.train.people), newcomers if without is None else without)
@@ -124,14 +127,18 @@ def ranking(
     choosers = np.setdiff1d(np.flatnonzero(chooses.lengths), newcomers)[:VALIDATED]
 
     def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
-        store, numbers, held = serve(method, state.shared, state.private, at_home(split.train, method, sampling), choosers, None)
+        store, numbers, held = serve(
+            method, state.shared, state.private, at_home(split.train, method, sampling), choosers, None
+        )
         negatives = split.test_negatives if published else split.valid_negatives
         ranked = protocol.rank_sampled(
             method, model, state.shared, store, numbers, held, chooses.take(choosers), negatives.take(choosers)
         )
-        return {k: float(v.mean()) for k, v in protocol.ranking_metrics(*ranked).items()}
+        return {k: float(v.mean()) for k, v in ranking_metrics(*ranked).items()}
 
-    def judge(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None) -> Judged:
+    def judge(
+        method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None
+    ) -> Judged:
         home = at_home(both, method, sampling)
         store, numbers, held = serve(method, state.shared, state.private, home, people, passes)
         common = (method, model, state.shared, store, numbers, held)
@@ -203,19 +210,44 @@ def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) 
         left_out = newcomers if without is None else without
         members = np.setdiff1d(everyone, np.union1d(left_out, choosers) if phase == "search" else left_out)
         made = of_histories(
-            train, len(whole.items), examples=method.examples, negatives=0, batch=sampling.batch, seed=seed, members=members
+            train,
+            len(whole.items),
+            examples=method.examples,
+            negatives=0,
+            batch=sampling.batch,
+            seed=seed,
+            members=members,
         )
         return pooled(made) if method.pooled else made
 
-    def errors(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None, brings: Histories, asks: Histories):  # type: ignore[no-untyped-def]
-        home = of_histories(brings, len(whole.items), examples=method.examples, negatives=0, batch=sampling.batch, seed=seed, stream=SERVE)
+    def errors(
+        method: Method,
+        model: Model,
+        state: State,
+        sampling: Sampling,
+        people: People,
+        passes: int | None,
+        brings: Histories,
+        asks: Histories,
+    ):
+        home = of_histories(
+            brings,
+            len(whole.items),
+            examples=method.examples,
+            negatives=0,
+            batch=sampling.batch,
+            seed=seed,
+            stream=SERVE,
+        )
         store, numbers, held = serve(method, state.shared, state.private, home, people, passes)
         return protocol.rating_errors(method, model, state.shared, store, numbers, held, asks.take(people), scale)
 
     def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
-        return protocol.rating_metrics(errors(method, model, state, sampling, choosers, min(state.round, 20), half, other)[0])
+        return rating_metrics(errors(method, model, state, sampling, choosers, min(state.round, 20), half, other)[0])
 
-    def judge(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None) -> Judged:
+    def judge(
+        method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None
+    ) -> Judged:
         brings, asks = (train, asked) if passes is None else (support, query)
         people = people[(asks.lengths[people] > 0) & (brings.lengths[people] > 0)]
         return protocol.judge_ratings(*errors(method, model, state, sampling, people, passes, brings, asks))
@@ -223,20 +255,26 @@ def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) 
     total = len(train) + len(asked)
     judged = np.flatnonzero((query.lengths > 0) & (support.lengths > 0))
     if not len(judged):
-        raise DataError(f"Nobody in {whole.name} has two ratings or more, so nothing can be held out. Bring more ratings.")
+        raise DataError(
+            f"Nobody in {whole.name} has two ratings or more, so nothing can be held out. Bring more ratings."
+        )
     return Task(
-        Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, whole.notes, federation,
-        validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged), lambda: None, ("rmse", -1),
+        Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, whole.notes,
+        federation, validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged),
+        lambda: None, ("rmse", -1),
     )  # fmt: skip
 
 
 def regression(data: Supervised) -> Task:
     """Numbers from features; every client is judged on its own test rows."""
+
     def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
         made = of_arrays(data.features, data.targets, batch=sampling.batch)
         return pooled(made) if method.pooled else made
 
-    def judge(method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None) -> Judged:
+    def judge(
+        method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None
+    ) -> Judged:
         errors, owners = [], []
         home = of_arrays(data.features, data.targets)
         for person in people:
@@ -246,14 +284,14 @@ def regression(data: Supervised) -> Task:
             guess = model.score(params, torch.from_numpy(data.test_features[person])).detach().numpy()
             errors.append(guess.astype(float) - data.test_targets[person])
             owners.append(np.full(len(guess), person))
-        return protocol.judge_ratings(np.concatenate(errors), np.concatenate(owners))
+        return protocol.judge_ratings(np.concatenate(errors), np.concatenate(owners), stars=False)
 
     def extra(state: State) -> dict[str, Any]:
         if data.truth is None or "weight" not in state.shared:
             return {}
         found = state.shared["weight"].double().numpy()
         weights = {"weights": found.round(6).tolist(), "true_weights": np.asarray(data.truth, float).round(6).tolist()}
-        return weights | {"weights_error": float(np.abs(found - data.truth).max())}
+        return weights | {"seen": {"weights_error": float(np.abs(found - data.truth).max())}}
 
     rows = sum(len(t) for t in (*data.targets, *data.test_targets))
     everyone = np.arange(len(data.targets))

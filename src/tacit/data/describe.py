@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 
 from .importing import BroughtSplit
-from .interactions import Interactions
+from .interactions import Floats, Interactions
 from .supervised import Supervised
 
 
 def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
     if isinstance(data, Supervised):
         sizes = [len(t) for t in data.targets]
-        return {"name": data.name, "task": data.task, "clients": len(sizes), "features": int(data.features[0].shape[1]), "examples": sum(sizes)}
+        return {
+            "name": data.name,
+            "task": data.task,
+            "clients": len(sizes),
+            "features": int(data.features[0].shape[1]),
+            "examples": sum(sizes),
+        }
     whole = data.train if isinstance(data, BroughtSplit) else data
     activity = np.bincount(whole.person, minlength=len(whole.people))
     popularity = np.sort(np.bincount(whole.item, minlength=len(whole.items)))[::-1]
@@ -22,12 +28,21 @@ def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": data.name, "people": len(whole.people), "items": len(whole.items), "interactions": len(whole),
         "density_percent": round(100 * len(whole) / max(len(whole.people) * len(whole.items), 1), 3),
-        "median_per_person": float(np.median(activity)), "least_per_person": int(activity.min()), "most_per_person": int(activity.max()),
+        "median_per_person": float(np.median(activity)),
+        "least_per_person": int(activity.min()), "most_per_person": int(activity.max()),
         "top_tenth_of_items_percent": round(100 * float(tenth), 1),
-        "ratings": "none" if whole.value is None else f"{whole.value.min():g} to {whole.value.max():g}, mean {whole.value.mean():.3f}",
+        "ratings": _span(whole.value) if whole.value is not None else "none",
         "time": "none" if whole.time is None else f"{whole.time.min():.0f} to {whole.time.max():.0f} (seconds)",
     }  # fmt: skip
     if isinstance(data, BroughtSplit):
-        found |= {"valid": 0 if data.valid is None else len(data.valid), "test": len(data.test), "negatives": 0 if data.negatives is None else len(data.negatives)}
+        found |= {
+            "valid": 0 if data.valid is None else len(data.valid),
+            "test": len(data.test),
+            "negatives": 0 if data.negatives is None else len(data.negatives),
+        }
     notes = data.notes if isinstance(data, BroughtSplit) else whole.notes
     return found | ({"notes": " ".join(notes)} if notes else {})
+
+
+def _span(values: Floats) -> str:
+    return f"{values.min():g} to {values.max():g}, mean {values.mean():.3f}"

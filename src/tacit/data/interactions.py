@@ -130,7 +130,9 @@ def count(n: int, one: str, many: str | None = None) -> str:
 def hash_pairs(a: NDArray[np.integer], b: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
     """A fixed, well-mixed 64-bit number for every pair (splitmix64)."""
     with np.errstate(over="ignore"):
-        x = a.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ b.astype(np.uint64) + np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
+        x = a.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ b.astype(np.uint64) + np.uint64(seed) * np.uint64(
+            0xD1B54A32D192ED03
+        )
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
         return x ^ (x >> np.uint64(31))

@@ -78,7 +78,9 @@ WORKERS = 8  # fixed, so that memory and work do not depend on the number of thr
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _samples(people, out_starts, starts, items, values, forbid_starts, forbid_items, catalogue, negatives, shuffle, key):
+def _samples(
+    people, out_starts, starts, items, values, forbid_starts, forbid_items, catalogue, negatives, shuffle, key
+):
     out_items = np.empty(out_starts[-1], np.int32)
     out_targets = np.empty(out_starts[-1], np.float32)
     for worker in prange(WORKERS):

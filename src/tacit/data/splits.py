@@ -27,7 +27,9 @@ class Split:
     notes: tuple[str, ...] = ()
 
 
-def leave_one_out(histories: Histories, catalogue: int, seed: int, *, shared_negatives: bool = False, timed: bool = True) -> Split:
+def leave_one_out(
+    histories: Histories, catalogue: int, seed: int, *, shared_negatives: bool = False, timed: bool = True
+) -> Split:
     """The newest item of each person is test, the one before it validation. Who has two gives a test item only; who has
     one takes part in training and is not judged."""
     lengths = histories.lengths
@@ -38,28 +40,59 @@ def leave_one_out(histories: Histories, catalogue: int, seed: int, *, shared_neg
     single = int((lengths == 1).sum())
     notes = []
     if single:
-        notes.append(f"{count(single, 'person has', 'people have')} a single interaction: used in training, not judged.")
+        notes.append(
+            f"{count(single, 'person has', 'people have')} a single interaction: used in training, not judged."
+        )
     if not timed:
         notes.append("No time in the data: held-out items are a seeded random choice, and recency is off.")
-    return _with_negatives(histories, histories.where(~test & ~valid), histories.where(valid), histories.where(test), catalogue, seed, shared_negatives, notes)
+    return _with_negatives(
+        histories,
+        histories.where(~test & ~valid),
+        histories.where(valid),
+        histories.where(test),
+        catalogue,
+        seed,
+        shared_negatives,
+        notes,
+    )
 
 
 def temporal(interactions: Interactions, seed: int, shares: tuple[float, float] = (0.8, 0.1)) -> Split:
     """One cut in time for everybody: the first 80 % of all interactions, the next 10 %, the last 10 %."""
     if interactions.time is None:
-        raise DataError(f"{interactions.name} has no time, so it cannot be split by time. Use --split random or leave-one-out.")
+        raise DataError(
+            f"{interactions.name} has no time, so it cannot be split by time. Use --split random or leave-one-out."
+        )
     first, second = np.quantile(interactions.time, [shares[0], sum(shares)])
     histories = interactions.histories(seed)
     times = interactions.time[np.lexsort((interactions.time, interactions.person))]
     train, valid = times <= first, (times > first) & (times <= second)
-    return _with_negatives(histories, histories.where(train), histories.where(valid), histories.where(~train & ~valid), len(interactions.items), seed, False, [])
+    return _with_negatives(
+        histories,
+        histories.where(train),
+        histories.where(valid),
+        histories.where(~train & ~valid),
+        len(interactions.items),
+        seed,
+        False,
+        [],
+    )
 
 
 def random_share(histories: Histories, catalogue: int, seed: int, shares: tuple[float, float] = (0.8, 0.1)) -> Split:
     """A seeded random 80/10/10 of each person's interactions."""
     draw = uniform(np.arange(len(histories)), key_of(seed, SPLIT, 1))
     train, valid = draw < shares[0], (draw >= shares[0]) & (draw < sum(shares))
-    return _with_negatives(histories, histories.where(train), histories.where(valid), histories.where(~train & ~valid), catalogue, seed, False, [])
+    return _with_negatives(
+        histories,
+        histories.where(train),
+        histories.where(valid),
+        histories.where(~train & ~valid),
+        catalogue,
+        seed,
+        False,
+        [],
+    )
 
 
 def brought(data: BroughtSplit, seed: int) -> Split:
@@ -67,7 +100,7 @@ def brought(data: BroughtSplit, seed: int) -> Split:
     train, test = data.train.histories(seed), data.test.histories(seed)
     valid = data.valid.histories(seed) if data.valid is not None else Histories.empty(train.people)
     split = _with_negatives(train.then(valid).then(test), train, valid, test, len(data.train.items), seed, False, [])
-    notes = ("The split was brought by the user and is used as it is.",)
+    notes: tuple[str, ...] = ("The split was brought by the user and is used as it is.",)
     if data.valid is None:
         notes += ("No valid.csv: the last training item of each person chooses the round.",)
         inner = leave_last(train)
@@ -84,14 +117,23 @@ def leave_last(histories: Histories) -> tuple[Histories, Histories]:
 
 
 def _with_negatives(
-    everything: Histories, train: Histories, valid: Histories, test: Histories, catalogue: int, seed: int, shared: bool, notes: list[str]
+    everything: Histories,
+    train: Histories,
+    valid: Histories,
+    test: Histories,
+    catalogue: int,
+    seed: int,
+    shared: bool,
+    notes: list[str],
 ) -> Split:
     """Evaluation negatives: items the person never touched; drawn apart for validation and test unless `shared`."""
     on_test = distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, TEST, 0))
     on_valid = on_test if shared else distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, VALID, 0))
     short = int((on_test.lengths < NEGATIVES).sum())
     if short:
-        notes.append(f"{count(short, 'person has', 'people have')} fewer than {NEGATIVES} untouched items: ranked against all of those.")
+        notes.append(
+            f"{count(short, 'person has', 'people have')} fewer than {NEGATIVES} untouched items: ranked against those."
+        )
     return Split(train, valid, test, on_valid, on_test, tuple(notes))
 
 

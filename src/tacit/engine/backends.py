@@ -87,7 +87,9 @@ def batched(device: Device, method: Method, down: Download, store: Store, people
     refused: Counter[str] = Counter()
     follow = [name for name in down.params if name in method.rows]
     compact = bool(follow or store.rows)
-    catalogue = next((down.params[n].shape[0] for n in follow), 0) or max((store.initial[n].shape[0] for n in store.rows), default=0)
+    catalogue = next((down.params[n].shape[0] for n in follow), 0) or max(
+        (store.initial[n].shape[0] for n in store.rows), default=0
+    )
     for chunk in chunks(examples, _width(method, down, store)):
         held = examples.pad(chunk)
         params, rows = down.params, None
@@ -103,7 +105,9 @@ def batched(device: Device, method: Method, down: Download, store: Store, people
         if good.any():
             total = add_people(total, uploads, good, rows, method.rows, catalogue)
         kept = good.nonzero()[:, 0]
-        store.put(people[chunk][kept.numpy()], {n: v[kept] for n, v in own.items()}, None if rows is None else rows[kept])
+        store.put(
+            people[chunk][kept.numpy()], {n: v[kept] for n, v in own.items()}, None if rows is None else rows[kept]
+        )
     return total, refused
 
 

@@ -37,7 +37,10 @@ def write_atomically(path: Path, blob: bytes) -> None:
             os.close(folder)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise RunError(f"{path} cannot be written ({error.strerror}); what was there before is untouched. Free some space or choose another --out.") from error
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); what was there before is untouched. "
+            "Free some space, or choose another --out."
+        ) from error
 
 
 def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
@@ -66,10 +69,15 @@ def load_state(path: Path, fresh: State) -> tuple[State, dict[str, Any]]:
     """The saved state, checked against a fresh one of the same method and data."""
     parts, about = load_params(path)
     if about.get("format") != FORMAT:
-        raise RunError(f"{path} has format {about.get('format')!r}; this tacit reads {FORMAT!r}. Run again, or use the tacit that wrote it.")
+        raise RunError(
+            f"{path} has format {about.get('format')!r}; this tacit reads {FORMAT!r}. "
+            "Run again, or use the tacit that wrote it."
+        )
     shared = unnest("shared", parts)
     if {n: v.shape for n, v in shared.items()} != {n: v.shape for n, v in fresh.shared.items()}:
-        raise RunError(f"{path} holds other parameters than its settings describe. Restore the folder from a copy, or run again.")
+        raise RunError(
+            f"{path} holds other parameters than its settings describe. Restore the folder from a copy, or run again."
+        )
     fresh.private.unpack(unnest("private", parts))
     return State(shared, unnest("memory", parts), fresh.private, int(about["round"])), about
 

@@ -12,7 +12,11 @@ from numba import njit, prange
 WORKERS = 8
 
 
-FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered to fill vector registers; NaN and infinity keep their meaning
+FAST = {
+    "contract",
+    "reassoc",
+    "nsz",
+}  # sums may be reordered to fill vector registers; NaN and infinity keep their meaning
 BLOCK = 8  # rows added to a Gram matrix at once, so that it is loaded and stored an eighth as often
 
 
@@ -56,7 +60,9 @@ def add_outer(square, rows, scale):
         s0, s1, s2, s3 = scale[0] * r0[i], scale[1] * r1[i], scale[2] * r2[i], scale[3] * r3[i]
         s4, s5, s6, s7 = scale[4] * r4[i], scale[5] * r5[i], scale[6] * r6[i], scale[7] * r7[i]
         for j in range(min(p, (i // 8 + 1) * 8)):
-            out[j] += (s0 * r0[j] + s1 * r1[j] + s2 * r2[j] + s3 * r3[j]) + (s4 * r4[j] + s5 * r5[j] + s6 * r6[j] + s7 * r7[j])
+            out[j] += (s0 * r0[j] + s1 * r1[j] + s2 * r2[j] + s3 * r3[j]) + (
+                s4 * r4[j] + s5 * r5[j] + s6 * r6[j] + s7 * r7[j]
+            )
 
 
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
@@ -119,7 +125,7 @@ def solve_items(outer, vector, strength, gram):
 
 @njit(cache=True, nogil=True)
 def by_item(starts, items, catalogue, good):
-    """The transpose of a ragged array: for every item, who has it and at which entry; people who are not good left out."""
+    """The transpose of a ragged array: for every item, who has it and at which entry; who is not good is left out."""
     counts = np.zeros(catalogue + 1, np.int64)
     for person in range(len(starts) - 1):
         if good[person]:
@@ -218,7 +224,25 @@ def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, 
 
 
 @njit(cache=True, nogil=True, parallel=True, error_model="numpy")
-def reconstruct(starts, items, targets, batch, table, offsets, start, share, bce, exact, lam, recon_lr, recon_passes, lr, passes, k, biased):
+def reconstruct(
+    starts,
+    items,
+    targets,
+    batch,
+    table,
+    offsets,
+    start,
+    share,
+    bce,
+    exact,
+    lam,
+    recon_lr,
+    recon_passes,
+    lr,
+    passes,
+    k,
+    biased,
+):
     """FedRecon's client for a whole cohort: rebuild u on support, then SGD on the item rows over query, u frozen.
 
     table [catalogue, p] features, p = k (+ 1 when biased: a constant 1); offsets [catalogue] = item_bias + mean.
@@ -247,7 +271,24 @@ def reconstruct(starts, items, targets, batch, table, offsets, start, share, bce
             size = n if batch == 0 else batch
             for at in range(n):
                 support[at] = np.floor((at + 1) * share) > np.floor(at * share)
-            fine = _rebuild(own_items, own_targets, support[:n], size, table, offsets, start, a, b, g, u, bce, exact, lam, recon_lr, recon_passes)
+            fine = _rebuild(
+                own_items,
+                own_targets,
+                support[:n],
+                size,
+                table,
+                offsets,
+                start,
+                a,
+                b,
+                g,
+                u,
+                bce,
+                exact,
+                lam,
+                recon_lr,
+                recon_passes,
+            )
             used, query, mean = 0, 0, 0.0
             for at in range(n):
                 if not support[at]:

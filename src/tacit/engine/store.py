@@ -34,7 +34,7 @@ class Store:
         return Store(initial, people, follow, stacked, {name: {} for name in follow})
 
     def gather(self, people: People, rows: Tensor | None = None) -> Params:
-        """These people's parameters, stacked. Catalogue leaves: the given rows [people, r] (-1: padding), or whole tables."""
+        """These people's parameters, stacked. Catalogue leaves: rows [people, r] (-1: padding), or whole tables."""
         index = torch.from_numpy(np.asarray(people, np.int64))
         out = {name: value[index] for name, value in self.stacked.items()}
         for name in self.rows:
@@ -62,7 +62,9 @@ class Store:
             for place, person in enumerate(people.tolist()):
                 new = params[name][place].detach()
                 base = self.initial[name] if rows is None else self.initial[name][rows[place]]
-                moved = (new != base).flatten(1).any(1).nonzero()[:, 0] if new.ndim > 1 else (new != base).nonzero()[:, 0]
+                moved = (
+                    (new != base).flatten(1).any(1).nonzero()[:, 0] if new.ndim > 1 else (new != base).nonzero()[:, 0]
+                )
                 if rows is not None:
                     moved = moved[rows[place][moved] >= 0]
                 self._merge(name, person, moved if rows is None else rows[place][moved], new[moved])
@@ -94,6 +96,10 @@ class Store:
         for name in self.stacked:
             self.stacked[name] = packed[f"stacked/{name}"]
         for name in self.rows:
-            people, lengths, ids, rows = (packed[f"touched/{name}/{part}"] for part in ("people", "lengths", "ids", "rows"))
-            parts = zip(people.tolist(), ids.split(lengths.tolist()), rows.split(lengths.tolist()), strict=True)
+            people, lengths, ids, rows = (
+                packed[f"touched/{name}/{part}"] for part in ("people", "lengths", "ids", "rows")
+            )
+            parts = zip(
+                people.tolist(), torch.split(ids, lengths.tolist()), torch.split(rows, lengths.tolist()), strict=True
+            )
             self.touched[name] = {person: (own_ids.clone(), own_rows.clone()) for person, own_ids, own_rows in parts}

@@ -28,13 +28,18 @@ def ranking_metrics(ranks: NDArray[np.integer], owners: NDArray[np.integer], k: 
     hit = places <= k
 
     def per_person(values: Array) -> Array:
-        return np.bincount(person, weights=values, minlength=len(first))
+        return np.bincount(person, weights=values, minlength=len(first)).astype(np.float64)
 
     hits = per_person(hit.astype(float))
     gain = per_person(np.where(hit, 1 / np.log2(places + 1.0), 0.0))
     ideal = np.cumsum(1 / np.log2(np.arange(2, k + 2)))[np.minimum(counts, k) - 1]
-    reciprocal = np.where(places[first] <= k, 1 / places[first], 0.0) if len(first) else np.zeros(0)
-    return {f"hr@{k}": (hits > 0).astype(float), f"ndcg@{k}": gain / ideal, f"recall@{k}": hits / counts, f"mrr@{k}": reciprocal}
+    reciprocal: Array = np.where(places[first] <= k, 1 / places[first], 0.0) if len(first) else np.zeros(0)
+    return {
+        f"hr@{k}": (hits > 0).astype(float),
+        f"ndcg@{k}": gain / ideal,
+        f"recall@{k}": hits / counts,
+        f"mrr@{k}": reciprocal,
+    }
 
 
 def rating_metrics(errors: Array) -> dict[str, float]:
@@ -51,11 +56,16 @@ def interval(values: Array, *, draws: int = 1000, seed: int = 0) -> list[float]:
     return _bounds(_resample(len(values), draws, seed) @ values / len(values))
 
 
-def rating_intervals(errors: Array, owners: NDArray[np.integer], *, draws: int = 1000, seed: int = 0) -> dict[str, list[float]]:
+def rating_intervals(
+    errors: Array, owners: NDArray[np.integer], *, draws: int = 1000, seed: int = 0
+) -> dict[str, list[float]]:
     """95 % bootstrap intervals over people (not over ratings: a person's errors go together)."""
     _, person = np.unique(owners, return_inverse=True)
     size = np.bincount(person).astype(float)
-    square, close = np.bincount(person, weights=errors**2), np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float))
+    square, close = (
+        np.bincount(person, weights=errors**2),
+        np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float)),
+    )
     weights = _resample(len(size), draws, seed)
     mass = weights @ size
     return {"rmse": _bounds(np.sqrt(weights @ square / mass)), "accuracy": _bounds(weights @ close / mass)}
@@ -64,7 +74,9 @@ def rating_intervals(errors: Array, owners: NDArray[np.integer], *, draws: int =
 def _resample(people: int, draws: int, seed: int) -> Array:
     """How often each person is drawn in each of `draws` resamples, [draws, people]."""
     generator = np.random.default_rng(seed)
-    return np.stack([np.bincount(generator.integers(0, people, people), minlength=people) for _ in range(draws)]).astype(float)
+    return np.stack(
+        [np.bincount(generator.integers(0, people, people), minlength=people) for _ in range(draws)]
+    ).astype(float)
 
 
 def _bounds(sample: Array) -> list[float]:

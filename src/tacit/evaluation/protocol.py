@@ -1,8 +1,8 @@
 """Protocols: `clean` by default, `published` on request, and the detector that tells them apart.
 
 clean      training negatives come from everything outside the person's own training items; the round is chosen on
-           validation, then train + validation is learnt from and test is read once; validation and test have negatives of
-           their own; seen and new people are reported apart.
+           validation, then train + validation is learnt from and test is read once; validation and test have
+           negatives of their own; seen and new people are reported apart.
 published  the papers' rules: held-out items are never drawn as training negatives, validation and test share their
            negatives, and the best round is chosen on TEST. Needed to check parity; it leaks, and says so.
 """
@@ -29,14 +29,14 @@ PROTOCOLS = ("clean", "published")
 @dataclass(frozen=True, eq=False)
 class Judged:
     """Some people's metrics. `raw` is what they are computed from, as plain lists: metrics by person for a ranking
-    ({"sampled": {...}, "full": {...}}), or {"errors": [...], "owners": [...]} for numbers."""
+    ({"sampled": {...}, "full": {...}}), or {"errors": [...], "owners": [...], "stars": bool} for numbers."""
 
     raw: dict[str, Any]
 
     @property
     def values(self) -> dict[str, Any]:
         if "errors" in self.raw:
-            found = rating_metrics(np.array(self.raw["errors"]))
+            found = self._numbers(rating_metrics(np.array(self.raw["errors"])))
             return {"people": len(set(self.raw["owners"])), **{n: round(v, 6) for n, v in found.items()}}
         people = len(next(iter(self.raw["sampled"].values())))
         return {"people": people, **{kind: means(metrics) for kind, metrics in self.raw.items()}}
@@ -44,20 +44,28 @@ class Judged:
     @property
     def intervals(self) -> dict[str, Any]:
         if "errors" in self.raw:
-            return dict(rating_intervals(np.array(self.raw["errors"]), np.array(self.raw["owners"])))
+            return self._numbers(rating_intervals(np.array(self.raw["errors"]), np.array(self.raw["owners"])))
         return {kind: {n: interval(np.array(v)) for n, v in metrics.items()} for kind, metrics in self.raw.items()}
+
+    def _numbers(self, found: dict[str, Any]) -> dict[str, Any]:
+        """ "To within half a star" means something for stars only."""
+        return found if self.raw["stars"] else {"rmse": found["rmse"]}
 
     @staticmethod
     def joined(parts: list[dict[str, Any]]) -> Judged:
         """Several groups of people as one."""
         if "errors" in parts[0]:
             owners = [f"{group}/{owner}" for group, part in enumerate(parts) for owner in part["owners"]]
-            return Judged({"errors": sum((part["errors"] for part in parts), []), "owners": owners})
-        return Judged({kind: {n: sum((p[kind][n] for p in parts), []) for n in names} for kind, names in parts[0].items()})
+            return Judged(
+                {"errors": sum((part["errors"] for part in parts), []), "owners": owners, "stars": parts[0]["stars"]}
+            )
+        return Judged(
+            {kind: {n: sum((p[kind][n] for p in parts), []) for n in names} for kind, names in parts[0].items()}
+        )
 
 
 def rank_sampled(
-    method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.integer], held: Ragged,
+    method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.int64], held: Ragged,
     positives: Histories, negatives: Histories,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """(ranks, owners) of these people's positives against their negatives. `people` are their numbers in the store;
@@ -77,7 +85,7 @@ def rank_sampled(
 
 
 def rank_full(
-    method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.integer], held: Ragged,
+    method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.int64], held: Ragged,
     seen: Histories, positives: Histories, catalogue: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """(ranks, owners) of these people's positives among everything they have not seen."""
@@ -93,12 +101,12 @@ def judge_ranking(sampled: tuple[NDArray, NDArray], full: tuple[NDArray, NDArray
     return Judged({kind: {n: v.tolist() for n, v in metrics.items()} for kind, metrics in kinds.items()})
 
 
-def judge_ratings(errors: NDArray[np.float64], owners: NDArray[np.integer]) -> Judged:
-    return Judged({"errors": errors.tolist(), "owners": owners.tolist()})
+def judge_ratings(errors: NDArray[np.float64], owners: NDArray[np.integer], *, stars: bool = True) -> Judged:
+    return Judged({"errors": errors.tolist(), "owners": owners.tolist(), "stars": stars})
 
 
 def rating_errors(
-    method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.integer], held: Ragged,
+    method: Method, model: Model, shared: Params, store: Store, people: NDArray[np.int64], held: Ragged,
     query: Histories, scale: tuple[float, float],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:  # fmt: skip
     """(predicted - told, owners) over these people's query ratings; predictions are kept on the rating scale."""
@@ -134,17 +142,25 @@ def memoriser(
         at = np.searchsorted(pairs[order], shown)
         hit = (at < len(pairs)) & (pairs[order][np.minimum(at, len(pairs) - 1)] == shown)
         np.add.at(draws, order[at[hit]], 1)
-    return float(ranking_metrics(*_rank_columns(-draws.astype(float), columns, positives.take(people).lengths))["hr@10"].mean())
+    return float(
+        ranking_metrics(*_rank_columns(-draws.astype(float), columns, positives.take(people).lengths))["hr@10"].mean()
+    )
 
 
 def popularity_hr(counts: NDArray[np.integer], positives: Histories, negatives: Histories) -> float:
     """HR@10 of ranking by how many people have an item."""
     people = np.flatnonzero(positives.lengths)
     columns = positives.take(people).then(negatives.take(people))
-    return float(ranking_metrics(*_rank_columns(counts[columns.items].astype(float), columns, positives.take(people).lengths))["hr@10"].mean())
+    return float(
+        ranking_metrics(*_rank_columns(counts[columns.items].astype(float), columns, positives.take(people).lengths))[
+            "hr@10"
+        ].mean()
+    )
 
 
-def _rank_columns(scores: NDArray[np.float64], columns: Histories, positives: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+def _rank_columns(
+    scores: NDArray[np.float64], columns: Histories, positives: NDArray[np.int64]
+) -> tuple[NDArray, NDArray]:
     """Ranks where each person's first `positives` columns are the positives; ties count against them."""
     ranks = []
     for person in range(columns.people):

@@ -16,7 +16,7 @@ from ..data.sampling import Ragged
 from ..engine.backends import chunks
 from ..engine.store import Store
 
-People = NDArray[np.integer]
+People = NDArray[np.int64]
 CELLS = 8_000_000  # scores held at once
 
 
@@ -33,7 +33,9 @@ def personal_scores(
     for chunk in chunks(held, 64):
         for part in np.array_split(chunk, max(1, -(-len(chunk) * cells // CELLS))):
             own, examples = store.gather(np.asarray(people)[part]), held.pad(part)
-            scores = vmap(one, in_dims=(0, 0, 0 if each else None))(own, examples, candidates[part] if each else candidates)
+            scores = vmap(one, in_dims=(0, 0, 0 if each else None))(
+                own, examples, candidates[part] if each else candidates
+            )
             yield part, scores.detach()
 
 

@@ -56,7 +56,10 @@ def coerce(function: Callable[..., Any], name: str, value: Any) -> Any:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError:
         expected = str(getattr(hint, "__name__", hint)).replace("typing.", "")
-        raise SettingError(f"{name}={value} was got for a setting that takes {expected}. Example: --set {name}={settings_of(function)[name].default}") from None
+        raise SettingError(
+            f"{name}={value} was got for a setting that takes {expected}. "
+            f"Example: --set {name}={settings_of(function)[name].default}"
+        ) from None
     if isinstance(found, float) and not abs(found) < float("inf"):
         raise SettingError(f"{name}={value} was got; a finite number is expected.")
     return found
@@ -69,8 +72,12 @@ def build(name: str, model: Model, settings: Mapping[str, Any]) -> Method:
     if not choice:
         return method
     if method.server is not step_by_mean or method.pooled:
-        raise SettingError(f"{name} has no use for a server optimiser ({', '.join(choice)}): its server step is exact. Leave it out.")
-    return method.but(server=server_step(choice.pop("server", "sgd"), **{k.removeprefix("server_"): v for k, v in choice.items()}))
+        raise SettingError(
+            f"{name} has no use for a server optimiser ({', '.join(choice)}): its server step is exact. Leave it out."
+        )
+    return method.but(
+        server=server_step(choice.pop("server", "sgd"), **{k.removeprefix("server_"): v for k, v in choice.items()})
+    )
 
 
 SERVER = ("server", "server_lr", "momentum", "tau")

@@ -1,10 +1,12 @@
 """FedSGD and FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020).
 
-Parameters that are personal by nature (a person's vector) stay private; everything else is shared. With a factorisation,
-FedAvg is what the literature calls FedMF.
+Parameters that are personal by nature (a person's vector) stay private; everything else is shared. With a
+factorisation, FedAvg is what the literature calls FedMF.
 """
 
 from __future__ import annotations
+
+from torch import Tensor
 
 from ..core import Download, Examples, Method, Model, Params, Upload
 from ..local import change, descend, like, split, square_distance, whole
@@ -22,7 +24,7 @@ def fedprox(
     globs = model.private if private is None else private
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-        def loss(params: Params, batch: Examples) -> object:
+        def loss(params: Params, batch: Examples) -> Tensor:
             data = model.loss(params, batch)
             return data + mu / 2 * square_distance(params, down.params) if mu else data
 

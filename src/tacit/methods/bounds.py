@@ -60,6 +60,7 @@ def centralised(
     """One place holds everybody's data. A factorisation alternates exact solves over the pooled table, with FedALS's
     objective and its way of serving; any other model takes full-batch steps of `lr`."""
     if model.design is None:
+
         def descent(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
             params = descend(model.loss, down.params, whole(held), lr, down.params)
             return change(params, down.params, torch.ones(())), {}

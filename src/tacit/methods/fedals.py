@@ -4,8 +4,8 @@ Ranking (Hu et al. 2008, regularised as Rendle et al. 2021), with m items, n peo
     person  u_i = [a0 V'V + sum_{j in H_i} w v_j v_j' + lam (sum w + a0 m) I]^-1 sum w v_j
     uploads for its items j: u u', u and 1, and u u' once                   (training weights w are flat)
     server  v_j = [a0 U'U + sum u u' + lam (n_j + a0 n) I]^-1 sum u
-Serving weighs a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items tell
-most about the next one, and nobody else needs to know the order.
+Serving weighs a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
+tell most about the next one, and nobody else needs to know the order.
 Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_j], and the residual as target.
 """
 
@@ -103,7 +103,7 @@ def _full(upper: Tensor, size: int) -> Tensor:
     return out
 
 
-def _fedals_kernel(down, held, catalogue, lam, alpha0):  # type: ignore[no-untyped-def]
+def _fedals_kernel(down, held, catalogue, lam, alpha0):
     shared = {name: value.numpy() for name, value in down.params.items()}
     explicit, item = "item_bias" in shared, shared["item"]
     ones = np.ones(len(held.inputs), np.float32)

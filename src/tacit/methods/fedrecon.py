@@ -1,10 +1,10 @@
-"""Federated Reconstruction (Singhal et al., NeurIPS 2021), and FedALS, where every step of it is exact.
+"""FedRecon: Federated Reconstruction (Singhal et al., NeurIPS 2021).
 
-FedRecon: nothing private is stored. Every round a person rebuilds their own part from the support half of their data
+Nothing private is stored. Every round a person rebuilds their own part from the support half of their data
 with the shared part frozen, then improves the shared part on the query half. People who never trained are served alike.
-Where we depart: support and query are split by example, never by batch (the released code leaves a person with one batch
-without a query); the fresh private start is drawn once, the same for everybody and every round, so that a client is a
-deterministic function; `solver="exact"` rebuilds by one ridge solve in place of gradient steps.
+Where we depart: support and query are split by example, never by batch (the released code leaves a person with one
+batch without a query); the fresh private start is drawn once, the same for everybody and every round, so that a client
+is a deterministic function; `solver="exact"` rebuilds by one ridge solve in place of gradient steps.
 """
 
 from __future__ import annotations
@@ -68,15 +68,13 @@ def fedrecon(
         return change(params, learnt, query.mask.sum()), {}
 
     def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:
-        return _fedrecon_kernel(
-            down, held, model, exact, (support, lam, recon_lr, recon_passes, lr, passes)
-        )
+        return _fedrecon_kernel(down, held, model, exact, (support, lam, recon_lr, recon_passes, lr, passes))
 
     fast = kernel if model.design is not None and not joint else None
     return Method(init, client, personalize=personalize, rows=model.rows, kernel=fast)
 
 
-def _fedrecon_kernel(down, held, model, exact, settings):  # type: ignore[no-untyped-def]
+def _fedrecon_kernel(down, held, model, exact, settings):
     support, lam, recon_lr, recon_passes, lr, passes = settings
     item = down.params["item"].numpy()
     biased = "item_bias" in down.params
@@ -84,7 +82,7 @@ def _fedrecon_kernel(down, held, model, exact, settings):  # type: ignore[no-unt
     offsets = (down.params["item_bias"] + down.params["mean"]).numpy() if biased else np.zeros(len(item), np.float32)
     start = down.params["start.user"] if not exact else torch.zeros(table.shape[1])
     d_item, d_bias, d_mean, weight, refused, empty = kernels.reconstruct(
-        held.starts, held.inputs, held.targets, held.batch, table, offsets.astype(np.float64), start.numpy().astype(np.float64),
+        held.starts, held.inputs, held.targets, held.batch, table, offsets.astype(np.float64), start.double().numpy(),
         support, model.loss_name == "bce", exact, lam, recon_lr, recon_passes, lr, passes, item.shape[1], biased,
     )  # fmt: skip
     total = {"item": torch.from_numpy(d_item.sum(0))}

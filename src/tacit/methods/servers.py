@@ -2,7 +2,7 @@
 
     sgd       x += lr m,  m = momentum m + change                     (lr 1, momentum 0: plain averaging)
     adagrad   v += change^2                                           x += lr change / (sqrt v + tau)
-    adam      v = b2 v + (1 - b2) change^2                            x += lr m / (sqrt v + tau), m = b1 m + (1-b1) change
+    adam      v = b2 v + (1 - b2) change^2, m = b1 m + (1-b1) change  x += lr m / (sqrt v + tau)
     yogi      v -= (1 - b2) change^2 sign(v - change^2)               the same step
 Moments live in the server's memory and are never downloaded; as in the paper there is no bias correction.
 """

@@ -31,7 +31,10 @@ def factorization(
 
     def init(generator: torch.Generator) -> Params:
         scale = spread / k**0.5
-        params = {"item": scale * torch.randn(items, k, generator=generator), "user": scale * torch.randn(k, generator=generator)}
+        params = {
+            "item": scale * torch.randn(items, k, generator=generator),
+            "user": scale * torch.randn(k, generator=generator),
+        }
         if biases:
             params["user"] = torch.cat([params["user"], torch.zeros(1)])
             params |= {"item_bias": torch.zeros(items), "mean": torch.tensor(float(mean))}

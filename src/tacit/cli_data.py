@@ -1,0 +1,89 @@
+"""`tacit data`: list, fetch, import, describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .cli_options import JsonOption, SeedOption
+from .terminal import cache, emit, out, say
+
+data_app = typer.Typer(help="Data sets: list, fetch, import, describe.", no_args_is_help=True)
+
+
+@data_app.command("list")
+def data_list(json_: JsonOption = False) -> None:
+    """Data sets that have a name."""
+    from rich.table import Table
+
+    from .data.sources import SOURCES
+
+    if json_:
+        emit(
+            [
+                {
+                    "name": s.name,
+                    "about": s.about,
+                    "people": s.people,
+                    "items": s.items,
+                    "interactions": s.interactions,
+                    "terms": s.terms,
+                }
+                for s in SOURCES.values()
+            ]
+        )
+        return
+    table = Table("name", "people", "items", "interactions", "what")
+    for s in SOURCES.values():
+        table.add_row(s.name, f"{s.people:,}", f"{s.items:,}", f"{s.interactions:,}", s.about)
+    out.print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="A name of `tacit data list`.")]) -> None:
+    """Fetch a data set into the cache, and check it."""
+    from .data.archives import default_cache
+    from .data.sources import load
+
+    loaded = load(name, cache=cache(), say=say)
+    out.print(f"{loaded.name} is ready. The cache is {cache() or default_cache()}.", markup=False, soft_wrap=True)
+
+
+@data_app.command("import")
+def data_import(
+    source: Annotated[
+        Path,
+        typer.Argument(help="A CSV, TSV or Parquet with columns user, item and optionally rating, timestamp, title."),
+    ],
+    target: Annotated[Path, typer.Argument(help="The file to write: .parquet, .csv or .csv.gz.")],
+) -> None:
+    """Check a file of one's own, and write it in the form that tacit reads fastest."""
+    from .data.importing import read_interactions, save
+
+    loaded = read_interactions(source)
+    save(loaded, target)
+    describe(loaded, False)
+    out.print(f"Written to {target}. Use it: tacit run --data {target}", markup=False, soft_wrap=True)
+
+
+@data_app.command("describe")
+def data_describe(
+    name: Annotated[str, typer.Argument(help="A name or a path.")], seed: SeedOption = 0, json_: JsonOption = False
+) -> None:
+    """How many people, items and interactions; how active, how popular, with or without time and ratings."""
+    from .data.sources import load
+
+    describe(load(name, seed=seed, cache=cache(), say=say), json_)
+
+
+def describe(loaded: Any, json_: bool) -> None:
+    from .data.describe import facts
+
+    found = facts(loaded)
+    if json_:
+        emit(found)
+        return
+    for key, value in found.items():
+        out.print(f"{key:24} {value:,}" if isinstance(value, int) else f"{key:24} {value}", markup=False)
