@@ -55,27 +55,28 @@ def parse_set(pairs: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def number_or_word(text: str | None, option: str) -> Any:
-    """`10` a number of people, `0.1` a share, else the word itself."""
-    if text is None or text == "folds":
-        return text
+def number(text: str, option: str, expected: str) -> int | float:
+    """`10` a number of people, `0.1` a share of them."""
     try:
-        return int(text) if text.lstrip("+").isdigit() else float(text)
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError:
-        raise SettingError(f"{option} {text} was got; expected a number such as 100 or a share such as 0.1.") from None
+        raise SettingError(f"{option} {text} was got; expected {expected}.") from None
 
 
 def make_settings(**values: Any) -> Any:
     from .settings import Settings
 
-    share = number_or_word(values["new_people"], "--new-people")
-    if isinstance(share, int | float) and not 0 <= share < 1:
-        raise SettingError(f"--new-people {share} was got; expected a share from 0 to below 1, or folds.")
-    values |= {
-        "new_people": share,
-        "cohort": number_or_word(values["cohort"], "--cohort"),
-        "set": parse_set(values["set"]),
-    }
+    share, cohort = values["new_people"], values["cohort"]
+    if share not in (None, "folds"):
+        share = number(share, "--new-people", "a share such as 0.1, or folds")
+        if not 0 <= share < 1:
+            raise SettingError(f"--new-people {share} was got; expected a share from 0 to below 1, or folds.")
+    if cohort is not None:
+        cohort = number(cohort, "--cohort", "a number of people such as 100, or a share of them such as 0.1")
+    values |= {"new_people": share, "cohort": cohort, "set": parse_set(values["set"])}
+    for name, low, high in (("dropout", 0, 1), ("tolerance", 0, 1), ("patience", 0, 2**31), ("seed", 0, 2**63 - 1)):
+        if values[name] is not None and not low <= values[name] <= high:  # not a number is out of every range
+            raise SettingError(f"--{name} {values[name]} was got; expected a number from {low} to {high}.")
     for name, known in (
         ("protocol", ("clean", "published")),
         ("split", ("leave-one-out", "temporal", "random")),
@@ -92,13 +93,30 @@ def make_settings(**values: Any) -> Any:
         ) from None
 
 
-def start(settings: Any, data: Any, path: Path, bars: Bars) -> dict[str, Any]:
-    from .experiment import make_task
-    from .runs import RunFolder
+def check(settings: Any, task: Any) -> None:
+    """Everything that can be wrong is found before a folder is made."""
+    from .core import Stage
+    from .data.splits import folds
+    from .engine.backends import choose
+    from .experiment import FOLDS, threads
+    from .federation import cohort_size
     from .settings import plan
 
-    task = make_task(settings, data)  # everything that can be wrong is found before a folder is made
-    plan(settings, task.facts)
+    made = plan(settings, task.facts)
+    threads(settings.threads)
+    choose(settings.backend, made.method, Stage())
+    if not len(task.seen):
+        raise SettingError(f"--new-people {settings.new_people} leaves nobody to learn from. Give a smaller share.")
+    if settings.cohort is not None:  # it must fit the phase with the fewest people
+        number = folds(task.people, FOLDS, settings.seed)
+        left_out = [(number == fold).nonzero()[0] for fold in range(FOLDS)] if settings.folds else []
+        parts = [task.federation("search", made.method, made.sampling, without) for without in [None, *left_out]]
+        cohort_size(settings.cohort, min(len(part.members) for part in parts))
+
+
+def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any) -> dict[str, Any]:
+    from .runs import RunFolder
+
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
     return finish(folder, settings, data, bars, task)
 
@@ -109,9 +127,9 @@ def finish(folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None) 
 
     try:
         result = execute(settings, data, folder, bars, task)
+        write_report([result], folder.path, data=shape(data))
     except KeyboardInterrupt:
         raise RunError(f"Stopped. Nothing is lost: go on with `tacit resume {folder.path}`.") from None
-    write_report([result], folder.path, data=shape(data))
     return result
 
 
@@ -136,6 +154,7 @@ def run(
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
     from .data.sources import load
+    from .experiment import make_task
     from .methods import find_method
     from .runs import next_folder
 
@@ -147,8 +166,10 @@ def run(
     find_method(method)
     loaded = load(data, seed=seed, cache=cache(), say=say)
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-')}-{method}")
+    made = make_task(settings, loaded)
+    check(settings, made)
     with Bars() as bars:
-        result = start(settings, loaded, path, bars)
+        result = start(settings, loaded, path, bars, made)
     if json_:
         emit(result)
     else:
@@ -170,6 +191,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
     from .data.sources import load
+    from .experiment import make_task
     from .methods import METHODS, find_method
     from .report import write_report
     from .runs import next_folder
@@ -181,17 +203,22 @@ def compare(
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-')}-compare")
     if path.exists():
         raise RunError(f"{path} is there already. Choose another --out.")
+    wanted = {}
+    for name, extra in chosen:
+        pairs = [f"{k}={v}" for k, v in extra.items()]
+        wanted["-".join([name, *pairs])] = make_settings(
+            data=data, task=task, method=name, set=[*(set_ or ()), *pairs],
+            rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split, new_people=new_people,
+            tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
+        )  # fmt: skip
+    made = make_task(next(iter(wanted.values())), loaded)  # the same for all of them
+    for settings in wanted.values():
+        check(settings, made)
     results = []
     with Bars() as bars:
-        for name, extra in chosen:
-            label = "-".join([name, *(f"{k}={v}" for k, v in extra.items())])
+        for label, settings in wanted.items():
             bars.label = f"{label}: "
-            settings = make_settings(
-                data=data, task=task, method=name, set=[*(set_ or ()), *(f"{k}={v}" for k, v in extra.items())],
-                rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split, new_people=new_people,
-                tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
-            )  # fmt: skip
-            results.append(start(settings, loaded, path / label.replace("/", "-"), bars))
+            results.append(start(settings, loaded, path / label.replace("/", "-"), bars, made))
     report_path = write_report(results, path, data=shape(loaded))
     (path / "compare.json").write_text(json.dumps({"runs": [Path(r["run"]).name for r in results]}))
     if json_:
@@ -206,10 +233,10 @@ def wanted_runs(
     """(method, settings of its own) of every run of a comparison."""
     if sweep:
         key, equals, values = sweep.partition("=")
-        if not (equals and values and method and not methods):
+        if not (key.strip() and equals and values.strip(", ") and method and not methods):
             raise SettingError("A sweep needs one method and values: --method fedals --sweep lam=0.003,0.01,0.03.")
-        return [(method, {key: value}) for value in values.split(",") if value]
-    if method or not methods:
+        return [(method, {key.strip(): v}) for v in dict.fromkeys(map(str.strip, values.split(","))) if v]
+    if method or not (methods or "").strip(", "):
         raise SettingError(
             "Say what to compare: --methods popularity,fedals, or --methods all, or --method NAME --sweep k=8,32."
         )
@@ -222,11 +249,9 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
     """Go on with a run that was interrupted; the result is the same, byte for byte, as without the interruption."""
     from .data.sources import load
     from .runs import RunFolder
-    from .settings import Settings
-
     folder = RunFolder.open(path)
-    settings = Settings(**folder.read("settings.json")["settings"])
-    if folder.finished:
+    settings = folder.settings()
+    if folder.finished and (path / "report.html").exists():
         say(f"{path} had finished already.")
         result = folder.read("result.json")
     else:
@@ -249,7 +274,7 @@ def report(
 
     parts = [path]
     if (path / "compare.json").exists():
-        parts = [path / name for name in json.loads((path / "compare.json").read_text())["runs"]]
+        parts = [path / name for name in RunFolder(path).read("compare.json")["runs"]]
     folders = [RunFolder.open(part) for part in parts]
     results = [folder.read("result.json") for folder in folders]
     settings = folders[0].read("settings.json")["settings"]
@@ -268,6 +293,7 @@ def recommend(
 ) -> None:  # fmt: skip
     """The best items for somebody: of the data, or new, from what they like. Computed here; nothing is sent."""
     from rich.table import Table
+    from rich.text import Text
 
     from .recommend import recommend as top
 
@@ -276,9 +302,10 @@ def recommend(
         emit(answer)
         return
     shown = answer["from"] if len(answer["from"]) <= 5 else [*answer["from"][-5:], f"{len(answer['from']) - 5} more"]
-    table = Table("", "title", "score", title=f"Because of {', '.join(shown)}", title_justify="left", box=None)
+    because = Text(f"Because of {', '.join(shown)}")  # a Text, as a title may hold [brackets]
+    table = Table("", "title", "score", title=because, title_justify="left", box=None)
     for place, item in enumerate(answer["items"], 1):
-        table.add_row(str(place), item["title"], f"{item['score']:.3f}")
+        table.add_row(str(place), Text(item["title"]), f"{item['score']:.3f}")
     out.print(table)
 
 
@@ -327,6 +354,8 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("Stopped before a run was begun; nothing was written.")
     except click.ClickException as error:
+        if not error.format_message().strip():  # nothing was asked, and the help was shown
+            sys.exit(0)
         fail(usage(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

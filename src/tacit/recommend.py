@@ -67,7 +67,7 @@ def recommend(
 ) -> dict[str, Any]:
     """{"items": [{"item", "title", "score"}], "from": ...}: the n best items that the person does not have yet."""
     folder = RunFolder.open(path)
-    settings = Settings(**folder.read("settings.json")["settings"])
+    settings = folder.settings()
     items, result = folder.read("items.json"), folder.read("result.json")
     facts = Facts(result["task"], result["items"], False, tuple(result["scale"]))
     if facts.kind == "regression":

@@ -29,6 +29,7 @@ from .errors import RunError
 
 if TYPE_CHECKING:
     from .experiment import Progress
+    from .settings import Settings
 
 FORMAT = "tacit-run-1"
 
@@ -75,9 +76,12 @@ class RunFolder:
     def write(self, name: str, content: Any) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=1, allow_nan=False, default=str).encode())
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.path / name).read_text())
+            found = json.loads((self.path / name).read_text())
+            if not isinstance(found, dict):
+                raise ValueError("it is not a JSON object")
+            return found
         except FileNotFoundError:
             raise RunError(
                 f"{self.path} has no {name}. The run may not have finished: `tacit resume {self.path}`."
@@ -85,6 +89,18 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{self.path / name} cannot be read ({error}). Restore it from a copy, or run again."
+            ) from error
+
+    def settings(self) -> Settings:
+        """What was asked for when the run was begun."""
+        from .settings import Settings
+
+        try:
+            return Settings(**self.read("settings.json")["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(
+                f"{self.path / 'settings.json'} holds no settings of this tacit ({str(error).splitlines()[0]}). "
+                "Restore it from a copy, or run again."
             ) from error
 
     @property
@@ -146,10 +162,10 @@ def catalogue(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
 
 
 def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:
-    """A hash of everything that is learnt from."""
+    """A hash of everything that is learnt from or judged on, names included."""
     digest = hashlib.sha256()
     if isinstance(data, Supervised):
-        parts: list[Any] = [*data.features, *data.targets]
+        parts: list[Any] = [*data.features, *data.targets, *data.test_features, *data.test_targets]
     else:
         tables = (
             [data]
@@ -157,6 +173,9 @@ def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:
             else [t for t in (data.train, data.valid, data.test) if t is not None]
         )
         parts = [column for t in tables for column in (t.person, t.item, t.value, t.time)]
+        digest.update(json.dumps([tables[0].people, tables[0].items]).encode())
+        if isinstance(data, BroughtSplit) and data.negatives is not None:
+            parts += [data.negatives.starts, data.negatives.items]
     for part in parts:
         digest.update(b"-" if part is None else np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()

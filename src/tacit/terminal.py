@@ -53,7 +53,7 @@ class Bars:
 
 
 def say(text: str) -> None:
-    err.print(text, style="dim", soft_wrap=True)
+    err.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def cache() -> Path | None:

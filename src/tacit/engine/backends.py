@@ -37,6 +37,8 @@ def choose(backend: str, method: Method, wire: Stage) -> str:
     known = ("auto", "loop", "vmap", "kernel")
     if backend not in known:
         raise SettingError(did_you_mean(backend, known, "backend"))
+    if method.pooled:  # one device that holds everything: there is nothing to run at once
+        return "loop"
     possible = method.kernel is not None and wire.client is None
     if backend == "kernel" and not possible:
         why = "this method has none" if method.kernel is None else "it sums before a stage could see single uploads"
@@ -73,7 +75,7 @@ def loop(device: Device, method: Method, down: Download, store: Store, people: P
         if expected is None:  # what a sound upload looks like is known from the method, not from who comes first
             expected = method.client(down, own, held)[0].total
         upload, own = device(down, own, held)
-        reason = refusal(upload, expected)
+        reason = refusal(upload, expected) or (None if finite(own, 0) else "non-finite")
         if reason:
             refused[reason] += 1
             continue
@@ -100,7 +102,7 @@ def batched(device: Device, method: Method, down: Download, store: Store, people
         own = store.gather(people[chunk], rows)
         run = vmap(device, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
         uploads, own = run(Download(params, down.round), own, held)
-        good, reasons = admitted(uploads)
+        good, reasons = admitted(uploads, finite(own, 1))
         refused += reasons
         if good.any():
             total = add_people(total, uploads, good, rows, method.rows, catalogue)
@@ -150,10 +152,17 @@ def compacted(held: Examples, catalogue: int) -> tuple[Examples, Tensor]:
     return held._replace(inputs=local), rows.masked_fill(rows == catalogue, -1)
 
 
-def admitted(uploads: Upload) -> tuple[Tensor, Counter[str]]:
+def finite(own: Params, axes: int) -> Tensor:
+    """Whether private parameters are numbers, by person where they are stacked: a device that lost itself keeps what it
+    had, and its upload does not count."""
+    tests = [torch.isfinite(v).reshape(*v.shape[:axes], -1).all(-1) for v in own.values()]
+    return torch.stack(tests).all(0) if tests else torch.ones((), dtype=torch.bool)
+
+
+def admitted(uploads: Upload, kept: Tensor) -> tuple[Tensor, Counter[str]]:
     good = torch.ones_like(uploads.weight, dtype=torch.bool)
     reasons: Counter[str] = Counter()
-    for sound, reason in soundness(uploads):
+    for sound, reason in [*soundness(uploads), (kept.expand_as(good), "non-finite")]:
         failed = int((good & ~sound).sum())
         if failed:
             reasons[reason] += failed

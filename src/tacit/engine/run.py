@@ -23,6 +23,9 @@ from .backends import choose, collect
 from .store import Store
 
 
+LOST = 3  # rounds in which every single upload was refused, before it is called divergence
+
+
 @dataclass(eq=False)
 class State:
     """All that goes on from one round to the next; nothing else is needed to resume."""
@@ -42,7 +45,7 @@ class Round:
     asked: int
     answered: int  # admitted
     rejected: Counter[str]
-    change: float  # of the shared parameters, relative to their size
+    change: float  # of the shared parameters, relative to their size; NaN when nobody was admitted
     up_bytes: int
     down_bytes: int
 
@@ -69,7 +72,7 @@ def run(
     """Train until `rounds` rounds are done, counting those that `state` has behind it."""
     wire = wire or Stage()
     state = state or begin(method, model, federation, seed)
-    backend = choose(backend, method, wire)
+    backend, lost = choose(backend, method, wire), 0
     while state.round < rounds:
         number = state.round
         ledger = Ledger()
@@ -82,21 +85,28 @@ def run(
             held = federation.examples(people, number)
             upload, rejected = collect(backend, method, wire, down, state.private, people, held)
         answered = len(people) - sum(rejected.values())
-        moved = 0.0
+        moved = math.nan
         if upload is not None:  # a round in which nobody answers changes nothing
             ledger.sent_up(upload, len(people))
             upload = wire.server(upload) if wire.server else upload
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)
             if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
-                raise DivergedError(
-                    f"Round {number + 1} left the finite numbers; the state after round {number} is kept. "
-                    "A learning rate (lr, recon_lr or server_lr) is likely too large: try a tenth of it."
-                )
+                raise diverged(number, "the server's step")
             state = State(shared, memory, state.private, number + 1)
         else:
             state = State(state.shared, state.memory, state.private, number + 1)
+        lost = lost + 1 if rejected and not answered else 0
+        if lost == LOST:
+            raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,")
         yield Round(state, number + 1, len(asked), answered, rejected, moved, ledger.up_bytes, ledger.down_bytes)
+
+
+def diverged(number: int, what: str) -> DivergedError:
+    return DivergedError(
+        f"In round {number + 1} {what} left the finite numbers; the last good state is kept. "
+        "A learning rate (lr, recon_lr, private_lr or server_lr) is likely too large: try a tenth of it."
+    )
 
 
 def relative_change(new: Params, old: Params) -> float:

@@ -102,4 +102,4 @@ def centralised(
             after = {"item": items[:, :-1], "item_bias": items[:, -1], "mean": p["mean"]}
         return Upload({name: (value - p[name]).float() for name, value in after.items()}, torch.ones(())), {}
 
-    return served.but(client=client, server=step_by_mean, rows=model.rows, kernel=None, pooled=True)
+    return served.but(client=client, server=step_by_mean, rows=(), kernel=None, pooled=True)

@@ -1,0 +1,295 @@
+"""Methods that must coincide, and answers that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_laws import assert_close, everything, trained
+from worlds import ITEMS, checkerboard, histories, model_of, world
+
+from tacit.core import Download, Examples, Stage, Upload, chain
+from tacit.data.supervised import linear as linear_data
+from tacit.engine.run import Convergence, run
+from tacit.errors import DivergedError
+from tacit.evaluation.scoring import personal_scores
+from tacit.federation import of_arrays, of_histories, pooled
+from tacit.local import ridge, square_distance
+from tacit.methods import METHODS, build
+from tacit.models import factorization, linear
+
+TASKS = ("ranking", "ratings")
+
+
+def last(name, settings, task="ranking", **options):
+    return everything(trained(name, settings, task, **options)[-1].state)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fedprox_without_its_spring_is_fedavg(task):
+    assert_close(last("fedprox", {"lr": 0.1, "mu": 0.0}, task), last("fedavg", {"lr": 0.1}, task), 0)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fedper_without_a_head_is_fedavg(task):
+    assert_close(last("fedper", {"lr": 0.1, "private": ()}, task), last("fedavg", {"lr": 0.1}, task), 0)
+
+
+def test_a_server_of_rate_one_is_plain_averaging():
+    assert_close(last("fedavg", {"lr": 0.1, "server": "sgd"}), last("fedavg", {"lr": 0.1}), 1e-6)
+
+
+def test_local_sends_nothing():
+    done = trained("local", {"lr": 0.1}, "ranking")
+    assert done[-1].state.shared == {}
+    assert done[-1].up_bytes < 100 * done[-1].answered  # an envelope and a weight
+
+
+def test_fedsgd_with_everybody_is_one_centralised_step():
+    data = linear_data(clients=7, features=4, seed=3)
+    model = linear(4)
+    federation = of_arrays(data.features, data.targets)
+    apart = list(run(build("fedsgd", model, {"lr": 0.1}), model, federation, rounds=5))[-1]
+    together = list(run(build("centralised", model, {"lr": 0.1}), model, pooled(federation), rounds=5))[-1]
+    assert_close(apart.state.shared, together.state.shared, 1e-6)
+
+
+def central_ials(data, items, k, rounds, *, lam, alpha0, start):
+    """iALS in one place, in double precision and with nothing shared with the library: the whole matrix, dense."""
+    matrix = np.zeros((data.people, items))
+    for person in range(data.people):
+        matrix[person, data.of(person)] = 1
+    item, user = start.astype(float), np.zeros((data.people, k))
+    for _ in range(rounds):
+        for side, other, table in ((user, item, matrix), (item, user, matrix.T)):
+            for row in range(len(side)):
+                have = table[row] > 0
+                strength = lam * (have.sum() + alpha0 * len(other))
+                system = alpha0 * other.T @ other + other[have].T @ other[have] + strength * np.eye(k)
+                side[row] = np.linalg.solve(system, other[have].sum(0))
+        yield user @ item.T
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
+def test_fedals_equals_an_independent_central_ials(backend):
+    """Predictions after each of 5 rounds, to 1e-5."""
+    data, lam, alpha0, k = histories(seed=4), 0.02, 0.3, 6
+    model = factorization(ITEMS, k=k)
+    method = build("fedals", model, {"lam": lam, "alpha0": alpha0, "recency": 1.0})
+    federation = of_histories(data, ITEMS, examples="history")
+    start = model.init(torch.Generator().manual_seed(7))["item"].numpy()
+    central = central_ials(data, ITEMS, k, 5, lam=lam, alpha0=alpha0, start=start)
+    before = torch.from_numpy(start)
+    for done, expected in zip(run(method, model, federation, rounds=5, seed=7, backend=backend), central, strict=True):
+        shared = {"item": before, "gram": before.T @ before}  # a round's people were solved against the table before it
+        users = []
+        for person in range(data.people):
+            held = Examples(*(x[0] for x in federation.examples(np.array([person]), 0).pad()))
+            users.append(method.personalize(shared, {}, held)["user"])
+        before = done.state.shared["item"]
+        assert np.abs((torch.stack(users) @ before.T).numpy() - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fedals_equals_the_centralised_bound(task):
+    for settings in ({}, {"lam": 0.3}):
+        federated, central = last("fedals", settings, task), last("centralised", settings, task)
+        assert_close({"p": _products(federated)}, {"p": _products(central)}, 1e-4)
+
+
+def _products(params):
+    """What factors mean whatever their rotation: item against item."""
+    return params["item"] @ params["item"].T
+
+
+@pytest.mark.parametrize(
+    "name, settings, rounds",
+    [
+        ("fedals", {"recency": 1.0}, 8),
+        ("centralised", {"recency": 1.0}, 8),
+        ("fedrecon", {"solver": "exact", "lam": 0.01, "lr": 1.0, "server": "adagrad", "server_lr": 0.3}, 60),
+        ("fedrecon", {"lr": 1.0, "recon_lr": 2.0, "recon_passes": 10, "server": "adagrad", "server_lr": 0.3}, 60),
+        ("fedavg", {"lr": 2.0, "passes": 2, "server": "adagrad", "server_lr": 0.3}, 60),
+        ("fedrep", {"lr": 2.0, "private_lr": 1.0, "private_passes": 1, "server": "adagrad", "server_lr": 0.3}, 60),
+    ],
+)
+def test_checkerboard(name, settings, rounds):
+    """The one item of their own parity that a person lacks must come first, for everybody."""
+    n = 16
+    data = checkerboard(n)
+    model = factorization(n, k=4, loss="squared" if settings.get("solver") == "exact" else "bce", spread=1.0)
+    method = build(name, model, settings)
+    federation = of_histories(data, n, examples=method.examples, negatives=1)
+    trained_on = pooled(federation) if method.pooled else federation
+    state = list(run(method, model, trained_on, rounds=rounds))[-1].state
+    people = np.arange(n)
+    tops = np.zeros(n, int)
+    for part, scores in personal_scores(method, model, state.shared, state.private, people, federation.examples(people, 999), torch.arange(n)):
+        for row, person in enumerate(part):
+            own = scores[row].clone()
+            own[torch.from_numpy(data.of(person).astype(np.int64))] = -torch.inf
+            tops[person] = int(own.argmax())
+    assert tops.tolist() == people.tolist()
+
+
+def finite_difference(function, params, name, at, step=1e-5):
+    def moved(by):
+        other = {n: v.clone() for n, v in params.items()}
+        other[name].view(-1)[at] += by
+        return float(function(other))
+
+    return (moved(step) - moved(-step)) / (2 * step)
+
+
+def double(params):
+    return {name: value.double() for name, value in params.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_gradients_are_those_of_the_loss(task):
+    model = model_of(task, {})
+    params = double(model.init(torch.Generator().manual_seed(0)))
+    batch = Examples(torch.tensor([1, 2, 2, 7]), torch.tensor([1.0, 0, 1, 1]).double(), torch.tensor([1.0, 1, 1, 0]).double())
+    slopes = torch.func.grad(model.loss)(params, batch)
+    for name, slope in slopes.items():
+        for at in {0, slope.numel() // 20, slope.numel() - 1}:
+            assert abs(finite_difference(lambda p: model.loss(p, batch), params, name, at) - float(slope.view(-1)[at])) < 1e-6
+    assert not slopes["item"][7].any()  # padding does not count
+
+
+def test_fedprox_descends_the_squared_spring():
+    """The second of two steps moves along the gradient of loss + mu/2 |w - g|^2, told by finite differences."""
+    lr, mu = 0.1, 3.0
+    method, model, federation = world("fedprox", {"lr": lr, "mu": mu, "passes": 2, "private": ()}, "ranking")
+    once, _, _ = world("fedprox", {"lr": lr, "mu": mu, "passes": 1, "private": ()}, "ranking")
+    shared = model.init(torch.Generator().manual_seed(0))
+    held = of_histories(histories(), ITEMS, negatives=0).examples(np.array([0]), 0).pad()
+    held = Examples(*(x[0] for x in held))  # one batch, so that a pass is a step
+    down = Download(shared, torch.tensor(0.0))
+    weight = held.mask.sum()
+    first, second = ({n: shared[n] + v / weight for n, v in m.client(down, {}, held)[0].total.items()} for m in (once, method))
+    batch = Examples(held.inputs[0], held.targets[0].double(), held.mask[0].double())
+
+    def objective(params):
+        return model.loss(params, batch) + mu / 2 * square_distance(params, double(shared))
+
+    for name, at in (("user", 1), ("item", int(batch.inputs[0]) * 5 + 2)):
+        slope = finite_difference(objective, double(first), name, at)
+        assert abs(float((first[name] - second[name]).view(-1)[at]) / lr - slope) < 1e-4
+
+
+def test_ridge_is_where_the_slope_vanishes():
+    rng = torch.Generator().manual_seed(0)
+    features, targets, weights = torch.randn(9, 4, generator=rng), torch.randn(9, generator=rng), torch.rand(9, generator=rng)
+    gram = torch.eye(4) * 0.3
+    features, targets, weights, gram = (x.double() for x in (features, targets, weights, gram))
+    u = ridge(features, targets, weights, gram, torch.tensor(0.2).double())
+
+    def objective(params):
+        v = params["u"]
+        return (weights * (features @ v - targets) ** 2).sum() + v @ gram @ v + 0.2 * (v**2).sum()
+
+    for at in range(4):
+        assert abs(finite_difference(objective, {"u": u}, "u", at)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad", "sgd"])
+def test_server_optimisers_take_the_step_of_their_paper(name):
+    """Two steps by hand, from the formulas of Reddi et al."""
+    lr, tau, b1, b2 = 0.1, 1e-3, 0.9, 0.99
+    method = build("fedavg", model_of("ranking", {}), {"server": name, "server_lr": lr})
+    x, memory, m, v = torch.zeros(1), {}, 0.0, tau**2
+    for change in (0.5, -0.2):
+        upload = Upload({"x": torch.tensor([2 * change])}, torch.tensor(2.0))
+        new, memory = method.server({"x": x}, memory, upload)
+        if name == "sgd":
+            expected = float(x) + lr * change
+        else:
+            v = {"adam": b2 * v + (1 - b2) * change**2, "yogi": v - (1 - b2) * change**2 * np.sign(v - change**2), "adagrad": v + change**2}[name]
+            m = change if name == "adagrad" else b1 * m + (1 - b1) * change
+            expected = float(x) + lr * m / (np.sqrt(v) + tau)
+        x = new["x"]
+        assert abs(float(x) - expected) < 1e-6
+
+
+def test_uploads_add_and_average():
+    a = Upload({"w": torch.tensor([2.0])}, torch.tensor(2.0))
+    b = Upload({"w": torch.tensor([-1.0])}, torch.tensor(1.0))
+    assert (a + b).mean()["w"].item() == pytest.approx(1 / 3)
+    assert Upload({"w": torch.tensor([5.0])}, torch.tensor(0.0)).mean()["w"].item() == 0
+
+
+def test_a_chain_runs_forwards_on_the_device_and_backwards_on_the_server():
+    def note(mark):
+        def step(upload):
+            trace.append(mark)
+            return upload
+
+        return step
+
+    trace: list[str] = []
+    both = chain(Stage(note("a"), note("A")), Stage(note("b"), note("B")), Stage(server=note("C")))
+    upload = Upload({}, torch.tensor(1.0))
+    both.server(both.client(upload))
+    assert trace == ["a", "b", "C", "B", "A"]
+    assert chain() == Stage()
+
+
+def test_nobody_answering_changes_nothing():
+    method, model, federation = world("fedavg", {"lr": 0.1}, "ranking")
+    rounds = list(run(method, model, federation, rounds=2, dropout=1.0))
+    assert [r.answered for r in rounds] == [0, 0] and rounds[-1].up_bytes == 0 < rounds[-1].down_bytes
+    start = method.init(model.init(torch.Generator().manual_seed(0)))[0]
+    assert_close(rounds[-1].state.shared, start, 0)
+
+
+def test_cohorts_and_dropout():
+    _, _, federation = world("fedavg", {"lr": 0.1}, "ranking")
+    asked, answering = federation.cohort(0, size=10, dropout=0.5, seed=1)
+    assert len(asked) == 10 and len(set(asked)) == 10 and set(answering) < set(asked)
+    assert (federation.cohort(0, size=10, seed=1)[0] == asked).all()
+    assert (federation.cohort(1, size=10, seed=1)[0] != asked).any()
+    assert len(federation.cohort(0, size=0.25, seed=1)[0]) == 6
+    for bad in (0, 25, 0.0, 1.5, -1):
+        with pytest.raises(Exception, match="cohort"):
+            federation.cohort(0, size=bad)
+
+
+def test_an_item_that_a_cohort_lacks_keeps_its_factors():
+    """FedALS with a cohort: the first round zeroes what nobody has, later ones leave it alone."""
+    method, model, federation = world("fedals", {}, "ranking")
+    rounds = list(run(method, model, federation, rounds=4, cohort=3, seed=2))
+    items = [r.state.shared["item"] for r in rounds]
+    asked = set(federation.examples(federation.cohort(3, size=3, seed=2)[0], 3).inputs.tolist())
+    lacking = [i for i in range(ITEMS) if i not in asked]
+    assert lacking and torch.equal(items[3][lacking], items[2][lacking])
+    assert any(items[3][i].any() for i in lacking)
+
+
+def test_convergence_says_why():
+    check = Convergence(tolerance=1e-3, patience=3)
+    assert check.reason(0.1, [0.1, 0.2]) is None
+    assert "tolerance 0.001" in check.reason(1e-4, [])
+    assert "not gained for 3 rounds (best after round 2)" in check.reason(0.1, [0.1, 0.3, 0.2, 0.3, 0.1])
+    assert check.reason(0.1, [0.1, 0.3, None, None, 0.4]) is None
+
+
+def test_the_worked_example_finds_the_true_weights():
+    """10 clients x 5 features: FedSGD recovers what made the targets, and the convergence check ends it."""
+    data = linear_data()
+    model = linear(5)
+    check, reason = Convergence(tolerance=1e-6), None
+    for done in run(METHODS["fedsgd"](model, lr=0.1), model, of_arrays(data.features, data.targets), rounds=500):
+        reason = check.reason(done.change, [])
+        if reason:
+            break
+    assert reason and done.number < 200
+    assert np.abs(done.state.shared["weight"].numpy() - data.truth).max() < 1e-3
+
+
+@pytest.mark.parametrize("name, lr", [("fedsgd", 1e20), ("fedsgd", 3e3), ("local", 1e20)])
+def test_divergence_is_told_with_the_round_and_the_likely_cause(name, lr):
+    data = linear_data()
+    model = linear(5)
+    with pytest.raises(DivergedError, match="In round .* left the finite numbers.*learning rate"):
+        list(run(METHODS[name](model, lr=lr), model, of_arrays(data.features, data.targets), rounds=50))

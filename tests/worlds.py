@@ -1,0 +1,46 @@
+"""Tiny worlds that tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tacit.core import Method, Model
+from tacit.data.interactions import Histories
+from tacit.federation import Federation, of_histories, pooled
+from tacit.methods import build
+from tacit.models import factorization
+
+PEOPLE, ITEMS, K = 24, 40, 5
+
+
+def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:
+    """Random histories of 3 to 20 items; stars for ratings."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 20, people)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    taken = np.concatenate([rng.permutation(items)[:n] for n in lengths]).astype(np.int32)
+    values = np.ones(len(taken)) if task == "ranking" else rng.integers(1, 6, len(taken))
+    return Histories(starts, taken, values.astype(np.float32))
+
+
+def model_of(task: str, settings: dict, items: int = ITEMS) -> Model:
+    loss = "squared" if task == "ratings" or settings.get("solver") == "exact" else "bce"
+    return factorization(items, k=K, loss=loss, biases=task == "ratings", mean=3.0 if task == "ratings" else 0.0, spread=1.0)
+
+
+def world(name: str, settings: dict, task: str, *, data: Histories | None = None, **options) -> tuple[Method, Model, Federation]:
+    """A method, a model and a federation that fit together."""
+    data = histories(task) if data is None else data
+    model = model_of(task, settings)
+    method = build(name, model, settings)
+    negatives = 0 if task == "ratings" else 2
+    made = of_histories(data, ITEMS, examples=method.examples, negatives=negatives, batch=8, **options)
+    return method, model, pooled(made) if method.pooled else made
+
+
+def checkerboard(n: int) -> Histories:
+    """Person u likes every item of u's parity but item u itself: item u is the one thing to recommend to u."""
+    rows = [[item for item in range(n) if item != person and (item - person) % 2 == 0] for person in range(n)]
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    items = np.concatenate(rows).astype(np.int32)
+    return Histories(starts, items, np.ones(len(items), np.float32))
