@@ -8,13 +8,13 @@ import numba
 import numpy as np
 import pytest
 import torch
-from worlds import ITEMS, PEOPLE, histories, model_of, world
 
 from tacit.core import Download, Examples, Stage, Upload
 from tacit.engine.checkpoint import load_state, same_bytes, save_state
 from tacit.engine.run import begin, run
 from tacit.federation import of_histories
 from tacit.methods import METHODS, build, settings_of
+from worlds import ITEMS, PEOPLE, histories, model_of, world
 
 # name, settings that keep tiny worlds lively, tasks, and for every setting another value (which must matter)
 TABLE = [
@@ -173,10 +173,15 @@ def test_every_setting_changes_the_result(name, settings, tasks, key, value):
     assert any(changed)
 
 
-@pytest.mark.parametrize("name, settings, tasks, others", TABLE, ids=[f"{n}-{s.get('solver', '')}" for n, s, *_ in TABLE])
+@pytest.mark.parametrize(
+    "name, settings, tasks, others", TABLE, ids=[f"{n}-{s.get('solver', '')}" for n, s, *_ in TABLE]
+)
 def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
     known = set(settings_of(METHODS[name]))
-    unread = {"fedrecon": {"gradient": {"lam"}, "exact": {"recon_lr", "recon_passes", "solver"}}, "centralised": {"": {"lr"}}}
+    unread = {
+        "fedrecon": {"gradient": {"lam"}, "exact": {"recon_lr", "recon_passes", "solver"}},
+        "centralised": {"": {"lr"}},
+    }
     skip = unread.get(name, {}).get(settings.get("solver", "gradient" if name == "fedrecon" else ""), set())
     assert set(others) == known - skip
 
@@ -233,10 +238,12 @@ def test_the_kernel_refuses_what_is_not_finite():
     method, model, federation = world("fedals", {}, "ranking")
     state = begin(method, model, federation)
     state.shared["item"][int(federation.examples(np.array([0]), 0).inputs[0])] = torch.nan
-    method_up, refused = method.kernel(Download(state.shared, torch.tensor(0.0)), None, None, federation.examples(np.arange(PEOPLE), 0))
+    method_up, refused = method.kernel(
+        Download(state.shared, torch.tensor(0.0)), None, None, federation.examples(np.arange(PEOPLE), 0)
+    )
     touched = sum(int(federation.examples(np.array([0]), 0).inputs[0]) in histories().of(p) for p in range(PEOPLE))
     assert refused["non-finite"] == touched and float(method_up.weight) == PEOPLE - touched
-    assert torch.isfinite(method_up.total["vector"]).all()
+    assert torch.isfinite(method_up.total["sums"]).all()
 
 
 def test_settings_are_keyword_only_with_types():

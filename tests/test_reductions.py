@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_laws import assert_close, everything, trained
-from worlds import ITEMS, checkerboard, histories, model_of, world
 
 from tacit.core import Download, Examples, Stage, Upload, chain
 from tacit.data.supervised import linear as linear_data
@@ -17,6 +15,8 @@ from tacit.federation import of_arrays, of_histories, pooled
 from tacit.local import ridge, square_distance
 from tacit.methods import METHODS, build
 from tacit.models import factorization, linear
+from test_laws import assert_close, everything, trained
+from worlds import ITEMS, checkerboard, histories, model_of, world
 
 TASKS = ("ranking", "ratings")
 
@@ -124,7 +124,9 @@ def test_checkerboard(name, settings, rounds):
     state = list(run(method, model, trained_on, rounds=rounds))[-1].state
     people = np.arange(n)
     tops = np.zeros(n, int)
-    for part, scores in personal_scores(method, model, state.shared, state.private, people, federation.examples(people, 999), torch.arange(n)):
+    for part, scores in personal_scores(
+        method, model, state.shared, state.private, people, federation.examples(people, 999), torch.arange(n)
+    ):
         for row, person in enumerate(part):
             own = scores[row].clone()
             own[torch.from_numpy(data.of(person).astype(np.int64))] = -torch.inf
@@ -149,11 +151,16 @@ def double(params):
 def test_gradients_are_those_of_the_loss(task):
     model = model_of(task, {})
     params = double(model.init(torch.Generator().manual_seed(0)))
-    batch = Examples(torch.tensor([1, 2, 2, 7]), torch.tensor([1.0, 0, 1, 1]).double(), torch.tensor([1.0, 1, 1, 0]).double())
+    batch = Examples(
+        torch.tensor([1, 2, 2, 7]), torch.tensor([1.0, 0, 1, 1]).double(), torch.tensor([1.0, 1, 1, 0]).double()
+    )
     slopes = torch.func.grad(model.loss)(params, batch)
     for name, slope in slopes.items():
         for at in {0, slope.numel() // 20, slope.numel() - 1}:
-            assert abs(finite_difference(lambda p: model.loss(p, batch), params, name, at) - float(slope.view(-1)[at])) < 1e-6
+            assert (
+                abs(finite_difference(lambda p: model.loss(p, batch), params, name, at) - float(slope.view(-1)[at]))
+                < 1e-6
+            )
     assert not slopes["item"][7].any()  # padding does not count
 
 
@@ -167,7 +174,9 @@ def test_fedprox_descends_the_squared_spring():
     held = Examples(*(x[0] for x in held))  # one batch, so that a pass is a step
     down = Download(shared, torch.tensor(0.0))
     weight = held.mask.sum()
-    first, second = ({n: shared[n] + v / weight for n, v in m.client(down, {}, held)[0].total.items()} for m in (once, method))
+    first, second = (
+        {n: shared[n] + v / weight for n, v in m.client(down, {}, held)[0].total.items()} for m in (once, method)
+    )
     batch = Examples(held.inputs[0], held.targets[0].double(), held.mask[0].double())
 
     def objective(params):
@@ -180,7 +189,11 @@ def test_fedprox_descends_the_squared_spring():
 
 def test_ridge_is_where_the_slope_vanishes():
     rng = torch.Generator().manual_seed(0)
-    features, targets, weights = torch.randn(9, 4, generator=rng), torch.randn(9, generator=rng), torch.rand(9, generator=rng)
+    features, targets, weights = (
+        torch.randn(9, 4, generator=rng),
+        torch.randn(9, generator=rng),
+        torch.rand(9, generator=rng),
+    )
     gram = torch.eye(4) * 0.3
     features, targets, weights, gram = (x.double() for x in (features, targets, weights, gram))
     u = ridge(features, targets, weights, gram, torch.tensor(0.2).double())
@@ -205,7 +218,11 @@ def test_server_optimisers_take_the_step_of_their_paper(name):
         if name == "sgd":
             expected = float(x) + lr * change
         else:
-            v = {"adam": b2 * v + (1 - b2) * change**2, "yogi": v - (1 - b2) * change**2 * np.sign(v - change**2), "adagrad": v + change**2}[name]
+            v = {
+                "adam": b2 * v + (1 - b2) * change**2,
+                "yogi": v - (1 - b2) * change**2 * np.sign(v - change**2),
+                "adagrad": v + change**2,
+            }[name]
             m = change if name == "adagrad" else b1 * m + (1 - b1) * change
             expected = float(x) + lr * m / (np.sqrt(v) + tau)
         x = new["x"]

@@ -25,10 +25,14 @@ def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, s
 
 def model_of(task: str, settings: dict, items: int = ITEMS) -> Model:
     loss = "squared" if task == "ratings" or settings.get("solver") == "exact" else "bce"
-    return factorization(items, k=K, loss=loss, biases=task == "ratings", mean=3.0 if task == "ratings" else 0.0, spread=1.0)
+    return factorization(
+        items, k=K, loss=loss, biases=task == "ratings", mean=3.0 if task == "ratings" else 0.0, spread=1.0
+    )
 
 
-def world(name: str, settings: dict, task: str, *, data: Histories | None = None, **options) -> tuple[Method, Model, Federation]:
+def world(
+    name: str, settings: dict, task: str, *, data: Histories | None = None, **options
+) -> tuple[Method, Model, Federation]:
     """A method, a model and a federation that fit together."""
     data = histories(task) if data is None else data
     model = model_of(task, settings)

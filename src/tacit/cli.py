@@ -249,6 +249,7 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
     """Go on with a run that was interrupted; the result is the same, byte for byte, as without the interruption."""
     from .data.sources import load
     from .runs import RunFolder
+
     folder = RunFolder.open(path)
     settings = folder.settings()
     if folder.finished and (path / "report.html").exists():
@@ -277,8 +278,8 @@ def report(
         parts = [path / name for name in RunFolder(path).read("compare.json")["runs"]]
     folders = [RunFolder.open(part) for part in parts]
     results = [folder.read("result.json") for folder in folders]
-    settings = folders[0].read("settings.json")["settings"]
-    loaded = load(settings["data"], seed=settings["seed"], cache=cache(), say=say)
+    settings = folders[0].settings()
+    loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
     made = write_report(results, path, data=shape(loaded))
     emit({"report": str(made)}) if json_ else show(results, made)
 

@@ -29,6 +29,8 @@ from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Facts, serve
 
+ARTICLES = "the|a|an|la|le|les|il|der|die|das|el"
+
 
 def plain(title: str) -> str:
     """A title as people type it: no year, no case, the article in front, single spaces.
@@ -37,14 +39,25 @@ def plain(title: str) -> str:
     'the lion king'
     """
     text = re.sub(r"\s*\(\d{4}\)\s*$", "", title).strip().lower()
-    moved = re.fullmatch(r"(.*), (the|a|an|la|le|les|il|der|die|das|el)", text)
+    moved = re.fullmatch(rf"(.*), ({ARTICLES})", text)
     return " ".join((f"{moved[2]} {moved[1]}" if moved else text).split())
 
 
+def bare(title: str) -> str:
+    """A plain title without its article: somebody who types "lion king" means "Lion King, The (1994)"."""
+    return re.sub(rf"^({ARTICLES}) (?=.)", "", plain(title))
+
+
 def find_item(text: str, items: dict[str, Any]) -> int:
-    """The item that a person means: its name, its title, or its title without the year. Of several, the most taken."""
+    """The item that a person means: its title, with or without the year and the article, or its name. Of several, the
+    most taken."""
     names, titles = items["names"], items["titles"]
-    for match in (lambda n: titles[n] == text, lambda n: plain(titles[n]) == plain(text), lambda n: names[n] == text):
+    for match in (
+        lambda n: titles[n] == text,
+        lambda n: plain(titles[n]) == plain(text),
+        lambda n: names[n] == text,
+        lambda n: bare(titles[n]) == bare(text),
+    ):
         hits = [n for n in range(len(names)) if match(n)]
         if hits:
             return max(hits, key=lambda n: items["counts"][n])
@@ -53,7 +66,8 @@ def find_item(text: str, items: dict[str, Any]) -> int:
     inside = sorted((key for key in by_plain if wanted and wanted in key), key=len)
     close = list(dict.fromkeys(inside[:2] + difflib.get_close_matches(wanted, by_plain, n=3, cutoff=0.5)))[:3]
     hint = " Did you mean " + " or ".join(f'"{by_plain[key]}"' for key in close) + "?" if close else ""
-    raise DataError(f'"{text}" is not in the catalogue of {len(names):,} items.{hint}')
+    todo = " Give a title or the name of an item, as they stand in the data."
+    raise DataError(f'"{text}" is not in the catalogue of {len(names):,} items.{hint or todo}')
 
 
 def recommend(

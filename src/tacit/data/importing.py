@@ -7,6 +7,7 @@ what `read_interactions` reads back.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 from collections.abc import Callable
@@ -74,8 +75,8 @@ def has_title(path: Path) -> bool:
     """Whether a list names its items by title."""
     try:
         read_table(path, ("title",), ())
-    except DataError:
-        return False
+    except DataError as error:
+        return "has no rows" in str(error)  # which is then said of the titles, not of another column
     return True
 
 
@@ -114,7 +115,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error.strerror or error}). Choose another folder.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing could be written, nothing is left either
+            temporary.unlink(missing_ok=True)
 
 
 def columns(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """Three ways to run the clients of one cohort. They mean the same; they differ in speed.
 
-    loop     one person at a time on whole tables: slow, obvious, the oracle
+    loop     one person at a time on whole tables, every upload really encoded to bytes and read back: slow, obvious,
+             the oracle
     vmap     people of similar length at once, each on a compact table of the rows they touch
     kernel   a method's own compiled client for the whole cohort (methods that have one)
 
@@ -23,6 +24,7 @@ from ..core import Download, Examples, Method, Params, Stage, Upload
 from ..data.sampling import Ragged
 from ..errors import SettingError, did_you_mean
 from ..wire.admission import refusal, soundness
+from ..wire.ledger import decode, encode
 from .store import Store
 
 People = NDArray[np.int64]
@@ -75,6 +77,7 @@ def loop(device: Device, method: Method, down: Download, store: Store, people: P
         if expected is None:  # what a sound upload looks like is known from the method, not from who comes first
             expected = method.client(down, own, held)[0].total
         upload, own = device(down, own, held)
+        upload = decode(encode(upload))
         reason = refusal(upload, expected) or (None if finite(own, 0) else "non-finite")
         if reason:
             refused[reason] += 1

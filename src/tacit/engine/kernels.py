@@ -146,31 +146,32 @@ def by_item(starts, items, catalogue, good):
 
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
 def sum_outer(item_starts, people, entries, residuals, vectors):
-    """For every item the sums over its people of x x' (upper triangle by rows), r x and 1, x = vectors[person]."""
+    """For every item the sums over its people of x x' (upper triangle by rows), r x and 1, x = vectors[person], side by
+    side: [catalogue, p (p + 1) / 2 + p + 1]."""
     catalogue, p = len(item_starts) - 1, vectors.shape[1]
-    outer = np.empty((catalogue, p * (p + 1) // 2), np.float32)
-    vector = np.zeros((catalogue, p), np.float32)
-    count = np.empty(catalogue, np.float32)
+    upper = p * (p + 1) // 2
+    out = np.zeros((catalogue, upper + p + 1), np.float32)
     for worker in prange(WORKERS):
         square = np.empty((p, p), np.float32)
         rows, scale = np.zeros((BLOCK, p), np.float32), np.zeros(BLOCK, np.float32)
         for item in range(worker, catalogue, WORKERS):
             square[:] = 0.0
+            vector = out[item, upper : upper + p]
             for begin in range(item_starts[item], item_starts[item + 1], BLOCK):
                 scale[:] = 0.0
                 for at in range(begin, min(begin + BLOCK, item_starts[item + 1])):
                     rows[at - begin] = vectors[people[at]]
                     scale[at - begin] = 1.0
                     for i in range(p):
-                        vector[item, i] += residuals[entries[at]] * rows[at - begin, i]
+                        vector[i] += residuals[entries[at]] * rows[at - begin, i]
                 add_outer(square, rows, scale)
             flat = 0
             for i in range(p):
                 for j in range(i, p):
-                    outer[item, flat] = square[j, i]
+                    out[item, flat] = square[j, i]
                     flat += 1
-            count[item] = item_starts[item + 1] - item_starts[item]
-    return outer, vector, count
+            out[item, upper + p] = item_starts[item + 1] - item_starts[item]
+    return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

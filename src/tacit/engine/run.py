@@ -22,7 +22,6 @@ from ..wire.ledger import Ledger
 from .backends import choose, collect
 from .store import Store
 
-
 LOST = 3  # rounds in which every single upload was refused, before it is called divergence
 
 

@@ -2,7 +2,7 @@
 
 Ranking (Hu et al. 2008, regularised as Rendle et al. 2021), with m items, n people, histories H_i:
     person  u_i = [a0 V'V + sum_{j in H_i} w v_j v_j' + lam (sum w + a0 m) I]^-1 sum w v_j
-    uploads for its items j: u u', u and 1, and u u' once                   (training weights w are flat)
+    uploads for its items j: [u u', u, 1], and u u' once                    (training weights w are flat)
     server  v_j = [a0 U'U + sum u u' + lam (n_j + a0 n) I]^-1 sum u
 Serving weighs a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
 tell most about the next one, and nobody else needs to know the order.
@@ -47,20 +47,22 @@ def fedals(
         x, left = _item_side(user, held, down.params, explicit)
         rows = torch.zeros(down.params["item"].shape[0])
         taken = rows.index_add(0, held.inputs, held.mask)
-        told = rows.index_add(0, held.inputs, held.mask * left)
-        square = _upper(x[:, None] * x)
-        total = {"outer": taken[:, None] * square, "vector": told[:, None] * x, "count": taken}
-        return Upload(total if explicit else total | {"square": square}, torch.ones(())), {}
+        told = rows.index_add(0, held.inputs, held.mask * left) if explicit else taken
+        square, one = _upper(x[:, None] * x), torch.ones(1)
+        if explicit:
+            parts = (taken[:, None] * square, told[:, None] * x, taken[:, None])
+            return Upload({"sums": torch.cat(parts, 1)}, torch.ones(())), {}
+        return Upload({"sums": taken[:, None] * torch.cat([square, x, one]), "square": square}, torch.ones(())), {}
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        sums = {name: value.numpy() for name, value in upload.total.items()}
-        count, size = upload.total["count"], sums["vector"].shape[1]
+        size = shared["item"].shape[1] + explicit
+        outer, vector, count = _parts(upload.total["sums"], size)
         gram, people = np.zeros((size, size)), 0.0
         if not explicit:
             gram, people = alpha0 * _full(upload.total["square"], size).double().numpy(), alpha0 * float(upload.weight)
         strength = lam * (count.double() + people)
         strength[strength == 0] = 1.0  # nobody has this item: any positive number gives its exact answer, zero
-        item = torch.from_numpy(kernels.solve_items(sums["outer"], sums["vector"], strength.numpy(), gram))
+        item = torch.from_numpy(kernels.solve_items(outer.numpy(), vector.numpy(), strength.numpy(), gram))
         if memory:  # a cohort that lacks an item says nothing of it, except in the first round
             old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if explicit else shared["item"]
             item = torch.where((count > 0)[:, None], item, old)
@@ -77,7 +79,7 @@ def fedals(
     def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:
         return _fedals_kernel(down, held, model.catalogue, lam, 0.0 if explicit else alpha0)
 
-    rows = (*model.rows, "outer", "vector", "count")
+    rows = (*model.rows, "sums")
     return Method(init, client, server, personalize, "history", rows, kernel)
 
 
@@ -92,6 +94,12 @@ def _upper(square: Tensor) -> Tensor:
     """[p, p] -> its upper triangle by rows, [p (p + 1) / 2]."""
     i, j = torch.triu_indices(*square.shape)
     return square[i, j]
+
+
+def _parts(sums: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every item's sums: x x' (upper triangle), r x, and how many people."""
+    outer, vector, count = torch.split(sums, [size * (size + 1) // 2, size, 1], 1)
+    return outer, vector, count[:, 0]
 
 
 def _full(upper: Tensor, size: int) -> Tensor:
@@ -121,7 +129,7 @@ def _fedals_kernel(down, held, catalogue, lam, alpha0):
         left = (held.targets - np.repeat(users[:, -1], held.lengths) - shared["mean"]).astype(np.float32)
         users[:, -1] = 1.0
     sums = kernels.sum_outer(*kernels.by_item(held.starts, held.inputs, len(item), good), left, users)
-    total = {name: torch.from_numpy(value) for name, value in zip(("outer", "vector", "count"), sums, strict=True)}
+    total = {"sums": torch.from_numpy(sums)}
     if not explicit:
         fine = torch.from_numpy(users[good])
         total["square"] = _upper(fine.T @ fine)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import struct
-
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ..core import Download, Params, Upload
@@ -22,11 +20,16 @@ def encode(message: Upload | Download) -> bytes:
     return save({name: value.detach().contiguous() for name, value in both.items()})
 
 
-def header(blob: bytes) -> dict[str, dict[str, object]]:
-    """What a message says it holds."""
-    (length,) = struct.unpack("<Q", blob[:8])
-    found: dict[str, dict[str, object]] = json.loads(blob[8 : 8 + length])
-    return found
+def decode(blob: bytes) -> Upload:
+    """The upload in a message from a device, which may have sent anything: ValueError if it is not one."""
+    try:
+        parts = load(blob)
+    except (SafetensorError, ValueError, RuntimeError, OverflowError, KeyError) as error:
+        raise ValueError(f"not a message: {error}") from error
+    weight = parts.pop("weight", None)
+    if weight is None or any(not name.startswith("params/") for name in parts):
+        raise ValueError("a message holds params/... and weight, and nothing else")
+    return Upload({name.removeprefix("params/"): value for name, value in parts.items()}, weight)
 
 
 class Ledger:

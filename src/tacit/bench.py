@@ -1,0 +1,171 @@
+"""`tacit bench`: what one round for all people costs, by backend, and how it grows. CPU seconds, one thread, best of
+repeats, all in one run: the only figures that survive a shared machine are ratios of those."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from rich.table import Table
+
+from .core import Download, Examples, Method, Model
+from .data.interactions import Histories, Interactions
+from .data.sources import load
+from .data.synthetic import synthetic
+from .engine.run import begin, run
+from .federation import Federation, of_histories
+from .methods import build
+from .models import factorization
+from .wire.ledger import decode, encode
+
+K = 32
+JOBS = {  # what is measured: method, settings, task
+    "fedals": ("fedals", {}, "ranking"),
+    "fedrecon": ("fedrecon", {"solver": "exact", "lam": 0.1, "lr": 0.2}, "ratings"),
+}
+REPEATS = {"loop": 1, "vmap": 3, "kernel": 5}
+
+
+def make(job: str, histories: Histories, items: int) -> tuple[Method, Model, Federation]:
+    name, settings, task = JOBS[job]
+    ratings = task == "ratings"
+    model = factorization(
+        items, k=K, loss="squared" if ratings else "bce", biases=ratings, mean=3.0 if ratings else 0.0
+    )
+    method = build(name, model, settings)
+    return method, model, of_histories(histories, items, examples=method.examples, negatives=0, batch=16)
+
+
+def one_round(method: Method, model: Model, federation: Federation, backend: str, repeats: int) -> float:
+    """CPU seconds of one whole round: examples, clients, admission, sum, server."""
+    best = float("inf")
+    for _ in range(repeats):
+        state = begin(method, model, federation)
+        before = time.process_time()
+        next(run(method, model, federation, rounds=1, backend=backend, state=state))
+        best = min(best, time.process_time() - before)
+    return best
+
+
+def messages(method: Method, model: Model, federation: Federation) -> float:
+    """Which part of a loop's round goes into messages: every upload is really encoded, and read back by the server."""
+    done = next(run(method, model, federation, rounds=1, backend="vmap", cohort=1))
+    held = federation.examples(federation.members[:1], 0).pad()
+    upload, _ = method.client(Download(done.state.shared, torch.tensor(0.0)), {}, Examples(*(x[0] for x in held)))
+    before = time.process_time()
+    for _ in range(20):
+        decode(encode(upload))
+    return (time.process_time() - before) / 20 * len(federation.members)
+
+
+def warm(job: str) -> None:
+    """Compile and load everything, on a tiny world."""
+    tiny = synthetic(30, 40, 300).histories()
+    for backend in REPEATS:
+        one_round(*make(job, tiny, 40), backend, 2)
+
+
+def measure(*, quick: bool, seed: int, say: Callable[[str], None], cache: Path | None) -> dict[str, Any]:
+    """Ratios of backends on ML-100K's size and on 6,040 x 3,706, and CPU time against interactions with a fit."""
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    try:
+        worlds: list[Interactions] = []
+        first = load("ml-100k", cache=cache, say=say)
+        assert isinstance(first, Interactions)
+        worlds.append(first)
+        if not quick:
+            say("making a world of 6,040 people x 3,706 items x 1,000,000 interactions")
+            worlds.append(synthetic(6_040, 3_706, 1_000_000, seed=seed))
+        rows = [speed(job, data, say) for data in worlds for job in JOBS]
+        return {"k": K, "threads": 1, "speed": rows, "growth": [growth(job, quick, seed, say) for job in JOBS]}
+    finally:
+        torch.set_num_threads(threads[0])
+        numba.set_num_threads(threads[1])
+
+
+def speed(job: str, data: Interactions, say: Callable[[str], None]) -> dict[str, Any]:
+    warm(job)
+    made = make(job, data.histories(), len(data.items))
+    row: dict[str, Any] = {
+        "data": data.name,
+        "people": len(data.people),
+        "items": len(data.items),
+        "interactions": len(data),
+        "method": job,
+    }
+    for backend, repeats in REPEATS.items():
+        say(f"{job} on {len(data.people):,} people: one round with {backend}")
+        row[f"{backend}_cpu_seconds"] = round(one_round(*made, backend, repeats), 5)
+    row["loop_messages_cpu_seconds"] = round(messages(*made), 5)
+    for backend in ("vmap", "kernel"):
+        row[f"{backend}_times_loop"] = round(row["loop_cpu_seconds"] / row[f"{backend}_cpu_seconds"], 1)
+    return row
+
+
+def growth(job: str, quick: bool, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """CPU time of a kernel round over worlds of growing size: seconds = a + b x interactions, and the slope of the logs.
+    People and items grow along, so that a cost of people x items would show."""
+    points = []
+    for size in (100_000, 300_000, 1_000_000) if quick else (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000):
+        people, items = size // 100, max(500, int((size / 100) ** 0.8))
+        say(f"{job}: {size:,} interactions of {people:,} people with {items:,} items")
+        made = make(job, synthetic(people, items, size, seed=seed).histories(), items)
+        points.append(
+            {
+                "interactions": size,
+                "people": people,
+                "items": items,
+                "cpu_seconds": round(one_round(*made, "kernel", 3), 5),
+            }
+        )
+    x, y = (np.array([point[name] for point in points], float) for name in ("interactions", "cpu_seconds"))
+    slope, start = np.polyfit(x, y, 1, w=1 / y)  # every size counts alike
+    off = y / (start + slope * x) - 1
+    log_slope = np.polyfit(np.log(x), np.log(y), 1)[0]
+    fit = {
+        "microseconds_per_interaction": round(1e6 * slope, 4),
+        "largest_deviation": round(float(np.abs(off).max()), 3),
+    }
+    return {"method": job, "points": points, "fit": fit | {"exponent": round(float(log_slope), 3)}}
+
+
+def table(found: dict[str, Any]) -> Table:
+    shown = Table(
+        "data",
+        "method",
+        "loop",
+        "vmap",
+        "kernel",
+        "vmap",
+        "kernel",
+        title="CPU seconds of one round for all people, one thread; then times as fast as loop",
+    )
+    for row in found["speed"]:
+        seconds = [f"{row[f'{b}_cpu_seconds']:.3f}" for b in REPEATS]
+        shown.add_row(
+            f"{row['people']:,} x {row['items']:,}",
+            row["method"],
+            *seconds,
+            f"{row['vmap_times_loop']} x",
+            f"{row['kernel_times_loop']} x",
+        )
+    for line in found["growth"]:
+        fit, ends = line["fit"], (line["points"][0], line["points"][-1])
+        sizes = " to ".join(f"{p['interactions']:,}" for p in ends)
+        shown.add_row(
+            sizes,
+            line["method"],
+            "",
+            "",
+            f"{ends[0]['cpu_seconds']:.3f} to {ends[1]['cpu_seconds']:.3f}",
+            "",
+            f"exponent {fit['exponent']}",
+        )
+    return shown

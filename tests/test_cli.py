@@ -1,0 +1,703 @@
+"""The command line as a person meets it: what is printed where, with which exit code, and what is left on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tacit.data import sources
+from tacit.errors import RunError
+
+with warnings.catch_warnings():  # typer 0.20 imports what click 8.5 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from tacit import cli
+
+WORLD = ("--data", "synthetic:40x40x400", "--threads", "1")
+QUICK = (*WORLD, "--rounds", "2", "--json")
+FILE = ("--rounds", "2", "--threads", "1", "--set", "k=4", "--json")
+ROWS = "".join(f"u{u},i{(u * 7 + j * 5) % 12},{1 + (u + j) % 5},{u * 10 + j}\n" for u in range(12) for j in range(5))
+GOOD = "user,item,rating,timestamp\n" + ROWS
+CONTRACT = {
+    "data", "method", "settings", "protocol", "seed", "rounds", "people", "items", "interactions", "seen", "new",
+    "intervals", "best_round", "leak", "traffic", "privacy", "seconds", "peak_rss_mb", "rejected_updates", "run",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        assert self.code == 0, self.err
+        assert self.out.count("\n") == 1, "one line, one object"
+        found = json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert isinstance(found, dict)
+        return found
+
+    def refused(self, *parts: str) -> Said:
+        """A sentence that a person can act on, on standard error alone."""
+        assert (self.code, self.out) == (2, ""), self.err
+        assert self.err.count("error: ") == 1 and "Traceback" not in self.err and "bug" not in self.err
+        for part in parts:
+            assert part in self.err, self.err
+        return self
+
+
+def tacit(*args: object) -> Said:
+    """The command in this process: as quick as a call, and the same as `tacit` for whoever types it."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["tacit", *map(str, args)])
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def files() -> set[str]:
+    return {str(path) for path in Path().rglob("*")}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, an empty cache, no way out, and no width that would break sentences."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TACIT_DEBUG", raising=False)
+    no_network(monkeypatch)
+    return tmp_path
+
+
+def no_network(monkeypatch, reply=None):
+    def fetch():
+        if reply is None:
+            raise OSError("no answer (offline)")
+        return reply
+
+    monkeypatch.setattr(sources, "ML_100K", tuple(replace(archive, fetch=fetch) for archive in sources.ML_100K))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A finished run; not to be changed by a test."""
+    path = tmp_path_factory.mktemp("made") / "run"
+    assert tacit("run", *QUICK, "--out", path).code == 0
+    return path
+
+
+@pytest.fixture
+def copy(made) -> Path:
+    """A finished run of one's own, without the plots."""
+    Path("run").mkdir()
+    for file in made.glob("*.*"):
+        Path("run", file.name).write_bytes(file.read_bytes())
+    return Path("run")
+
+
+# The contract
+
+
+def test_json_is_one_object_with_every_key_and_the_folder_is_whole():
+    said = tacit("run", *QUICK, "--out", "mine")
+    result = said.json
+    assert result.keys() >= CONTRACT
+    for group in ("seen", "new"):
+        for protocol in ("sampled", "full"):
+            assert result[group][protocol].keys() >= {"hr@10", "ndcg@10"}
+            for name, (low, high) in result["intervals"][group][protocol].items():
+                assert low <= result[group][protocol][name] <= high
+    assert result["leak"].keys() >= {"memoriser_hr@10", "popularity_hr@10"}
+    assert result["traffic"].keys() == {"up_bytes", "down_bytes", "up_bytes_per_person_round"}
+    assert result["seconds"].keys() == {"setup", "train", "evaluate"}
+    assert result["privacy"] is None and result["run"] == "mine" and result["people"] == 40
+    left = {path.name for path in Path("mine").iterdir()}
+    assert left >= {"settings.json", "items.json", "final.safetensors", "model.safetensors", "result.json"}
+    assert "report.html" in left and not [name for name in left if name.endswith(".part")]
+    assert json.loads(Path("mine/result.json").read_text()) == result
+
+
+def test_runs_get_a_folder_each_and_the_table_names_what_to_do_next():
+    first, second = tacit("run", *QUICK).json["run"], tacit("run", *QUICK[:-1])
+    assert first.endswith("-1") and second.code == 0
+    assert "HR@10" in second.out and "Report: " in second.out and "tacit recommend" in second.out
+    assert first.replace("-1", "-2") in second.out
+
+
+@pytest.mark.parametrize("task, metric", [("ratings", "rmse"), ("regression", "rmse")])
+def test_other_tasks(task, metric):
+    data = ["--data", "linear", "--method", "fedsgd"] if task == "regression" else [*WORLD, "--task", task]
+    result = tacit("run", *data, "--rounds", "3", "--json").json
+    assert result.keys() >= CONTRACT and result["task"] == task
+    assert result["seen"][metric] > 0 and (result["new"] is None) == (task == "regression")
+    if task == "regression":
+        assert len(result["true_weights"]) == 5 and result["seen"]["weights_error"] > 0
+        tacit("recommend", result["run"], "--likes", "x", "--json").refused("regression", "no items")
+
+
+def test_a_brought_split_and_its_titles():
+    Path("mine").mkdir()
+    rows = ROWS.splitlines()
+    Path("mine/train.csv").write_text("user,item,rating,timestamp\n" + "\n".join(rows[0::5] + rows[1::5] + rows[2::5]))
+    Path("mine/valid.csv").write_text("user,item,rating,timestamp\n" + "\n".join(rows[3::5]))
+    Path("mine/test.csv").write_text("user,item,rating,timestamp\n" + "\n".join(rows[4::5]))
+    titles = "".join(f'i{n},"Film {n}, The (199{n % 10})"\n' for n in range(12))
+    Path("mine/items.csv").write_text("item,title\n" + titles)
+    result = tacit("run", "--data", "mine", *FILE, "--out", "run").json
+    assert (result["people"], result["items"]) == (12, 12)
+    answer = tacit("recommend", "run", "--likes", "the film 3", "-n", "2", "--json").json
+    assert answer["from"] == ["Film 3, The (1993)"] and len(answer["items"]) == 2
+
+
+def test_compare_has_results_and_a_report():
+    found = tacit("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
+    assert [result["method"] for result in found["results"]] == ["popularity", "fedals"]
+    assert all(result.keys() >= CONTRACT for result in found["results"])
+    assert found["report"] == "both/report.html"
+    assert Path("both/report.html").read_text().startswith("<!doctype html")
+    again = tacit("report", "both", "--json").json
+    assert again == {"report": found["report"]}
+    tacit("compare", "--methods", "fedals", *QUICK, "--out", "both").refused("both is there already", "--out")
+    one = tacit("recommend", found["results"][1]["run"], "--person", "7", "--json").json
+    assert len(one["items"]) == 10
+
+
+def test_a_sweep_tries_every_value_once():
+    found = tacit("compare", "--method", "fedals", "--sweep", "k=2, 4,2", *QUICK, "--out", "swept").json
+    assert [result["settings"]["k"] for result in found["results"]] == [2, 4]
+
+
+def test_the_same_command_gives_the_same_result():
+    one, two = (tacit("run", *QUICK, "--out", name).json for name in "ab")
+    for result in (one, two):
+        for key in ("seconds", "peak_rss_mb", "run"):
+            del result[key]
+    assert one == two
+    assert Path("a/final.safetensors").read_bytes() == Path("b/final.safetensors").read_bytes()
+
+
+# Options and settings that are wrong
+
+OPTIONS = {
+    "unknown method": (["--method", "fedal"], '"fedal" is not a method', 'Did you mean "fedals"?', "Methods: "),
+    "unknown setting": (["--set", "lamm=1"], '"lamm" is not a setting', 'Did you mean "lam"?', "Settings: "),
+    "unknown protocol": (["--protocol", "clan"], '"clan" is not a protocol', 'Did you mean "clean"?'),
+    "unknown task": (["--task", "rating"], '"rating" is not a task', 'Did you mean "ratings"?'),
+    "unknown backend": (["--backend", "kernal"], '"kernal" is not a backend', 'Did you mean "kernel"?'),
+    "unknown split": (["--split", "tempral"], '"tempral" is not a split', 'Did you mean "temporal"?'),
+    "unknown data": (["--data", "sinthetic"], '"sinthetic" is not a data set', 'mean "synthetic"?', "no such path"),
+    "unknown server": (["--method", "fedavg", "--set", "server=adamm"], "adamm", 'Did you mean "adam"?'),
+    "unknown option": (["--metod", "x"], "--metod", "--method", "--help"),
+    "a size that is none": (["--data", "synthetic:huge"], '"huge" is not a size', "PEOPLExITEMSxINTERACTIONS"),
+    "an impossible world": (["--data", "synthetic:5x5x500"], "cannot be made", "half of all pairs"),
+    "an option as a setting": (["--set", "rounds=3"], '"rounds" is not a setting', "--rounds"),
+    "another method's setting": (["--set", "mu=1"], '"mu" is not a setting', "Settings: "),
+    "changes nothing": (["--set", "loss=bce"], "loss would change nothing", "Leave it out"),
+    "changes nothing for this server": (["--method", "fedavg", "--set", "tau=0.1"], "tau would change nothing"),
+    "changes nothing for this solver": (["--method", "fedrecon", "--set", "lam=1"], "lam would change nothing"),
+    "no key and value": (["--set", "k"], '"k"', "key=value"),
+    "no value": (["--set", "k="], '"k="', "key=value"),
+    "no key": (["--set", "=4"], '"=4"', "key=value"),
+    "text for a whole number": (["--set", "k=many"], "k=many", "takes int", "--set k="),
+    "a share for a whole number": (["--set", "k=2.5"], "k=2.5", "takes int"),
+    "text for a number": (["--set", "lam=big"], "lam=big", "takes float", "--set lam="),
+    "text for yes or no": (["--method", "fedrecon", "--set", "joint=maybe"], "joint=maybe", "takes bool"),
+    "not one of the words": (["--method", "fedrecon", "--set", "solver=exakt"], "solver=exakt", "--set solver="),
+    "nan": (["--set", "lam=nan"], "lam=nan", "finite"),
+    "infinite": (["--set", "lam=inf"], "lam=inf", "finite"),
+    "a negative rate": (["--method", "fedavg", "--set", "lr=-0.1"], "lr=-0.1", "at least 0"),
+    "a share above 1": (["--set", "recency=1.5"], "recency=1.5", "from 0 to 1"),
+    "no factors": (["--set", "k=0"], "k=0", "40 items", "1 to 40"),
+    "k larger than items": (["--set", "k=41"], "k=41", "40 items", "1 to 40"),
+    "no rounds": (["--rounds", "0"], "--rounds 0", "at least 1"),
+    "rounds below zero": (["--rounds", "-2"], "--rounds -2", "at least 1"),
+    "rounds in words": (["--rounds", "two"], "--rounds", "two", "integer"),
+    "a cohort too large": (["--cohort", "1000"], "1000", "1 to 36", "0.1"),
+    "a cohort of nobody": (["--cohort", "0"], "0", "1 to 36"),
+    "a cohort below zero": (["--cohort", "-1"], "-1", "1 to 36"),
+    "a cohort in words": (["--cohort", "some"], "--cohort some", "0.1"),
+    "a cohort of folds": (["--cohort", "folds"], "--cohort folds", "0.1"),
+    "a cohort of nan": (["--cohort", "nan"], "nan", "1 to 36"),
+    "a cohort above all": (["--cohort", "1.5"], "1.5", "share"),
+    "a cohort larger than a fold leaves": (["--cohort", "38", "--new-people", "folds"], "38", "1 to 36"),
+    "a cohort of one place": (["--method", "centralised", "--cohort", "3"], "--cohort", "centralised", "Leave it out"),
+    "new people above all": (["--new-people", "1.5"], "--new-people 1.5", "from 0 to below 1", "folds"),
+    "everybody new": (["--new-people", "1"], "--new-people 1", "below 1"),
+    "almost everybody new": (["--new-people", "0.999"], "--new-people 0.999", "nobody", "smaller"),
+    "new people in words": (["--new-people", "fold"], "--new-people fold", "folds"),
+    "new people nan": (["--new-people", "nan"], "--new-people nan", "from 0"),
+    "drop-out above 1": (["--dropout", "2"], "--dropout", "2.0", "0.0<=x<=1.0"),
+    "drop-out nan": (["--dropout", "nan"], "--dropout nan", "from 0 to 1"),
+    "tolerance below zero": (["--tolerance", "-1"], "--tolerance -1", "from 0"),
+    "tolerance nan": (["--tolerance", "nan"], "--tolerance nan", "from 0"),
+    "patience below zero": (["--patience", "-1"], "--patience -1", "from 0"),
+    "a seed below zero": (["--seed", "-1"], "--seed", "-1", "x>=0"),
+    "a seed of 100 bits": (["--seed", str(2**100)], "--seed", "expected a number from 0"),
+    "no threads": (["--threads", "0"], "--threads 0", "allows 1 to"),
+    "too many threads": (["--threads", "999"], "--threads 999", "allows 1 to"),
+    "no such kernel": (["--method", "fedavg", "--backend", "kernel"], "kernel", "this method has none", "vmap"),
+    "a task that the data do not fit": (["--task", "regression"], "--task regression", "ranking or ratings"),
+    "published ratings": (["--task", "ratings", "--protocol", "published"], "published", "ranking", "Leave"),
+    "popularity of no items": (["--data", "linear", "--method", "popularity"], "popularity needs items", "local"),
+    "ranking of no items": (["--data", "linear", "--task", "ranking"], "--task ranking", "regression"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_wrong_options_leave_nothing_behind(case):
+    args, *parts = OPTIONS[case]
+    tacit("run", *QUICK, *args).refused(*parts)
+    assert not files()
+
+
+@pytest.mark.parametrize(
+    "args, parts",
+    [
+        ([], ["Say what to compare", "--methods"]),
+        (["--methods", " , "], ["Say what to compare", "--methods"]),
+        (["--methods", "fedals,fedavgg"], ['"fedavgg" is not a method', 'Did you mean "fedavg"?']),
+        (["--methods", "fedals,fedavg", "--set", "lam=1"], ['"lam" is not a setting']),  # found before fedals runs
+        (["--method", "fedals"], ["--sweep"]),
+        (["--sweep", "k=2,4"], ["needs one method"]),
+        (["--method", "fedals", "--sweep", "k"], ["needs one method and values"]),
+        (["--method", "fedals", "--sweep", "k=,"], ["needs one method and values"]),
+        (["--method", "fedals", "--sweep", "=2"], ["needs one method and values"]),
+        (["--method", "fedals", "--sweep", "k=2,400"], ["k=400", "40 items"]),
+        (["--method", "fedals", "--sweep", "kk=2"], ['"kk" is not a setting', '"k"']),
+    ],
+)
+def test_wrong_comparisons_leave_nothing_behind(args, parts):
+    tacit("compare", *QUICK, *args).refused(*parts)
+    assert not files()
+
+
+def test_nothing_asked_shows_the_help():
+    for args in ([], ["data"], ["--help"], ["run", "--help"]):
+        said = tacit(*args)
+        assert (said.code, said.err) == (0, "") and "Usage: " in said.out
+    assert tacit("--version").out.startswith("tacit ")
+    tacit("trian").refused("trian", "--help")
+
+
+# Files that are wrong
+
+BAD = {
+    "empty": ("", "is empty", "user,item"),
+    "header only": ("user,item\n", "has no rows", "one row per interaction"),
+    "missing column": ("user,rating\na,1\n", "has no column item", "Got: user, rating", "Expected: user and item"),
+    "misnamed column": ("user,itme\na,x\n", "has no column item", 'by "itme"', "Rename it"),
+    "misnamed rating": ("user,item,ratting\na,x,1\n", 'unknown column "ratting"', "Rename it"),
+    "no header": ("1,2,3\n1,3,3\n", "has no column user", "first line"),
+    "text for a rating": ("user,item,rating\na,x,4\na,y,good\n", "line 3", '"good" is not a number', "3.5"),
+    "nan": ("user,item,rating\na,x,4\na,y,nan\n", "line 3", '"nan" is not a finite number', "remove the row"),
+    "infinite": ("user,item,rating\na,x,inf\na,y,4\n", "line 2", '"inf" is not a finite number'),
+    "text for a time": ("user,item,timestamp\na,x,1\na,y,noon\n", "line 3", '"noon" is not a time', "881250949"),
+    "a gap": ("user,item\na,x\n,y\n", "line 3", "missing", "remove the row"),
+    "a gap in ratings": ("user,item,rating\na,x,1\na,y,\n", "line 3", "missing", "Fill it in"),
+    "one person": ("user,item\na,x\na,y\na,z\n", "1 person and 3 items", "at least 2 people", "Bring more data"),
+    "one item": ("user,item\na,x\nb,x\nc,x\n", "3 people and 1 item", "2 items are needed"),
+    "single interactions": ("user,item\na,x\nb,y\nc,z\n", "two interactions or more", "Bring longer histories"),
+    "too many fields": ("user,item\na,x\na,y,z\n", "line 3", "3 fields", "quotes"),
+    "binary": ("\0\1\2", "not a text file", "save it as CSV"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_wrong_files_leave_nothing_behind(case):
+    content, *parts = BAD[case]
+    Path("mine.csv").write_text(content)
+    before = files()
+    tacit("run", "--data", "mine.csv", *FILE).refused("mine", *parts)
+    tacit("compare", "--methods", "fedals,fedavg", "--data", "mine.csv", *FILE).refused("mine", *parts)
+    if case not in ("one person", "one item", "single interactions"):
+        tacit("data", "describe", "mine.csv", "--json").refused("mine", *parts)
+        tacit("data", "import", "mine.csv", "mine.parquet").refused("mine", *parts)
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    "data, parts",
+    [
+        ("gone.csv", ["gone.csv", "no such path exists"]),
+        ("mine.xlsx", ["no known format", ".csv", ".parquet"]),
+        ("folder", ["has no train.csv", "other.csv", "train.csv and test.csv"]),
+        ("broken.parquet", ["not a Parquet file", "Write it again"]),
+    ],
+)
+def test_paths_that_are_no_data(data, parts):
+    Path("folder").mkdir()
+    for name in ("mine.xlsx", "folder/other.csv", "broken.parquet"):
+        Path(name).write_text("user,item\n")
+    before = files()
+    tacit("run", "--data", data, *FILE).refused(*parts)
+    assert files() == before
+
+
+def test_no_ratings_for_the_ratings_task():
+    Path("mine.csv").write_text("user,item\n" + "".join(f"{r.rsplit(',', 2)[0]}\n" for r in ROWS.splitlines()))
+    said = tacit("run", "--data", "mine.csv", "--task", "ratings", *FILE)
+    said.refused("mine has no ratings", "rating column", "--task ranking")
+    result = tacit("run", "--data", "mine.csv", *FILE).json
+    assert any("no time" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize("task", ["ranking", "ratings"])
+def test_duplicates_are_kept_by_a_rule_that_is_stated(task):
+    Path("clean.csv").write_text(GOOD.replace("u1,i7,2,10\n", "u1,i7,5,9999\n"))
+    Path("mine.csv").write_text(GOOD + "u1,i7,5,9999\n")
+    clean, mine = (tacit("run", "--data", f"{name}.csv", "--task", task, *FILE).json for name in ("clean", "mine"))
+    assert "1 duplicate pair: the newest of each was kept." in mine["notes"]
+    assert mine["seen"] == clean["seen"] and mine["interactions"] == 60
+
+
+@pytest.mark.parametrize("task", ["ranking", "ratings"])
+@pytest.mark.parametrize("method", ["fedals", "fedavg", "fedrecon", "local"])
+def test_people_with_a_single_interaction_take_part(task, method):
+    Path("mine.csv").write_text(GOOD + "lonely,i3,4,1\n")
+    result = tacit("run", "--data", "mine.csv", "--task", task, "--method", method, *FILE, "--out", "run").json
+    assert result["people"] == 13 and result["seen"]["people"] + result["new"]["people"] == 12
+    if task == "ranking":
+        assert any("1 person" in note for note in result["notes"]), result["notes"]
+    answer = tacit("recommend", "run", "--person", "lonely", "-n", "3", "--json").json
+    assert answer["from"] == ["i3"] and "i3" not in [item["item"] for item in answer["items"]]
+
+
+# Fetching
+
+
+def test_no_network():
+    said = tacit("run", "--rounds", "1", "--json")
+    said.refused("ml-100k cannot be fetched", "no answer (offline)", "GroupLens", "by hand", "--data synthetic")
+    tacit("data", "fetch", "ml-100k").refused("cannot be fetched", "--data synthetic")
+    assert not files()
+
+
+def test_a_broken_cache_and_no_network():
+    Path("cache").mkdir()
+    Path("cache/ml-100k.zip").write_bytes(b"PK, but not the one")
+    before = files()
+    tacit("run", "--json").refused("is damaged", "sha256", "expected 50d2a982", "ml-100k.zip into", "by hand")
+    assert files() == before
+
+
+def test_another_file_than_was_published(monkeypatch):
+    no_network(monkeypatch, b"PK, but not the one")
+    tacit("data", "fetch", "ml-100k").refused("sent another file", "sha256", "Nothing was kept", "Try again")
+    assert not files()
+
+
+# Folders
+
+
+def test_the_folder_cannot_be_made(here):
+    Path("file").write_text("")
+    before = files()
+    tacit("run", *QUICK, "--out", "file/run").refused("file/run cannot be made", "--out")
+    tacit("run", *QUICK, "--out", "file").refused("file cannot be made", "--out")
+    tacit("compare", "--methods", "fedals", *QUICK, "--out", "file/both").refused("file/both", "--out")
+    assert files() == before
+
+
+def test_the_folder_holds_a_run_already(copy):
+    before = {path: path.read_bytes() for path in copy.iterdir()}
+    tacit("run", *QUICK, "--out", copy).refused("holds a run already", f"tacit resume {copy}", "--out")
+    assert {path: path.read_bytes() for path in copy.iterdir()} == before
+
+
+def commands(path):
+    return (["resume", path], ["report", path], ["recommend", path, "--person", "1"])
+
+
+@pytest.mark.parametrize("name", ["gone", "empty", "file"])
+def test_a_folder_that_is_no_run(name):
+    Path("empty").mkdir()
+    Path("file").write_text("")
+    for command in commands(name):
+        tacit(*command, "--json").refused(f"{name} is not a run folder", "settings.json", "tacit run")
+
+
+@pytest.mark.parametrize(
+    "file, content, parts",
+    [
+        ("settings.json", '{"format": "tacit-run-9", "version": "9.0"}', ["tacit-run-9", "9.0", "reads 'tacit-run-1'"]),
+        ("settings.json", "{}", ["format None", "reads 'tacit-run-1'"]),
+        ("settings.json", '{"format": "tacit-run-1", "version": "0"}', ["settings.json", "run again"]),
+        ("settings.json", "", ["settings.json cannot be read", "run again"]),
+        ("settings.json", "[1]", ["settings.json cannot be read", "run again"]),
+        ("settings.json", '{"form', ["settings.json cannot be read", "run again"]),
+        ("settings.json", '{"format": "tacit-run-1", "settings": {"colour": 1}}', ["settings.json", "run again"]),
+        ("result.json", '{"data": "syn', ["result.json cannot be read", "run again"]),
+        ("result.json", "\x00\xff", ["result.json cannot be read", "run again"]),
+    ],
+)  # fmt: skip
+def test_run_folders_of_another_version_or_torn(copy, file, content, parts):
+    (copy / file).write_text(content, encoding="latin-1")
+    before = files()
+    for command in commands(copy):
+        tacit(*command, "--json").refused(*parts)
+    assert files() == before
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "final.safetensors"])
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-7], lambda b: b"\xff" * 64, lambda b: b[:99]])
+def test_torn_weights(copy, file, damage):
+    (copy / "result.json").unlink()
+    path = copy / file
+    path.write_bytes(damage(path.read_bytes()))
+    before = path.read_bytes()
+    tacit("resume", copy, "--json").refused(file, "cannot be read as weights", "run again")
+    assert path.read_bytes() == before
+
+
+def test_weights_that_are_gone_or_another_run_s(copy):
+    (copy / "model.safetensors").unlink()
+    tacit("recommend", copy, "--likes", "1", "--json").refused("model.safetensors", "tacit run")
+    tacit("run", *QUICK, "--set", "k=3", "--out", "other")
+    (copy / "final.safetensors").write_bytes(Path("other/final.safetensors").read_bytes())
+    tacit("recommend", copy, "--person", "1", "--json").refused("other parameters than its settings")
+
+
+def test_a_comparison_s_list_is_torn():
+    tacit("compare", "--methods", "fedals", *QUICK, "--out", "both")
+    Path("both/compare.json").write_text("{")
+    tacit("report", "both", "--json").refused("compare.json cannot be read")
+
+
+def test_an_unfinished_run_can_be_resumed_only(copy):
+    (copy / "result.json").unlink()
+    for command in commands(copy)[1:]:
+        tacit(*command, "--json").refused("has no result.json", f"tacit resume {copy}")
+    assert tacit("resume", copy, "--json").json["people"] == 40
+    assert tacit("report", copy, "--json").json == {"report": f"{copy}/report.html"}
+
+
+def test_resuming_a_finished_run_only_shows_it(copy):
+    before = {path: path.read_bytes() for path in copy.iterdir()}
+    said = tacit("resume", copy, "--json")
+    assert said.json == json.loads((copy / "result.json").read_text()) and "had finished already" in said.err
+    assert {path: path.read_bytes() for path in copy.iterdir()} == before
+
+
+def test_a_report_that_was_not_written_in_time_is_written(copy):
+    (copy / "report.html").unlink()
+    assert tacit("resume", copy, "--json").json["run"] == str(copy)
+    assert (copy / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + "u1,i9,3,500\n",
+        lambda text: text.replace("u1,i7,2,10", "u1,i7,3,10"),
+        lambda text: text.replace("u1,i7,2,10", "u1,i7,2,11"),
+        lambda text: text.replace("u11,", "u99,"),
+        lambda text: text.replace(",i11,", ",i99,"),
+    ],
+)  # fmt: skip
+def test_data_that_changed_are_not_mixed(change):
+    Path("mine.csv").write_text(GOOD)
+    tacit("run", "--data", "mine.csv", *FILE, "--out", "run")
+    Path("run/result.json").rename("kept")
+    changed = change(GOOD)
+    assert changed != GOOD
+    Path("mine.csv").write_text(changed)
+    tacit("resume", "run", "--json").refused("data have changed", "Restore the data, or run again")
+    Path("kept").rename("run/result.json")
+    tacit("recommend", "run", "--person", "u1", "-n", "1", "--json").refused("data have changed")
+
+
+# Recommendations
+
+
+def test_recommendations_are_new_to_the_person_and_the_same_again(made):
+    titles = json.loads((made / "items.json").read_text())["titles"]
+    args = ("recommend", made, "--likes", titles[3], "--likes", titles[8], "--json")
+    said = tacit(*args)
+    answer = said.json
+    assert tacit(*args) == said
+    assert answer["from"] == [titles[3], titles[8]] and len(answer["items"]) == 10
+    found = [item["title"] for item in answer["items"]]
+    assert len(set(found)) == 10 and not {titles[3], titles[8]} & set(found)
+    scores = [item["score"] for item in answer["items"]]
+    assert scores == sorted(scores, reverse=True)
+    assert all(item.keys() == {"item", "title", "score"} for item in answer["items"])
+    shown = tacit(*args[:-1]).out
+    assert all(title in shown for title in found[:5])
+
+
+def test_titles_are_matched_as_people_type_them():
+    Path("mine.csv").write_text(
+        "user,item,title\n"
+        + "".join(f'{u},{i},"{t}"\n' for u in "abcd" for i, t in enumerate(TITLES) if i != "abcd".index(u))
+    )
+    tacit("run", "--data", "mine.csv", "--rounds", "1", "--set", "k=2", "--threads", "1", "--out", "run")
+    for typed, title in {
+        "Lion King, The (1994)": TITLES[0],
+        "Lion King, The": TITLES[0],
+        "The Lion King": TITLES[0],
+        "the  LION king (1994)": TITLES[0],
+        "lion king": TITLES[0],
+        "star wars": TITLES[1],
+        "4": TITLES[4],
+        "[brackets] [/red]": TITLES[3],
+    }.items():
+        assert tacit("recommend", "run", "--likes", typed, "-n", "2", "--json").json["from"] == [title]
+    both = tacit("recommend", "run", "--likes", "Star Wars", "--likes", "star wars (1977)", "-n", "1", "--json").json
+    assert both["from"] == [TITLES[1]]
+    said = tacit("recommend", "run", "--likes", TITLES[3], "-n", "4")
+    assert said.code == 0 and f"Because of {TITLES[3]}" in said.out
+    assert TITLES[3] in tacit("recommend", "run", "--likes", "star wars", "-n", "4").out
+    for typed, *parts in (
+        ("Star Warts", '"Star Warts"', 'Did you mean "Star Wars (1977)"'),
+        ("Lion", "Did you mean", "Lion King, The (1994)"),
+        ("Qqqq", '"Qqqq" is not in the catalogue of 5 items', "Give a title"),
+    ):
+        tacit("recommend", "run", "--likes", typed, "--json").refused(*parts)
+
+
+TITLES = ("Lion King, The (1994)", "Star Wars (1977)", "Alien (1979)", "[brackets] [/red]", "Amélie (2001)")
+
+
+def test_a_person_s_own_list(made):
+    items = json.loads((made / "items.json").read_text())
+    Path("me.csv").write_text("title,timestamp\n" + "".join(f'"{items["titles"][n]}",{n}\n' for n in (5, 2, 9)))
+    answer = tacit("recommend", made, "--from", "me.csv", "--json").json
+    assert answer["from"] == [items["titles"][n] for n in (2, 5, 9)] and len(answer["items"]) == 10
+    Path("me.csv").write_text("item\n3\n4\n")
+    assert len(tacit("recommend", made, "--from", "me.csv", "--json").json["from"]) == 2
+    for content, part in (("", "is empty"), ("title\n", "no rows"), ("name\nx\n", "no column"), ("item\n99\n", '"99"')):
+        Path("me.csv").write_text(content)
+        tacit("recommend", made, "--from", "me.csv", "--json").refused(part)
+    tacit("recommend", made, "--from", "gone.csv", "--json").refused("gone.csv", "Check the path")
+
+
+@pytest.mark.parametrize(
+    "args, parts",
+    [
+        ([], ["Say for whom", "--likes", "--person", "--from"]),
+        (["--likes", "1", "--person", "1"], ["either", "or"]),
+        (["--person", "1", "--from", "x.csv"], ["either", "or"]),
+        (["--person", "nobody"], ['"nobody" is nobody in synthetic:40x40x400', '"1" to "40"']),
+        (["--person", "33x"], ['"33x" is nobody', 'Did you mean "33"?']),
+        (["--likes", "1", "-n", "41"], ["41", "39 items are left", "-n 1 to -n 39"]),
+        (["--likes", "1", "-n", "0"], ["0", "-n 1 to -n 39"]),
+        (["--likes", "1", "-n", "-3"], ["-3", "-n 1 to -n 39"]),
+        (["--likes", "1", "-n", "ten"], ["ten", "integer"]),
+        (["--likes", ""], ['""', "catalogue of 40 items"]),
+    ],
+)
+def test_wrong_questions(made, args, parts):
+    tacit("recommend", made, *args, "--json").refused(*parts)
+
+
+@pytest.mark.parametrize("method", ["popularity", "local", "centralised", "fedavg", "fedper", "fedrep", "fedrecon"])
+@pytest.mark.parametrize("task", ["ranking", "ratings"])
+def test_every_method_recommends(method, task):
+    tacit("run", *QUICK, "--method", method, "--task", task, "--out", "run").json  # noqa: B018 (it checks)
+    for who in (["--person", "3"], ["--likes", "3", "--likes", "5"]):
+        answer = tacit("recommend", "run", *who, "--json").json
+        assert len(answer["items"]) == 10 and not {item["title"] for item in answer["items"]} & set(answer["from"])
+
+
+# Data
+
+
+def test_data_commands():
+    listed = tacit("data", "list")
+    assert listed.code == 0 and all(name in listed.out for name in ("ml-100k", "synthetic", "linear"))
+    rows = json.loads(tacit("data", "list", "--json").out)
+    assert {"ml-100k", "synthetic", "linear"} <= {row["name"] for row in rows}
+    assert tacit("data", "describe", "synthetic:40x40x400", "--json").json["interactions"] == 400
+    assert tacit("data", "describe", "linear", "--json").json["clients"] == 10
+    assert "synthetic is ready" in tacit("data", "fetch", "synthetic").out.replace(":600x400x24000", "")
+    tacit("data", "describe", "ml-10k", "--json").refused('"ml-10k" is not a data set', 'Did you mean "ml-100k"?')
+    tacit("data", "fetch", "ml-1000k").refused("is not a data set")
+    tacit("data", "remove").refused("remove")
+
+
+@pytest.mark.parametrize("target", ["out.parquet", "out.csv", "out.csv.gz"])
+def test_what_is_imported_is_what_was_read(target):
+    Path("mine.csv").write_text(GOOD)
+    said = tacit("data", "import", "mine.csv", target)
+    assert said.code == 0 and f"tacit run --data {target}" in said.out
+    one, two = (tacit("data", "describe", name, "--json").json for name in ("mine.csv", target))
+    assert {**one, "name": ""} == {**two, "name": ""}
+    results = [tacit("run", "--data", name, *FILE).json for name in ("mine.csv", target)]
+    assert results[0]["seen"] == results[1]["seen"]
+
+
+def test_wrong_imports_write_nothing():
+    Path("mine.csv").write_text(GOOD)
+    before = files()
+    tacit("data", "import", "mine.csv", "out.xlsx").refused("out.xlsx", ".parquet, .csv or .csv.gz")
+    tacit("data", "import", "mine.csv", "mine.csv/out.csv").refused("mine.csv/out.csv cannot be written", "Choose")
+    tacit("data", "import", "gone.csv", "out.csv").refused("gone.csv cannot be read", "Check the path")
+    assert files() == before
+
+
+# Everything else that a person may type
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=12)
+NAMES = ("k", "lam", "recency", "alpha0", "floor", "loss", "lr", "passes", "server", "server_lr", "private", "")
+PAIRS = st.builds("{}={}".format, st.sampled_from(NAMES), TEXT | st.integers().map(str) | st.floats().map(str))
+NUMBERS = st.integers().map(str) | st.floats().map(str) | TEXT
+TYPED = st.one_of(
+    st.tuples(st.just("--set"), PAIRS | TEXT),
+    st.tuples(st.just("--cohort"), NUMBERS),
+    st.tuples(st.just("--new-people"), NUMBERS),
+    st.tuples(st.sampled_from(["--rounds", "--seed", "--threads", "--tolerance", "--patience", "--dropout"]), NUMBERS),
+    st.tuples(st.sampled_from(["--method", "--protocol", "--split", "--task", "--backend", "--data"]), TEXT),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(TYPED, min_size=1, max_size=2), st.sampled_from(["fedals", "fedavg", "fedrecon"]))
+def test_whatever_is_typed_runs_or_is_refused(typed, method):
+    """What is accepted stops where training would begin: everything wrong must have been found by then."""
+
+    def begin(*_):
+        raise RunError("accepted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "start", begin)
+        options = [f"{name}={value}" for name, value in typed]
+        tacit("run", *QUICK, "--method", method, *options).refused()
+    assert not files()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXT, st.sampled_from(["--likes", "--person", "--from", "-n"]))
+def test_whatever_is_asked_is_answered_or_refused(made, text, option):
+    options = [f"{option}={text}" if option != "-n" else f"-n{text}"] + (["--likes=1"] if option == "-n" else [])
+    said = tacit("recommend", made, *options, "--json")
+    said.refused() if said.code else said.json  # noqa: B018 (it checks)
+
+
+# A process of its own
+
+
+def test_as_a_process(here):
+    def call(*args, **options):
+        command = [sys.executable, "-m", "tacit.cli", *args]
+        return subprocess.run(command, capture_output=True, text=True, cwd=here, timeout=120, **options)
+
+    said = call("run", *QUICK, "--out", "run")
+    assert said.returncode == 0 and json.loads(said.stdout).keys() >= CONTRACT and "Traceback" not in said.stderr
+    said = call("run", *QUICK, "--set", "k=400", env={**os.environ, "COLUMNS": "40"})
+    assert (said.returncode, said.stdout) == (2, "") and said.stderr.count("\n") == 1
+    assert "k=400 was asked for; the data have 40 items" in said.stderr
