@@ -486,6 +486,14 @@ def test_an_unfinished_run_can_be_resumed_only(copy):
     assert tacit("report", copy, "--json").json == {"report": f"{copy}/report.html"}
 
 
+def test_a_run_begun_by_another_tacit_is_not_mixed(copy):
+    asked = json.loads((copy / "settings.json").read_text())
+    (copy / "settings.json").write_text(json.dumps(asked | {"version": "0.0.0"}))
+    assert tacit("report", copy, "--json").code == 0  # what is finished can still be read
+    (copy / "result.json").unlink()
+    tacit("resume", copy, "--json").refused("begun by tacit 0.0.0", "Use that version, or run again")
+
+
 def test_resuming_a_finished_run_only_shows_it(copy):
     before = {path: path.read_bytes() for path in copy.iterdir()}
     said = tacit("resume", copy, "--json")

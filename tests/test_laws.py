@@ -41,7 +41,7 @@ TABLE = [
         "fedrecon",
         {"lr": 0.1, "solver": "exact"},
         ["ranking", "ratings"],
-        {"lr": 0.2, "passes": 2, "lam": 0.5, "support": 0.7, "joint": True},
+        {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True},
     ),
     ("fedals", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
 ]
@@ -179,7 +179,7 @@ def test_every_setting_changes_the_result(name, settings, tasks, key, value):
 def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
     known = set(settings_of(METHODS[name]))
     unread = {
-        "fedrecon": {"gradient": {"lam"}, "exact": {"recon_lr", "recon_passes", "solver"}},
+        "fedrecon": {"gradient": {"lam", "prior"}, "exact": {"recon_lr", "recon_passes", "solver"}},
         "centralised": {"": {"lr"}},
     }
     skip = unread.get(name, {}).get(settings.get("solver", "gradient" if name == "fedrecon" else ""), set())

@@ -109,24 +109,19 @@ def test_interrupted_and_resumed_is_uninterrupted(method, tmp_path, monkeypatch)
     expected, _ = go(tmp_path / "whole", settings, data, whole, monkeypatch)
     phases = list(dict.fromkeys(name for name, _ in whole.seen))
     assert phases == (["search", "final", *(f"fold-{n}" for n in range(10))] if ranks else ["final"])
-    last = {name: number for name, number in whole.seen}
+    last = dict(whole.seen)
     assert last[phases[0]] == 6
-    stops = {
-        "every phase's last round": set(last.items()),
-        "every phase's first round": {(name, 1) for name in phases},
-        "every third round": set(whole.seen[2::3]),
-        "all": set(whole.seen),
-    }
-    for what, where in stops.items():
-        for step in (1.5, 0.4):  # a checkpoint after every round, or after every third
-            if what == "all" and step < 1:
-                continue  # each round would be begun again until three are done in a row
-            watch = Watch(step, set(where))
-            got, resumed = go(tmp_path / f"{what}-{step}", settings, data, watch, monkeypatch)
-            assert resumed == len(where) and not watch.stops, what
-            assert got == expected, (what, step)
-            if step > 1:  # nothing but the interrupted round is done again
-                assert len(watch.seen) == len(whole.seen) + len(where)
+    for name, step, where in (  # a checkpoint after every round, or after every third
+        ("every", 1.5, set(whole.seen)),
+        ("last", 0.4, set(last.items())),
+        ("fifth", 0.4, set(whole.seen[2::5])),
+    ):
+        watch = Watch(step, set(where))
+        got, resumed = go(tmp_path / name, settings, data, watch, monkeypatch)
+        assert resumed == len(where) and not watch.stops
+        assert got == expected, (step, where)
+        if step > 1:  # nothing but the interrupted round is done again
+            assert len(watch.seen) == len(whole.seen) + len(where)
 
 
 def test_a_checkpoint_holds_a_phase_and_its_place(tmp_path, monkeypatch):
@@ -152,7 +147,7 @@ def test_stopped_before_anything_was_begun(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "make_task", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     said = tacit("run", "--data", WORLD, "--json")
-    assert (said.code, said.out) == (2, "") and "nothing was written" in said.err and not list(tmp_path.iterdir())
+    assert (said.code, said.out) == (2, "") and "nothing is lost" in said.err and not list(tmp_path.iterdir())
 
 
 def tacit(*args: object) -> SimpleNamespace:
@@ -167,9 +162,13 @@ def tacit(*args: object) -> SimpleNamespace:
 
 # In a process of its own: killed
 
-RUN = ("--data", "synthetic:200x150x3000", "--method", "fedavg", "--set", "k=8", "--set", "lr=0.5", "--rounds", "70",
-       "--patience", "0", "--threads", "1", "--json")  # fmt: skip
-KILLS = 20
+VALUES = ("k=16", "lam=0.1", "alpha0=0.3", "recency=0.75", "floor=0.02", "spread=0.1")
+RUN = (
+    "--data", "synthetic:200x150x3000", "--method", "fedals", "--rounds", "400", "--patience", "0", "--threads", "1",
+    "--new-people", "folds", *(f"--set={value}" for value in VALUES), "--json",
+)  # fmt: skip
+PHASES = ("", "created", "search", "final", "fold")
+PLACES = [("created", 1.2)] * 9 + [("search", 0.3)] * 2 + [("final", 0.2)] * 4 + [("fold", 1.5)] * 5  # seconds at most
 
 
 def begin(path: Path) -> subprocess.Popen:
@@ -183,16 +182,14 @@ def phase(path: Path) -> str:
         return ""
     if not (path / "state.safetensors").exists():
         return "created"
-    return load_params(path / "state.safetensors")[1]["progress"]["phase"]
+    return load_params(path / "state.safetensors")[1]["progress"]["phase"].split("-")[0]
 
 
 def reached(process: subprocess.Popen, path: Path, wanted: str) -> bool:
-    """Wait for a phase; False when the run is over without it having been seen."""
+    """Wait for a phase, or a later one where it was over in a blink; False when the run is over."""
     while process.poll() is None:
-        if (now := phase(path)) == wanted:
+        if PHASES.index(phase(path)) >= PHASES.index(wanted):
             return True
-        if now.startswith("fold"):
-            return False
         time.sleep(0.01)
     return False
 
@@ -215,17 +212,15 @@ def killed(path: Path, wanted: str, delay: float) -> Path:
 def uninterrupted(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("uninterrupted") / "run"
     with begin(path) as process:
-        out, err = process.communicate()
+        err = process.communicate()[1]
     assert process.returncode == 0, err
-    assert json.loads(out)["best_round"] > 35  # so that the last phase takes long enough to be hit
     return path
 
 
 def test_killed_twenty_times(tmp_path, uninterrupted):
-    """kill -9 at random moments: before the first checkpoint, while the round is chosen, in the last training."""
+    """kill -9 at random moments: before the first checkpoint, while the round is chosen, in training, in the folds."""
     draw = random.Random(2024)
-    places = ["created"] * 8 + ["search"] * 5 + ["final"] * 7
-    moments = [(place, draw.uniform(0, 1.1)) for place in places]
+    moments = [(place, draw.uniform(0, longest)) for place, longest in PLACES]
     slots = threading.Semaphore(2)  # processes at work at a time, this one included
 
     def trial(number: int) -> Path:
@@ -234,7 +229,7 @@ def test_killed_twenty_times(tmp_path, uninterrupted):
 
     wrong, phases = [], []
     with ThreadPoolExecutor(2) as pool:
-        for done in as_completed(pool.submit(trial, number) for number in range(KILLS)):
+        for done in as_completed(pool.submit(trial, number) for number in range(len(PLACES))):
             path = done.result()
             phases.append(phase(path))
             with slots:
@@ -244,14 +239,15 @@ def test_killed_twenty_times(tmp_path, uninterrupted):
                 wrong.append(path.name)
             left = {file.name for file in path.iterdir() if not file.name.endswith(".part")}
             assert left == {file.name for file in uninterrupted.iterdir()}
-    assert len(phases) == KILLS and not wrong
-    assert {"created", "search", "final"} <= set(phases), phases
+    assert len(phases) == 20 and not wrong
+    assert {"created", "fold"} <= set(phases), phases
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, uninterrupted):
     path = tmp_path / "run"
     with begin(path) as process:
-        assert reached(process, path, "search")
+        assert reached(process, path, "created")
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out) == (2, ""), err
@@ -278,11 +274,9 @@ WRITERS = {
     "bytes": (lambda folder, value: write_atomically(folder / "file", bytes([value])), RunError),
     "weights": (lambda folder, value: save_params(folder / "file", {"w": torch.full((9,), value)}, {}), RunError),
     "JSON": (lambda folder, value: RunFolder(folder).write("file", {"n": value}), RunError),
-    "checkpoint": (
-        lambda folder, value: RunFolder(folder).save(None, Progress(best_round=value)), RunError,
-    ),
-    "data": (lambda folder, value: write_data(folder / "file", lambda path: path.write_bytes(bytes([value]))), DataError),
-}  # fmt: skip
+    "checkpoint": (lambda folder, value: RunFolder(folder).save(None, Progress(best_round=value)), RunError),
+    "data": (lambda folder, value: write_data(folder / "file", lambda p: p.write_bytes(bytes([value]))), DataError),
+}
 
 
 @pytest.mark.parametrize("function", ["replace", "fsync"])

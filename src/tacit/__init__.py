@@ -1,3 +1,82 @@
-"""tacit: personalised federated recommendation. Public names, in the order of the data flow."""
+"""tacit: personalised federated recommendation. Public names, in the order of the data flow.
+
+load -> leave_one_out -> of_histories -> factorization, fedals, ... -> run -> top_items
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError", "DivergedError"],
+    "core": ["Params", "Examples", "Download", "Upload", "Model", "Method", "Stage", "chain"],
+    "data.interactions": ["Interactions", "Histories"],
+    "data.sources": ["SOURCES", "load"],
+    "data.importing": ["BroughtSplit"],
+    "data.synthetic": ["synthetic"],
+    "data.supervised": ["Supervised"],
+    "data.splits": ["Split", "leave_one_out", "temporal", "held_out_people", "support_query"],
+    "federation": ["Federation", "of_histories", "of_arrays", "pooled"],
+    "models": ["factorization", "linear"],
+    "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
+    "methods": ["METHODS", "build"]
+    + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"],
+    "methods.servers": ["server_step"],
+    "engine.run": ["State", "Round", "Convergence", "begin", "run"],
+    "evaluation.scoring": ["personal_scores", "top_items"],
+    "evaluation.metrics": ["ranking_metrics", "rating_metrics"],
+    "settings": ["Settings"],
+    "experiment": ["execute"],
+    "report": ["write_report"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used, so that `tacit --help` does not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"tacit has no {name!r}. Public names: {', '.join(__all__)}.")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from .core import Download, Examples, Method, Model, Params, Stage, Upload, chain
+    from .data.importing import BroughtSplit
+    from .data.interactions import Histories, Interactions
+    from .data.sources import SOURCES, load
+    from .data.splits import Split, held_out_people, leave_one_out, support_query, temporal
+    from .data.supervised import Supervised
+    from .data.synthetic import synthetic
+    from .engine.run import Convergence, Round, State, begin, run
+    from .errors import ChecksumError, DataError, DivergedError, RunError, SettingError, TacitError
+    from .evaluation.metrics import ranking_metrics, rating_metrics
+    from .evaluation.scoring import personal_scores, top_items
+    from .experiment import execute
+    from .federation import Federation, of_arrays, of_histories, pooled
+    from .local import descend, nest, ridge, split, square_distance, unnest
+    from .methods import (
+        METHODS,
+        build,
+        centralised,
+        fedals,
+        fedavg,
+        fedper,
+        fedprox,
+        fedrecon,
+        fedrep,
+        fedsgd,
+        local,
+        popularity,
+    )
+    from .methods.servers import server_step
+    from .models import factorization, linear
+    from .report import write_report
+    from .settings import Settings

@@ -258,6 +258,7 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
     else:
         loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
         folder.same_data(loaded)
+        folder.same_version(__version__)
         with Bars() as bars:
             result = finish(folder, settings, loaded, bars)
     emit(result) if json_ else show([result], path / "report.html")
@@ -347,13 +348,13 @@ def main() -> None:
     """What can be mended is said in a sentence, with exit code 2; a traceback is for bugs, and only when asked for."""
     try:
         code = app(standalone_mode=False)
+        if code == 130:  # typer's word for Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except TacitError as error:
         fail(str(error))
-    except click.exceptions.Abort:
-        fail("Stopped before a run was begun; nothing was written.")
-    except KeyboardInterrupt:
-        fail("Stopped before a run was begun; nothing was written.")
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        fail("Stopped while no run was being trained; nothing is lost.")
     except click.ClickException as error:
         if not error.format_message().strip():  # nothing was asked, and the help was shown
             sys.exit(0)

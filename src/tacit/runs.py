@@ -115,6 +115,15 @@ class RunFolder:
                 "Restore the data, or run again."
             )
 
+    def same_version(self, version: str) -> None:
+        """Refuse to go on with another tacit than the run began with: its defaults and its arithmetic may differ."""
+        begun = self.read("settings.json").get("version")
+        if begun != version:
+            raise RunError(
+                f"{self.path} was begun by tacit {begun}; this is {version}, and a resumed run would mix the two. "
+                "Use that version, or run again."
+            )
+
     def save(self, state: State | None, progress: Progress) -> None:
         about = {"progress": asdict(progress)}
         if state is None:

@@ -73,19 +73,24 @@ class Plan:
 
 
 # Chosen on validation people and rounds of ML-100K; `make evidence` prints the search. First by task, then by method.
+STEPS = {"lr": 10.0, "server": "adagrad", "server_lr": 0.3}  # items are many and each moves little: the server adapts
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "ranking": {
-        "": {"rounds": 100, "k": 32, "negatives": 4, "batch": 0, "patience": 20},
+        "": {"rounds": 60, "k": 32, "negatives": 4, "batch": 0, "patience": 20, **STEPS},
         "popularity": {"rounds": 1},
+        "local": {"rounds": 10, "lr": 1.0},
         "fedals": {"rounds": 8, "patience": 0},
         "centralised": {"rounds": 8, "patience": 0},
+        "fedrep": {"private_lr": 10.0, "private_passes": 1},
+        "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
     },
     "ratings": {
-        "": {"rounds": 80, "k": 16, "batch": 16, "lr": 0.2, "patience": 20},
+        "": {"rounds": 120, "k": 32, "batch": 16, "lr": 0.2, "server": "adagrad", "server_lr": 0.1, "patience": 20},
         "popularity": {"rounds": 1},
         "fedals": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
         "centralised": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
-        "fedrecon": {"lam": 0.1, "recon_lr": 0.1, "recon_passes": 10, "server": "adagrad", "server_lr": 0.1},
+        "fedrep": {"private_lr": 0.1},
+        "fedrecon": {"lam": 0.1, "prior": 20.0, "recon_lr": 0.1, "recon_passes": 10},
     },
     "regression": {
         "": {"rounds": 500, "tolerance": 1e-6, "lr": 0.1, "batch": 0},
@@ -157,7 +162,8 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
     if method == "fedrecon":
         exact = values.get("solver") == "exact"
         dead |= dict.fromkeys(
-            ("recon_lr", "recon_passes") if exact else ("lam",), f"solver={values.get('solver')} does not read it"
+            ("recon_lr", "recon_passes") if exact else ("lam", "prior"),
+            f"solver={values.get('solver')} does not read it",
         )
     if "momentum" in values and values.get("server", "sgd") != "sgd":
         dead["momentum"] = f"server={values['server']} has its own"
@@ -214,6 +220,7 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("lam", 0),
         ("mu", 0),
         ("alpha0", 0),
+        ("prior", 0),
         ("negatives", 0),
         ("batch", 0),
         ("passes", 1),

@@ -186,7 +186,7 @@ def _error(f, u, p, offset, target, bce):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, bce, exact, lam, lr, passes):
+def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, bce, exact, lam, prior, lr, passes):
     """A person's vector u from the support examples: one ridge solve, or SGD from `start`."""
     n, p = len(items), len(u)
     u[:] = start
@@ -203,7 +203,7 @@ def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, 
                     for j in range(i + 1):
                         a[i, j] += f[i] * f[j]
         for i in range(p):
-            a[i, i] += lam * max(mass, 1)
+            a[i, i] += lam * (mass + prior)
         fine = cholesky_solve(a, b, p)
         u[:] = b
         return fine
@@ -237,6 +237,7 @@ def reconstruct(
     bce,
     exact,
     lam,
+    prior,
     recon_lr,
     recon_passes,
     lr,
@@ -287,6 +288,7 @@ def reconstruct(
                 bce,
                 exact,
                 lam,
+                prior,
                 recon_lr,
                 recon_passes,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from ..core import Examples, Method, Model, Params
 from ..data.interactions import Histories
 from ..data.sampling import Ragged
 from ..engine.backends import chunks
+from ..engine.run import State
 from ..engine.store import Store
 
 People = NDArray[np.int64]
@@ -62,3 +63,17 @@ def full_ranks(scores: Tensor, seen: Histories, positives: Histories, places: Pe
         s[mine] = -torch.inf
         out.append(1 + (s[None] >= wanted[:, None]).sum(1).numpy())
     return np.concatenate(out) if out else np.zeros(0, np.int64)
+
+
+def top_items(method: Method, model: Model, state: State, likes: Sequence[int], n: int = 10) -> list[int]:
+    """The n best items for somebody new who likes these, oldest first. Needs the shared parameters and the likes only.
+
+    Methods that keep something private start it as everybody's began; `tacit recommend` lets it adapt first.
+    """
+    items = np.asarray(likes, np.int32)
+    held = Ragged(np.array([0, len(items)]), items, np.ones(len(items), np.float32))
+    fresh = Store.fresh(state.private.initial, 1, method.rows)
+    catalogue = torch.arange(model.catalogue)
+    ((_, scores),) = personal_scores(method, model, state.shared, fresh, np.zeros(1, np.int64), held, catalogue)
+    best = scores[0].index_fill(0, torch.from_numpy(items.astype(np.int64)), -torch.inf)
+    return [int(item) for item in best.argsort(descending=True, stable=True)[:n]]

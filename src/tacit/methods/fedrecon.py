@@ -29,13 +29,14 @@ def fedrecon(
     recon_lr: float = 1.0,
     recon_passes: int = 5,
     lam: float = 0.05,
+    prior: float = 1.0,
     support: float = 0.5,
     joint: bool = False,
 ) -> Method:
     """Rebuild the private part on `support` of the examples, step the shared part on the others.
 
-    `recon_lr` and `recon_passes` are the gradient solver's, `lam` (per example) the exact one's; `joint` lets the
-    private part move along in the second phase.
+    `recon_lr` and `recon_passes` are the gradient solver's; the exact one's ridge is `lam` x (examples + `prior`), so
+    that a short history counts for less; `joint` lets the private part move along in the second phase.
     """
     exact = solver == "exact"
     if exact and (model.design is None or model.loss_name != "squared"):
@@ -56,7 +57,7 @@ def fedrecon(
         mask = one.mask[0]
         features, offset = model.design(shared, one.inputs[0])  # type: ignore[misc]
         size = features.shape[-1]
-        strength = lam * mask.sum().clamp(min=1)
+        strength = lam * (mask.sum() + prior)
         return shared | {"user": ridge(features, one.targets[0] - offset, mask, torch.zeros(size, size), strength)}
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
@@ -68,14 +69,14 @@ def fedrecon(
         return change(params, learnt, query.mask.sum()), {}
 
     def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:
-        return _fedrecon_kernel(down, held, model, exact, (support, lam, recon_lr, recon_passes, lr, passes))
+        return _fedrecon_kernel(down, held, model, exact, (support, lam, prior, recon_lr, recon_passes, lr, passes))
 
     fast = kernel if model.design is not None and not joint else None
     return Method(init, client, personalize=personalize, rows=model.rows, kernel=fast)
 
 
 def _fedrecon_kernel(down, held, model, exact, settings):
-    support, lam, recon_lr, recon_passes, lr, passes = settings
+    support, lam, prior, recon_lr, recon_passes, lr, passes = settings
     item = down.params["item"].numpy()
     biased = "item_bias" in down.params
     table = np.concatenate([item, np.ones((len(item), 1), np.float32)], 1) if biased else item
@@ -83,7 +84,7 @@ def _fedrecon_kernel(down, held, model, exact, settings):
     start = down.params["start.user"] if not exact else torch.zeros(table.shape[1])
     d_item, d_bias, d_mean, weight, refused, empty = kernels.reconstruct(
         held.starts, held.inputs, held.targets, held.batch, table, offsets.astype(np.float64), start.double().numpy(),
-        support, model.loss_name == "bce", exact, lam, recon_lr, recon_passes, lr, passes, item.shape[1], biased,
+        support, model.loss_name == "bce", exact, lam, prior, recon_lr, recon_passes, lr, passes, item.shape[1], biased,
     )  # fmt: skip
     total = {"item": torch.from_numpy(d_item.sum(0))}
     if biased:

@@ -1,0 +1,35 @@
+# `make demo`: from nothing to a result, recommendations and a report. `make test`: from nothing to a passed suite.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint bench evidence clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv/ready
+	@run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
+	$(BIN)/tacit run --out $$run && \
+	$(BIN)/tacit recommend $$run --likes "Toy Story" --likes "Star Wars" -n 5 && \
+	echo "Report: $$run/report.html"
+
+# One thread of torch per process: tests run in two processes.
+test: .venv/ready lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/tacit bench
+
+evidence: .venv/ready
+	$(BIN)/python benchmarks/evidence.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
