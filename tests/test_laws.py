@@ -164,7 +164,7 @@ def test_every_setting_changes_the_result(name, settings, tasks, key, value):
         held = of_histories(histories(task), ITEMS, examples=method.examples, negatives=0).examples(np.array([0]), 0)
         own = {n: v[0] for n, v in state.private.gather(np.array([0])).items()} if not method.pooled else {}
         served = method.personalize(state.shared, own, Examples(*(x[0] for x in held.pad())))
-        return {n: v for n, v in (everything(state) | served).items()}
+        return everything(state) | served
 
     changed = []
     for task in tasks:

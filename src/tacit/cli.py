@@ -6,13 +6,11 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import click
 import typer
-from pydantic import ValidationError
 
 from . import __version__
 from .cli_data import data_app
@@ -33,85 +31,20 @@ from .cli_options import (
     TaskOption,
     ThreadsOption,
     ToleranceOption,
+    check,
+    make_settings,
+    wanted_runs,
 )
-from .errors import RunError, SettingError, TacitError, did_you_mean
+from .errors import RunError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
+STOPPED = "Stopped while no run was being trained; nothing is lost."
 app = typer.Typer(
     help="tacit: personalised federated recommendation. `tacit run` is the main job.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 app.add_typer(data_app, name="data")
-
-
-def parse_set(pairs: Sequence[str] | None) -> dict[str, str]:
-    found = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not (key and equals and value):
-            raise SettingError(f'--set "{pair}" was got; expected key=value, as in --set k=64.')
-        found[key.strip()] = value.strip()
-    return found
-
-
-def number(text: str, option: str, expected: str) -> int | float:
-    """`10` a number of people, `0.1` a share of them."""
-    try:
-        return int(text) if text.lstrip("+-").isdecimal() else float(text)
-    except ValueError:
-        raise SettingError(f"{option} {text} was got; expected {expected}.") from None
-
-
-def make_settings(**values: Any) -> Any:
-    from .settings import Settings
-
-    share, cohort = values["new_people"], values["cohort"]
-    if share not in (None, "folds"):
-        share = number(share, "--new-people", "a share such as 0.1, or folds")
-        if not 0 <= share < 1:
-            raise SettingError(f"--new-people {share} was got; expected a share from 0 to below 1, or folds.")
-    if cohort is not None:
-        cohort = number(cohort, "--cohort", "a number of people such as 100, or a share of them such as 0.1")
-    values |= {"new_people": share, "cohort": cohort, "set": parse_set(values["set"])}
-    for name, low, high in (("dropout", 0, 1), ("tolerance", 0, 1), ("patience", 0, 2**31), ("seed", 0, 2**63 - 1)):
-        if values[name] is not None and not low <= values[name] <= high:  # not a number is out of every range
-            raise SettingError(f"--{name} {values[name]} was got; expected a number from {low} to {high}.")
-    for name, known in (
-        ("protocol", ("clean", "published")),
-        ("split", ("leave-one-out", "temporal", "random")),
-        ("task", ("ranking", "ratings", "regression")),
-    ):
-        if values[name] is not None and values[name] not in known:
-            raise SettingError(did_you_mean(values[name], known, name))
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SettingError(
-            f"--{str(first['loc'][0]).replace('_', '-')} {first.get('input')}: {first['msg']}."
-        ) from None
-
-
-def check(settings: Any, task: Any) -> None:
-    """Everything that can be wrong is found before a folder is made."""
-    from .core import Stage
-    from .data.splits import folds
-    from .engine.backends import choose
-    from .experiment import FOLDS, threads
-    from .federation import cohort_size
-    from .settings import plan
-
-    made = plan(settings, task.facts)
-    threads(settings.threads)
-    choose(settings.backend, made.method, Stage())
-    if not len(task.seen):
-        raise SettingError(f"--new-people {settings.new_people} leaves nobody to learn from. Give a smaller share.")
-    if settings.cohort is not None:  # it must fit the phase with the fewest people
-        number = folds(task.people, FOLDS, settings.seed)
-        left_out = [(number == fold).nonzero()[0] for fold in range(FOLDS)] if settings.folds else []
-        parts = [task.federation("search", made.method, made.sampling, without) for without in [None, *left_out]]
-        cohort_size(settings.cohort, min(len(part.members) for part in parts))
 
 
 def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any) -> dict[str, Any]:
@@ -121,6 +54,11 @@ def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any) -> dict[s
     return finish(folder, settings, data, bars, task)
 
 
+def by_hand(error: BaseException) -> bool:
+    """Whether this is Ctrl-C. What comes while a compiled kernel is being called, Numba hands on as a SystemError."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+
+
 def finish(folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None) -> dict[str, Any]:
     from .experiment import execute
     from .report import write_report
@@ -128,7 +66,9 @@ def finish(folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None) 
     try:
         result = execute(settings, data, folder, bars, task)
         write_report([result], folder.path, data=shape(data))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        if not by_hand(error):
+            raise
         raise RunError(f"Stopped. Nothing is lost: go on with `tacit resume {folder.path}`.") from None
     return result
 
@@ -225,23 +165,6 @@ def compare(
         emit({"results": results, "report": str(report_path)})
     else:
         show(results, report_path)
-
-
-def wanted_runs(
-    methods: str | None, method: str | None, sweep: str | None, known: list[str]
-) -> list[tuple[str, dict[str, str]]]:
-    """(method, settings of its own) of every run of a comparison."""
-    if sweep:
-        key, equals, values = sweep.partition("=")
-        if not (key.strip() and equals and values.strip(", ") and method and not methods):
-            raise SettingError("A sweep needs one method and values: --method fedals --sweep lam=0.003,0.01,0.03.")
-        return [(method, {key.strip(): v}) for v in dict.fromkeys(map(str.strip, values.split(","))) if v]
-    if method or not (methods or "").strip(", "):
-        raise SettingError(
-            "Say what to compare: --methods popularity,fedals, or --methods all, or --method NAME --sweep k=8,32."
-        )
-    names = known if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
-    return [(name, {}) for name in dict.fromkeys(names)]
 
 
 @app.command()
@@ -354,7 +277,7 @@ def main() -> None:
     except TacitError as error:
         fail(str(error))
     except (click.exceptions.Abort, KeyboardInterrupt):
-        fail("Stopped while no run was being trained; nothing is lost.")
+        fail(STOPPED)
     except click.ClickException as error:
         if not error.format_message().strip():  # nothing was asked, and the help was shown
             sys.exit(0)
@@ -365,6 +288,8 @@ def main() -> None:
     except (MemoryError, OSError) as error:
         fail(f"{type(error).__name__}: {error}. Free some memory or space, or use smaller data.")
     except Exception as error:  # noqa: BLE001 (the last door)
+        if by_hand(error):
+            fail(STOPPED)
         if os.environ.get("TACIT_DEBUG"):
             traceback.print_exc()
         fail(

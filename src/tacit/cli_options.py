@@ -1,11 +1,15 @@
-"""The options that `run` and `compare` share."""
+"""The options that `run` and `compare` share, and how they become settings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+
+from .errors import SettingError, did_you_mean
 
 DataOption = Annotated[
     str,
@@ -53,3 +57,89 @@ BackendOption = Annotated[str, typer.Option("--backend", help="auto, loop, vmap 
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
+
+
+def parse_set(pairs: Sequence[str] | None) -> dict[str, str]:
+    found = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise SettingError(f'--set "{pair}" was got; expected key=value, as in --set k=64.')
+        found[key.strip()] = value.strip()
+    return found
+
+
+def number(text: str, option: str, expected: str) -> int | float:
+    """`10` a number of people, `0.1` a share of them."""
+    try:
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        raise SettingError(f"{option} {text} was got; expected {expected}.") from None
+
+
+def make_settings(**values: Any) -> Any:
+    from .settings import Settings
+
+    share, cohort = values["new_people"], values["cohort"]
+    if share not in (None, "folds"):
+        share = number(share, "--new-people", "a share such as 0.1, or folds")
+        if not 0 <= share < 1:
+            raise SettingError(f"--new-people {share} was got; expected a share from 0 to below 1, or folds.")
+    if cohort is not None:
+        cohort = number(cohort, "--cohort", "a number of people such as 100, or a share of them such as 0.1")
+    values |= {"new_people": share, "cohort": cohort, "set": parse_set(values["set"])}
+    for name, low, high in (("dropout", 0, 1), ("tolerance", 0, 1), ("patience", 0, 2**31), ("seed", 0, 2**63 - 1)):
+        if values[name] is not None and not low <= values[name] <= high:  # not a number is out of every range
+            raise SettingError(f"--{name} {values[name]} was got; expected a number from {low} to {high}.")
+    for name, known in (
+        ("protocol", ("clean", "published")),
+        ("split", ("leave-one-out", "temporal", "random")),
+        ("task", ("ranking", "ratings", "regression")),
+    ):
+        if values[name] is not None and values[name] not in known:
+            raise SettingError(did_you_mean(values[name], known, name))
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingError(
+            f"--{str(first['loc'][0]).replace('_', '-')} {first.get('input')}: {first['msg']}."
+        ) from None
+
+
+def check(settings: Any, task: Any) -> None:
+    """Everything that can be wrong is found before a folder is made."""
+    from .core import Stage
+    from .data.splits import folds
+    from .engine.backends import choose
+    from .experiment import FOLDS, threads
+    from .federation import cohort_size
+    from .settings import plan
+
+    made = plan(settings, task.facts)
+    threads(settings.threads)
+    choose(settings.backend, made.method, Stage())
+    if not len(task.seen):
+        raise SettingError(f"--new-people {settings.new_people} leaves nobody to learn from. Give a smaller share.")
+    if settings.cohort is not None:  # it must fit the phase with the fewest people
+        number = folds(task.people, FOLDS, settings.seed)
+        left_out = [(number == fold).nonzero()[0] for fold in range(FOLDS)] if settings.folds else []
+        parts = [task.federation("search", made.method, made.sampling, without) for without in [None, *left_out]]
+        cohort_size(settings.cohort, min(len(part.members) for part in parts))
+
+
+def wanted_runs(
+    methods: str | None, method: str | None, sweep: str | None, known: list[str]
+) -> list[tuple[str, dict[str, str]]]:
+    """(method, settings of its own) of every run of a comparison."""
+    if sweep:
+        key, equals, values = sweep.partition("=")
+        if not (key.strip() and equals and values.strip(", ") and method and not methods):
+            raise SettingError("A sweep needs one method and values: --method fedals --sweep lam=0.003,0.01,0.03.")
+        return [(method, {key.strip(): v}) for v in dict.fromkeys(map(str.strip, values.split(","))) if v]
+    if method or methods is None or not methods.strip(", "):
+        raise SettingError(
+            "Say what to compare: --methods popularity,fedals, or --methods all, or --method NAME --sweep k=8,32."
+        )
+    names = known if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
+    return [(name, {}) for name in dict.fromkeys(names)]

@@ -1,0 +1,229 @@
+"""Splits, draws, ranks, metrics, protocols: exact answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tacit.core import Download, Upload
+from tacit.data import splits
+from tacit.data.interactions import Histories, Interactions
+from tacit.data.sampling import Ragged, distinct_negatives, key_of, samples
+from tacit.data.synthetic import synthetic
+from tacit.engine.store import Store
+from tacit.evaluation import protocol
+from tacit.evaluation.metrics import interval, ranking_metrics, rating_intervals, rating_metrics
+from tacit.evaluation.scoring import full_ranks, sampled_ranks
+from tacit.wire.admission import refusal
+from tacit.wire.ledger import Ledger, decode, encode
+from worlds import ITEMS, histories
+
+
+def ragged(*rows):
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    items = np.array([item for row in rows for item in row], np.int32)
+    return Histories(starts, items, np.ones(len(items), np.float32))
+
+
+def lists(h):
+    return [h.of(person).tolist() for person in range(h.people)]
+
+
+def test_leave_one_out_holds_out_the_newest():
+    split = splits.leave_one_out(ragged([5, 6, 7, 8], [1, 2], [3]), 300, seed=0)
+    assert lists(split.train) == [[5, 6], [1], [3]]
+    assert lists(split.valid) == [[7], [], []]
+    assert lists(split.test) == [[8], [2], []]
+    assert "1 person has a single interaction" in " ".join(split.notes)
+
+
+def test_ties_in_time_follow_neither_items_nor_rows():
+    """All at one moment: the held-out item must not be the last row, nor the largest number, more than by chance."""
+    n, people = 20, 400
+    person = np.repeat(np.arange(people, dtype=np.int32), n)
+    item = np.tile(np.arange(n, dtype=np.int32), people)
+    names = tuple(map(str, range(people))), tuple(map(str, range(n)))
+    data = Interactions("ties", person, item, *names, time=np.zeros(len(person)))
+    newest = splits.leave_one_out(data.histories(3), 500, seed=3).test.items
+    assert 0.02 < (newest == n - 1).mean() < 0.09  # 1/20 by chance
+    order = np.random.default_rng(0).permutation(len(person))
+    shuffled = Interactions("ties", person[order], item[order], *names, time=np.zeros(len(person)))
+    assert (splits.leave_one_out(shuffled.histories(3), 500, seed=3).test.items == newest).all()
+
+
+def test_temporal_split_cuts_once_for_everybody():
+    data = synthetic(60, 80, 1500)
+    split = splits.temporal(data, 0)
+    times = {(p, i): t for p, i, t in zip(data.person, data.item, data.time)}
+    when = [
+        [times[p, i] for p in range(part.people) for i in part.of(p)] for part in (split.train, split.valid, split.test)
+    ]
+    assert max(when[0]) <= min(when[1]) and max(when[1]) <= min(when[2])
+    assert len(split.train) + len(split.valid) + len(split.test) == len(data)
+
+
+def test_support_and_query_share_everybody_out():
+    data = histories()
+    support, query = splits.support_query(data, 0.5)
+    assert lists(support.then(query)) == lists(data)
+    assert (support.lengths >= 1).all() and (query.lengths >= 1).all()
+    again = splits.support_query(data, 0.5, seed=1)
+    assert [sorted(a + b) for a, b in zip(lists(again[0]), lists(again[1]))] == [sorted(row) for row in lists(data)]
+
+
+def test_people_held_out_and_folds():
+    assert splits.held_out_people(50, 0.1, 0).sum() == 5
+    fold = splits.folds(53, 10, 0)
+    assert sorted(np.bincount(fold)) == [5] * 7 + [6] * 3
+
+
+@given(st.integers(0, 10_000), st.integers(0, 5))
+def test_negatives_are_never_of_the_history(seed, round):
+    data, forbidden = histories(seed=seed % 7), ragged(*[[person % ITEMS] for person in range(24)])
+    people = np.array([3, 0, 11])
+    drawn = samples(
+        data, people, catalogue=ITEMS, negatives=3, batch=0, key=key_of(seed, 0, round), forbidden=forbidden
+    )
+    for place, person in enumerate(people):
+        part = slice(drawn.starts[place], drawn.starts[place + 1])
+        items, targets = drawn.inputs[part], drawn.targets[part]
+        assert sorted(items[targets == 1]) == sorted(data.of(person))
+        assert (targets == 0).sum() == 3 * len(data.of(person))
+        assert not set(items[targets == 0]) & ({*data.of(person)} | {person % ITEMS})
+    alone = samples(
+        data, people[1:2], catalogue=ITEMS, negatives=3, batch=0, key=key_of(seed, 0, round), forbidden=forbidden
+    )
+    assert (alone.inputs == drawn.inputs[drawn.starts[1] : drawn.starts[2]]).all()  # others change nobody's draws
+
+
+def test_clean_negatives_include_held_out_items_and_published_ones_never():
+    data, held = ragged(list(range(10))), ragged([20])
+    seen = [0, 0]
+    for number in range(200):
+        for at, forbidden in enumerate((None, held)):
+            drawn = samples(
+                data, np.array([0]), catalogue=30, negatives=4, batch=0, key=key_of(0, 0, number), forbidden=forbidden
+            )
+            seen[at] += int((drawn.inputs == 20).sum())
+    assert 300 < seen[0] < 500 and seen[1] == 0  # 8,000 draws over 20 items: 400
+
+
+def test_who_has_everything_gets_no_negatives():
+    drawn = samples(ragged([0, 1, 2]), np.array([0]), catalogue=3, negatives=4, batch=0, key=key_of(0, 0, 0))
+    assert sorted(drawn.inputs) == [0, 1, 2]
+
+
+@given(st.integers(1, 120), st.integers(0, 1000))
+def test_evaluation_negatives_are_different_and_untouched(wanted, seed):
+    touched = histories()
+    drawn = distinct_negatives(touched, ITEMS, wanted, key_of(seed, 1, 0))
+    for person in range(touched.people):
+        own = drawn.of(person).tolist()
+        assert len(own) == len(set(own)) == min(wanted, ITEMS - len(touched.of(person)))
+        assert not set(own) & set(touched.of(person).tolist())
+
+
+def test_padding_keeps_batches():
+    made = Ragged(np.array([0, 5, 7]), np.arange(7, dtype=np.int32), np.ones(7, np.float32), batch=2)
+    examples = made.pad()
+    assert examples.inputs.shape == (2, 3, 2)
+    assert examples.inputs[0].tolist() == [[0, 1], [2, 3], [4, 0]] and examples.mask[0].tolist() == [
+        [1, 1],
+        [1, 1],
+        [1, 0],
+    ]
+    assert examples.mask[1].tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
+def test_metrics_of_known_ranks():
+    ranks, owners = np.array([1, 10, 11, 2, 2]), np.array([0, 1, 2, 3, 3])
+    got = ranking_metrics(ranks, owners)
+    assert got["hr@10"].tolist() == [1, 1, 0, 1]
+    assert got["ndcg@10"][:3] == pytest.approx([1, 1 / np.log2(11), 0])
+    assert got["ndcg@10"][3] == pytest.approx(
+        (1 / np.log2(3) + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
+    )  # places 2 and 3
+    assert got["mrr@10"].tolist() == [1, 0.1, 0, 0.5]
+    assert got["recall@10"].tolist() == [1, 1, 0, 1]
+
+
+def test_ties_count_against_the_positive():
+    scores = torch.tensor([[1.0, 1.0, 0.0, 2.0]])
+    mine, theirs = np.array([[True, False, False, False]]), np.array([[False, True, True, True]])
+    assert sampled_ranks(scores, mine, theirs).tolist() == [3]
+    assert sampled_ranks(torch.full((1, 4), torch.nan), mine, theirs).tolist() == [4]  # NaN never wins
+    assert full_ranks(torch.zeros(1, 6), ragged([1, 2]), ragged([3]), np.array([0])).tolist() == [4]
+
+
+def test_full_ranks_leave_out_history_and_other_positives():
+    scores = torch.tensor([[9.0, 8, 7, 6, 5]])
+    assert full_ranks(scores, ragged([0]), ragged([2, 4]), np.array([0])).tolist() == [2, 3]
+
+
+def test_rating_metrics_and_intervals():
+    errors = np.array([0.5, -0.5, 2.0, 0.0])
+    assert rating_metrics(errors) == {"rmse": pytest.approx(np.sqrt(4.5 / 4)), "accuracy": 0.75}
+    low, high = rating_intervals(errors, np.array([0, 0, 1, 1]))["rmse"]
+    assert low <= np.sqrt(4.5 / 4) <= high
+    low, high = interval(np.r_[np.ones(500), np.zeros(500)])
+    assert 0.46 < low < 0.49 and 0.51 < high < 0.54  # 1.96 x .0158
+
+
+def test_the_leak_detector_tells_the_protocols_apart():
+    """A memory of drawn negatives beats popularity under the published rules, and is worthless under the clean ones."""
+    data = synthetic(300, 400, 12_000)
+    history = data.histories()
+    split = splits.leave_one_out(history, 400, seed=0)
+    popular = protocol.popularity_hr(np.bincount(split.train.items, minlength=400), split.test, split.test_negatives)
+    leaky = protocol.memoriser(split.train, split.valid.then(split.test), split.test, split.test_negatives, 400, 0)
+    honest = protocol.memoriser(split.train, None, split.test, split.test_negatives, 400, 0)
+    assert leaky > 0.9 > popular > honest
+
+
+def test_the_ledger_counts_real_messages():
+    up = Upload({"item": torch.randn(7, 3)}, torch.tensor(2.0))
+    down = Download({"item": torch.randn(7, 3), "bias": torch.zeros(7)}, torch.tensor(0.0))
+    ledger = Ledger()
+    ledger.sent_up(up, 3)
+    ledger.sent_down(down, 5)
+    assert ledger.up_bytes == 3 * len(encode(up)) and ledger.down_bytes == 5 * len(encode(down))
+    back = decode(encode(up))
+    assert torch.equal(back.total["item"], up.total["item"]) and back.weight == up.weight
+
+
+@given(st.binary(max_size=200))
+def test_a_message_of_rubbish_is_refused(blob):
+    with pytest.raises(ValueError):
+        decode(blob)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_a_damaged_message_is_refused_or_does_no_harm(at, byte):
+    """One byte changed: the message is not one, or the door finds it out, or it is a sound upload of other numbers."""
+    up = Upload({"item": torch.ones(4, 3)}, torch.tensor(2.0))
+    blob = bytearray(encode(up))
+    blob[at % len(blob)] = byte
+    try:
+        got = decode(bytes(blob))
+    except ValueError:
+        return
+    if refusal(got, up.total) is None:
+        assert torch.isfinite(got.total["item"]).all() and 0 < float(got.weight) <= 1e7
+
+
+def test_the_store_keeps_touched_rows_only():
+    store = Store.fresh({"item": torch.zeros(1000, 2), "user": torch.zeros(3)}, 4, ["item"])
+    rows = torch.tensor([[3, 7, -1]])
+    new = torch.tensor([[[1.0, 1], [0, 0], [5, 5]]])  # the second did not move, the third is padding
+    store.put(np.array([2]), {"item": new, "user": torch.ones(1, 3)}, rows)
+    assert store.touched["item"][2][0].tolist() == [3]
+    store.put(np.array([2]), {"item": torch.tensor([[[9.0, 9]]]), "user": torch.ones(1, 3)}, torch.tensor([[1]]))
+    table = store.gather(np.array([2]))["item"][0]
+    assert table[[1, 3]].tolist() == [[9, 9], [1, 1]] and float(table.abs().sum()) == 20
+    assert store.gather(np.array([2]), torch.tensor([[3, 5]]))["item"][0].tolist() == [[1, 1], [0, 0]]
+    copy = Store.fresh(store.initial, 4, ["item"])
+    copy.unpack(store.pack())
+    assert torch.equal(copy.gather(np.arange(4))["item"], store.gather(np.arange(4))["item"])
