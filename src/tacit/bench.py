@@ -110,7 +110,8 @@ def speed(job: str, data: Interactions, say: Callable[[str], None]) -> dict[str,
 
 
 def growth(job: str, quick: bool, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """CPU time of a kernel round over worlds of growing size: seconds = a + b x interactions, and the logs' slope. People and items grow along, so that a cost of people x items would show."""
+    """CPU time of a kernel round over worlds of growing size: seconds = a + b x interactions, and the slope of the
+    logs. People and items grow along, so that a cost of people x items would show."""
     points = []
     for size in (100_000, 300_000, 1_000_000) if quick else (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000):
         people, items = size // 100, max(500, int((size / 100) ** 0.8))
