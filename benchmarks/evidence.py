@@ -1,6 +1,6 @@
 """`make evidence`: slow figures, written to docs/evidence/ with the command and the date. Minutes, not seconds.
 
-python benchmarks/evidence.py [name ...]      all, or some of: main, folds, ratings, compare, published, bench, seeds
+python benchmarks/evidence.py [name ...]      all, or some of JOBS
 """
 
 from __future__ import annotations

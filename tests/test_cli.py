@@ -208,7 +208,9 @@ OPTIONS = {
     "an option as a setting": (["--set", "rounds=3"], '"rounds" is not a setting', "--rounds"),
     "another method's setting": (["--set", "mu=1"], '"mu" is not a setting', "Settings: "),
     "changes nothing": (["--set", "loss=bce"], "loss would change nothing", "Leave it out"),
-    "changes nothing for this server": (["--method", "fedavg", "--set", "tau=0.1"], "tau would change nothing"),
+    "changes nothing for this server": (
+        ["--method", "fedavg", "--set", "server=sgd", "--set", "tau=0.1"], "tau would change nothing",
+    ),
     "changes nothing for this solver": (["--method", "fedrecon", "--set", "lam=1"], "lam would change nothing"),
     "no key and value": (["--set", "k"], '"k"', "key=value"),
     "no value": (["--set", "k="], '"k="', "key=value"),

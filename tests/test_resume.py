@@ -163,7 +163,8 @@ def test_stopped_in_a_compiled_kernel(tmp_path, monkeypatch, by_hand):
 
 def numba_s_word_for_it() -> SystemError:
     error = SystemError("CPUDispatcher returned a result with an exception set")
-    error.__cause__ = KeyboardInterrupt()
+    error.__cause__ = SystemError("_numba_unpickle returned a result with an exception set")
+    error.__cause__.__cause__ = KeyboardInterrupt()
     return error
 
 

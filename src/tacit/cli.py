@@ -56,14 +56,17 @@ def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any) -> dict[s
 
 def by_hand(error: BaseException) -> bool:
     """Whether this is Ctrl-C. What comes while a compiled kernel is being called, Numba hands on as a SystemError."""
-    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def finish(folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None) -> dict[str, Any]:
-    from .experiment import execute
-    from .report import write_report
-
     try:
+        from .experiment import execute
+        from .report import write_report
+
         result = execute(settings, data, folder, bars, task)
         write_report([result], folder.path, data=shape(data))
     except (KeyboardInterrupt, SystemError) as error:

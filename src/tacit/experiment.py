@@ -210,6 +210,8 @@ def _judge(
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
     uploads, extra = progress.traffic["uploads"], task.extra(state)
+    if made.method.pooled:
+        uploads = task.people * state.round
     result: dict[str, Any] = {
         "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
         "protocol": settings.protocol, "seed": settings.seed, "rounds": state.round,
@@ -234,12 +236,16 @@ def _judge(
 
 
 def threads(number: int | None) -> None:
-    if number is not None:
-        most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-        if not 1 <= number <= most:
-            raise SettingError(f"--threads {number} was asked for; this machine allows 1 to {most}.")
-        torch.set_num_threads(number)
-        numba.set_num_threads(number)
+    """Kernels use every core by default, torch one: its operations here are small, and two threads that wait for each
+    other on a busy machine are ten times slower than one."""
+    if number is None:
+        torch.set_num_threads(1)
+        return
+    most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    if not 1 <= number <= most:
+        raise SettingError(f"--threads {number} was asked for; this machine allows 1 to {most}.")
+    torch.set_num_threads(number)
+    numba.set_num_threads(number)
 
 
 def peak_rss_mb() -> float:

@@ -78,7 +78,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "ranking": {
         "": {"rounds": 60, "k": 32, "negatives": 4, "batch": 0, "patience": 20, **STEPS},
         "popularity": {"rounds": 1},
-        "local": {"rounds": 10, "lr": 1.0},
+        "local": {"rounds": 3, "lr": 1.0},
         "fedals": {"rounds": 8, "patience": 0},
         "centralised": {"rounds": 8, "patience": 0},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},

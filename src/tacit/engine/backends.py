@@ -63,10 +63,12 @@ def collect(
         upload, own = method.client(down, own, held)
         return (wire.client(upload) if wire.client else upload), own
 
-    return (loop if backend == "loop" else batched)(device, method, down, store, people, examples)
+    if backend == "loop":
+        return loop(method, wire, down, store, people, examples)
+    return batched(device, method, down, store, people, examples)
 
 
-def loop(device: Device, method: Method, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
+def loop(method: Method, wire: Stage, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
     total: Upload | None = None
     expected: Params | None = None
     refused: Counter[str] = Counter()
@@ -74,10 +76,11 @@ def loop(device: Device, method: Method, down: Download, store: Store, people: P
         who = people[place : place + 1]
         held = Examples(*(x[0] for x in examples.pad(np.array([place]))))
         own = {name: value[0] for name, value in store.gather(who).items()}
-        if expected is None:  # what a sound upload looks like is known from the method, not from who comes first
-            expected = method.client(down, own, held)[0].total
-        upload, own = device(down, own, held)
-        upload = decode(encode(upload))
+        upload, own = method.client(down, own, held)
+        expected = (
+            expected or upload.total
+        )  # what a sound upload looks like is known from the method, not from the wire
+        upload = decode(encode(wire.client(upload) if wire.client else upload))
         reason = refusal(upload, expected) or (None if finite(own, 0) else "non-finite")
         if reason:
             refused[reason] += 1

@@ -77,16 +77,19 @@ def run(
         ledger = Ledger()
         down = Download(state.shared, torch.tensor(float(number)))
         asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed)
-        ledger.sent_down(down, len(asked))
+        ledger.sent_down(down, 0 if method.pooled else len(asked))
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
         if len(people):
             held = federation.examples(people, number)
             upload, rejected = collect(backend, method, wire, down, state.private, people, held)
+            if method.pooled and number == 0:  # a bound: everybody hands over their data, once
+                data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
+                ledger.sent_up(Upload(data, torch.ones(())), 1)
         answered = len(people) - sum(rejected.values())
         moved = math.nan
         if upload is not None:  # a round in which nobody answers changes nothing
-            ledger.sent_up(upload, len(people))
+            ledger.sent_up(upload, 0 if method.pooled else len(people))
             upload = wire.server(upload) if wire.server else upload
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)

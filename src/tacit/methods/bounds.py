@@ -71,18 +71,20 @@ def centralised(
 
     def side(table: torch.Tensor, to: torch.Tensor, at: torch.Tensor, targets: torch.Tensor, n: int) -> torch.Tensor:
         """The exact rows of one side [n, p], given the other side's `table` and the pairs (to, at)."""
+        order = to.argsort(stable=True)
+        groups = torch.split(order, torch.bincount(to, minlength=n).tolist())
+        extra = 0 if explicit else alpha0 * table.T @ table
         size = table.shape[1]
-        count = torch.bincount(to, minlength=n).double()
-        system = torch.zeros(n, size * size, dtype=torch.float64)
-        right = torch.zeros(n, size, dtype=torch.float64)
-        for part in torch.arange(len(to)).split(200_000):
-            x = table[at[part]]
-            system.index_add_(0, to[part], (x[:, :, None] * x[:, None]).flatten(1))
-            right.index_add_(0, to[part], x * targets[part, None])
-        strength = lam * count if explicit else lam * (count + alpha0 * len(table))
-        system = system.reshape(n, size, size) + (0 if explicit else alpha0 * table.T @ table)
-        system += strength.clamp(min=1e-9)[:, None, None] * torch.eye(size, dtype=torch.float64)
-        return torch.linalg.solve(system, right)
+        system, right = torch.zeros(n, size, size, dtype=torch.float64), torch.zeros(n, size, dtype=torch.float64)
+        for row, pairs in enumerate(groups):
+            x = table[at[pairs]]
+            system[row], right[row] = x.T @ x, x.T @ targets[pairs]
+        count = torch.tensor([len(pairs) for pairs in groups], dtype=torch.float64)
+        strength = lam * (count if explicit else count + alpha0 * len(table))
+        strength[strength == 0] = 1.0  # a row without pairs is zero, whatever holds it
+        return torch.linalg.solve(
+            system + extra + strength[:, None, None] * torch.eye(size, dtype=torch.float64), right
+        )
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
         person, item = held.inputs.reshape(-1, 2).T
