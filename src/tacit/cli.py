@@ -35,7 +35,7 @@ from .cli_options import (
     make_settings,
     wanted_runs,
 )
-from .errors import RunError, TacitError
+from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
 STOPPED = "Stopped while no run was being trained; nothing is lost."
@@ -155,8 +155,14 @@ def compare(
             tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
         )  # fmt: skip
     made = make_task(next(iter(wanted.values())), loaded)  # the same for all of them
-    for settings in wanted.values():
-        check(settings, made)
+    for label, settings in list(wanted.items()):
+        try:
+            check(settings, made)
+        except SettingError as error:
+            if methods != "all":
+                raise
+            say(f"{label} is left out: {error}")
+            del wanted[label]
     results = []
     with Bars() as bars:
         for label, settings in wanted.items():

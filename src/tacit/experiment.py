@@ -9,6 +9,7 @@ Every phase is checkpointed; `execute` on a folder with a checkpoint goes on whe
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -67,12 +68,19 @@ def make_task(settings: Settings, data: Data) -> Task:
     if isinstance(data, Supervised) != (wanted == "regression"):
         fits = "regression" if isinstance(data, Supervised) else "ranking or ratings"
         raise SettingError(f"--task {wanted} was asked of {data.name}, which fits {fits}. Leave --task out.")
+    unread: dict[str, tuple[Any, ...]] = (
+        {"protocol": ("clean",), "split": ("leave-one-out",)} if wanted != "ranking" else {}
+    )
+    if wanted == "regression":
+        unread["new_people"] = (None,)
+    for name, usual in unread.items():
+        if getattr(settings, name) not in usual:
+            option = f"--{name.replace('_', '-')} {getattr(settings, name)}"
+            raise SettingError(f"{option} would change nothing for {wanted}. Leave it out.")
     if isinstance(data, Supervised):
         return regression(data)
     share = settings.new_share
     if wanted == "ratings":
-        if settings.protocol == "published":
-            raise SettingError("The published protocol is about ranking. Leave --protocol out for ratings.")
         return ratings(data, new_people=share, seed=settings.seed)
     return ranking(
         data, protocol_name=settings.protocol, split_name=settings.split, new_people=share, seed=settings.seed
@@ -87,6 +95,7 @@ def execute(
     threads(settings.threads)
     task = task or make_task(settings, data)
     made = plan(settings, task.facts)
+    folder.same_plan(made.shown)
     settled = time.perf_counter()
 
     def new() -> State:
@@ -169,7 +178,12 @@ def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, se
             progress.traffic[name] += value
     if progress.phase == ("search" if searches else "final"):
         last = progress.curve[-1] if progress.curve else {"up_bytes": 0, "down_bytes": 0}
-        point = {"round": done.number, "change": done.change, "answered": done.answered, "valid": metrics}
+        point = {
+            "round": done.number,
+            "change": done.change if math.isfinite(done.change) else None,
+            "answered": done.answered,
+            "valid": metrics,
+        }
         progress.curve.append(point | {name: last[name] + value for name, value in sent.items()})
 
 

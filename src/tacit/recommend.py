@@ -97,6 +97,7 @@ def recommend(
         chosen, timed = np.array(list(dict.fromkeys(chosen.tolist())), np.int32), False
         history = Histories(np.array([0, len(chosen)]), chosen, np.full(len(chosen), facts.scale[1], np.float32))
     made = plan(settings, replace(facts, timed=timed))
+    folder.same_plan(made.shown)
     home = _home(history, made, facts, settings.seed)
     shared, start = folder.model(), begin(made.method, made.model, home, made.seed)
     rounds = passes(replace(start, round=result["rounds"]))
@@ -114,6 +115,7 @@ def _for_member(
     assert isinstance(whole, Interactions)
     known, task = _person(person, whole), make_task(settings, data)
     made = plan(settings, task.facts)
+    folder.same_plan(made.shown)
     state = folder.final(
         begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from .core import Method, Model, step_by_mean
@@ -117,19 +119,24 @@ def plan(settings: Settings, task: Facts) -> Plan:
     if values.get("recency", 1.0) != 1 and not task.timed:
         values["recency"] = 1.0
         notes = ("Recency is off: the data have no time.",)
+    if task.items and "k" not in settings.set and values.get("k", 0) > task.items:
+        values["k"] = task.items
+        notes += (f"k is {task.items}: the data have no more items.",)
     _check(values, task)
     for name, why in _dead(settings.method, task, values).items():
         if name in settings.set:
             raise SettingError(f"{name} would change nothing here: {why}. Leave it out.")
         values.pop(name, None)
+    if "private" in settings.set:
+        _names(values["private"], make_model(task, values))
     built = build(
         settings.method,
         make_model(task, values),
         {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER},
     )
-    if built.pooled and settings.cohort is not None:
+    if built.pooled and (settings.cohort is not None or settings.dropout):
         raise SettingError(
-            f"--cohort has no meaning for {settings.method}, which holds everybody's data. Leave it out."
+            f"--cohort and --dropout mean nothing for {settings.method}, which holds everybody's data. Leave them out."
         )
     rounds = settings.rounds if settings.rounds is not None else chosen["rounds"]
     if rounds < 1:
@@ -139,6 +146,14 @@ def plan(settings: Settings, task: Facts) -> Plan:
         max(1, rounds // 25), _first(settings.tolerance, chosen.get("tolerance", 0.0)),
         _first(settings.patience, chosen.get("patience", 0)), settings.seed, dict(sorted(values.items())), notes,
     )  # fmt: skip
+
+
+def _names(globs: tuple[str, ...], model: Model) -> None:
+    """Refuse a private name that no parameter has."""
+    known = list(model.init(torch.Generator()))
+    for glob in globs:
+        if not fnmatch.filter(known, glob):
+            raise SettingError(did_you_mean(glob, known, "parameter"))
 
 
 def _first(asked: Any, default: Any) -> Any:
@@ -221,6 +236,8 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("mu", 0),
         ("alpha0", 0),
         ("prior", 0),
+        ("tau", 0),
+        ("shrink", 0),
         ("negatives", 0),
         ("batch", 0),
         ("passes", 1),

@@ -35,8 +35,10 @@ def write_atomically(path: Path, blob: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except OSError as error:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise RunError(
             f"{path} cannot be written ({error.strerror}); what was there before is untouched. "
             "Free some space, or choose another --out."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -55,7 +55,8 @@ def coerce(function: Callable[..., Any], name: str, value: Any) -> Any:
     try:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError:
-        expected = str(getattr(hint, "__name__", hint)).replace("typing.", "")
+        words = " or ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
+        expected = words or str(getattr(hint, "__name__", hint))
         raise SettingError(
             f"{name}={value} was got for a setting that takes {expected}. "
             f"Example: --set {name}={settings_of(function)[name].default}"
