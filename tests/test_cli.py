@@ -237,7 +237,7 @@ OPTIONS = {
     "a cohort of nan": (["--cohort", "nan"], "nan", "1 to 36"),
     "a cohort above all": (["--cohort", "1.5"], "1.5", "share"),
     "a cohort larger than a fold leaves": (["--cohort", "38", "--new-people", "folds"], "38", "1 to 36"),
-    "a cohort of one place": (["--method", "centralised", "--cohort", "3"], "--cohort", "centralised", "Leave them out"),
+    "a cohort of one place": (["--method", "centralised", "--cohort", "3"], "--cohort", "centralised", "Leave"),
     "new people above all": (["--new-people", "1.5"], "--new-people 1.5", "from 0 to below 1", "folds"),
     "everybody new": (["--new-people", "1"], "--new-people 1", "below 1"),
     "almost everybody new": (["--new-people", "0.999"], "--new-people 0.999", "nobody", "smaller"),
