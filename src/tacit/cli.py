@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -47,11 +48,11 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 
-def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any) -> dict[str, Any]:
+def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any, began: float | None = None) -> dict[str, Any]:
     from .runs import RunFolder
 
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
-    return finish(folder, settings, data, bars, task)
+    return finish(folder, settings, data, bars, task, began)
 
 
 def by_hand(error: BaseException) -> bool:
@@ -62,12 +63,14 @@ def by_hand(error: BaseException) -> bool:
     return cause is not None
 
 
-def finish(folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None) -> dict[str, Any]:
+def finish(
+    folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None, began: float | None = None
+) -> dict[str, Any]:
     try:
         from .experiment import execute
         from .report import write_report
 
-        result = execute(settings, data, folder, bars, task)
+        result = execute(settings, data, folder, bars, task, began)
         write_report([result], folder.path, data=shape(data))
     except (KeyboardInterrupt, SystemError) as error:
         if not by_hand(error):
@@ -106,13 +109,14 @@ def run(
         protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience,
         seed=seed, backend=backend, threads=threads,
     )  # fmt: skip
+    began = time.perf_counter()
     find_method(method)
     loaded = load(data, seed=seed, cache=cache(), say=say)
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-')}-{method}")
     made = make_task(settings, loaded)
     check(settings, made)
     with Bars() as bars:
-        result = start(settings, loaded, path, bars, made)
+        result = start(settings, loaded, path, bars, made, began)
     if json_:
         emit(result)
     else:

@@ -88,10 +88,15 @@ def make_task(settings: Settings, data: Data) -> Task:
 
 
 def execute(
-    settings: Settings, data: Data, folder: RunFolder, watch: Watch | None = None, task: Task | None = None
+    settings: Settings,
+    data: Data,
+    folder: RunFolder,
+    watch: Watch | None = None,
+    task: Task | None = None,
+    began: float | None = None,
 ) -> dict[str, Any]:
     """Run, or go on with, the experiment of this folder; returns the result that `--json` prints."""
-    watch, begun = watch or Silent(), time.perf_counter()
+    watch, begun = watch or Silent(), time.perf_counter() if began is None else began
     threads(settings.threads)
     task = task or make_task(settings, data)
     made = plan(settings, task.facts)

@@ -167,6 +167,8 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
         dead |= dict.fromkeys(("k", "spread", "loss"), "popularity has no factors")
         if task.kind == "ranking":
             dead["shrink"] = "it does not change an order"
+    if method == "local":
+        dead |= dict.fromkeys(SERVER, "local sends nothing, so its server has nothing to do")
     if method in ("fedals", "centralised"):
         dead["loss"] = "its solves are exact for the squared loss"
         if task.kind == "ratings":
