@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import io
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -275,7 +276,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(report.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(RunError, match="disk full"):
         write_report([ranking("fedavg")], tmp_path)
     assert path.read_bytes() == before

@@ -7,7 +7,6 @@ and names come from outside. Nothing is loaded from anywhere; the page forbids i
 from __future__ import annotations
 
 import base64
-import os
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -17,6 +16,7 @@ from typing import Any
 import jinja2
 
 from . import plots
+from .engine.checkpoint import write_atomically
 from .errors import RunError, SettingError
 from .tables import (
     METRICS,
@@ -59,10 +59,11 @@ def write_report(
     try:
         (folder / "plots").mkdir(parents=True, exist_ok=True)
         for plot in drawn:
-            _replace(folder / "plots" / f"{plot.name}.png", plot.png)
+            write_atomically(folder / "plots" / f"{plot.name}.png", plot.png)
         for name in set(PLOTS) - {plot.name for plot in drawn}:  # an earlier report's plot would mislead
             (folder / "plots" / f"{name}.png").unlink(missing_ok=True)
-        return _replace(folder / "report.html", page.encode())
+        write_atomically(folder / "report.html", page.encode())
+        return folder / "report.html"
     except OSError as error:
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error
 
@@ -88,17 +89,6 @@ def render(results: list[Result], drawn: Sequence[plots.Plot] = (), *, title: st
         runs=[(name, run_facts(result), at(result, "command")) for name, result in zip(names, results)],
         notes=notes(results),
     )
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    """A reader sees the old file or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
 
 def _data_uri(svg: bytes) -> str:

@@ -20,7 +20,7 @@ from .core import Download, Examples, Method, Model, Params, Stage
 from .data import splits
 from .data.importing import BroughtSplit
 from .data.interactions import Histories, Interactions, count
-from .data.sampling import SERVE
+from .data.sampling import SERVE, SPLIT, key_of, some
 from .data.supervised import Supervised
 from .engine.backends import collect
 from .engine.run import State
@@ -124,7 +124,7 @@ def ranking(
         )  # fmt: skip
 
     chooses = split.test if published else split.valid
-    choosers = np.setdiff1d(np.flatnonzero(chooses.lengths), newcomers)[:VALIDATED]
+    choosers = some(np.setdiff1d(np.flatnonzero(chooses.lengths), newcomers), VALIDATED, key_of(seed, SPLIT, 5))
 
     def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
         store, numbers, held = serve(

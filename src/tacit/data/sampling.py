@@ -190,6 +190,12 @@ def uniform(people: NDArray[np.integer], key: np.uint64) -> NDArray[np.float64]:
     return _uniform(np.asarray(people, np.int64), key)
 
 
+def some(people: NDArray[np.integer], most: int, key: np.uint64) -> NDArray[np.int64]:
+    """At most so many of these people, a seeded choice, in order."""
+    order = np.argsort(uniform(people, key), kind="stable")
+    return np.sort(np.asarray(people, np.int64)[order[:most]])
+
+
 @njit(cache=True, nogil=True)
 def _uniform(people, key):
     out = np.empty(len(people), np.float64)

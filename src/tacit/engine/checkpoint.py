@@ -40,7 +40,7 @@ def write_atomically(path: Path, blob: bytes) -> None:
         if not isinstance(error, OSError):
             raise
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); what was there before is untouched. "
+            f"{path} cannot be written ({error.strerror or error}); what was there before is untouched. "
             "Free some space, or choose another --out."
         ) from error
 
