@@ -181,6 +181,8 @@ def test_the_leak_detector_tells_the_protocols_apart():
     leaky = protocol.memoriser(split.train, split.valid.then(split.test), split.test, split.test_negatives, 400, 0)
     honest = protocol.memoriser(split.train, None, split.test, split.test_negatives, 400, 0)
     assert leaky > 0.9 > popular > honest
+    assert protocol.beyond_chance(leaky, popular, 300) and not protocol.beyond_chance(honest, popular, 300)
+    assert not protocol.beyond_chance(0.5, 0.4, 50)  # on little data either may be ahead
 
 
 def test_the_ledger_counts_real_messages():

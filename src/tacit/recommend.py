@@ -120,6 +120,8 @@ def _for_member(
         begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
     )
     history = whole.histories(settings.seed).take(np.array([known]))
+    if not len(history):
+        raise DataError(f'"{person}" has no history in the training data to go by. Say what they like with --likes.')
     home = _home(history, made, task.facts, settings.seed)
     trained = known not in task.newcomers and not made.method.pooled
     store, numbers, held = serve(

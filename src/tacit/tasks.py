@@ -149,10 +149,17 @@ def ranking(
     def leak() -> dict[str, Any]:
         memory = protocol.memoriser(both, forbidden, split.test, split.test_negatives, catalogue, seed)
         popular = protocol.popularity_hr(np.bincount(both.items, minlength=catalogue), split.test, split.test_negatives)
-        return {"memoriser_hr@10": round(memory, 6), "popularity_hr@10": round(popular, 6), "leaks": memory > popular}
+        return {
+            "memoriser_hr@10": round(memory, 6),
+            "popularity_hr@10": round(popular, 6),
+            "leaks": protocol.beyond_chance(memory, popular, len(judged)),
+        }
 
     total = len(split.train) + len(split.valid) + len(split.test)
     notes = about.notes + split.notes
+    strangers = int(((both.lengths == 0) & (split.test.lengths > 0)).sum())
+    if strangers:
+        notes += (f"{count(strangers, 'person has', 'people have')} test items but no history: nothing to go by.",)
     if len(choosers) == VALIDATED:
         notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
     return Task(

@@ -106,6 +106,9 @@ def brought(data: BroughtSplit, seed: int) -> Split:
         inner = leave_last(train)
         split = Split(inner[0], inner[1], test, split.valid_negatives, split.test_negatives)
     negatives = split.test_negatives if data.negatives is None else data.negatives
+    if data.negatives is not None:
+        usual = int(np.median(negatives.lengths[test.lengths > 0]))
+        notes += (f"Sampled ranks are against the negatives that were brought ({usual} for a person), not against 99.",)
     return Split(split.train, split.valid, split.test, split.valid_negatives, negatives, notes)
 
 

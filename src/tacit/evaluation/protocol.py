@@ -147,6 +147,12 @@ def memoriser(
     )
 
 
+def beyond_chance(memory: float, popular: float, people: int) -> bool:
+    """Whether remembering beats popularity by more than three standard errors: on little data either may be ahead."""
+    error = ((memory * (1 - memory) + popular * (1 - popular)) / max(min(people, 2_000), 1)) ** 0.5
+    return memory - popular > 3 * error
+
+
 def popularity_hr(counts: NDArray[np.integer], positives: Histories, negatives: Histories) -> float:
     """HR@10 of ranking by how many people have an item."""
     people = np.flatnonzero(positives.lengths)
