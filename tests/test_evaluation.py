@@ -229,3 +229,17 @@ def test_the_store_keeps_touched_rows_only():
     copy = Store.fresh(store.initial, 4, ["item"])
     copy.unpack(store.pack())
     assert torch.equal(copy.gather(np.arange(4))["item"], store.gather(np.arange(4))["item"])
+
+
+def test_brought_negatives_are_made_fit():
+    """A test item is no negative, a pair counts once, and who was given none gets drawn ones; all of it is said."""
+    test, drawn = ragged([1], [2], []), ragged([7, 8], [8, 9], [7])
+    kept, notes = splits._brought_negatives(ragged([1, 5, 5], [], [3]), test, drawn)
+    assert lists(kept) == [[5], [8, 9], [3]]
+    assert "2 brought negatives are left out" in notes[1] and "1 person has no brought negatives" in notes[2]
+
+
+def test_a_pair_in_train_and_test_does_no_harm():
+    everything = ragged(list(range(30)) + list(range(25)))  # 25 of them twice
+    split = splits._with_negatives(everything, everything, everything, everything, 40, 0, False, [])
+    assert sorted(split.test_negatives.of(0)) == list(range(30, 40))

@@ -112,7 +112,7 @@ def run(
     began = time.perf_counter()
     find_method(method)
     loaded = load(data, seed=seed, cache=cache(), say=say)
-    path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-')}-{method}")
+    path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-{method}")
     made = make_task(settings, loaded)
     check(settings, made)
     with Bars() as bars:
@@ -147,7 +147,7 @@ def compare(
     for name, _ in chosen:
         find_method(name)
     loaded = load(data, seed=seed, cache=cache(), say=say)
-    path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-')}-compare")
+    path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-compare")
     if path.exists():
         raise RunError(f"{path} is there already. Choose another --out.")
     wanted = {}
@@ -190,7 +190,7 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
     settings = folder.settings()
     if folder.finished and (path / "report.html").exists():
         say(f"{path} had finished already.")
-        result = folder.read("result.json")
+        result = folder.result()
     else:
         loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
         folder.same_data(loaded)
@@ -214,7 +214,7 @@ def report(
     if (path / "compare.json").exists():
         parts = [path / name for name in RunFolder(path).read("compare.json")["runs"]]
     folders = [RunFolder.open(part) for part in parts]
-    results = [folder.read("result.json") for folder in folders]
+    results = [folder.result() for folder in folders]
     settings = folders[0].settings()
     loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
     made = write_report(results, path, data=shape(loaded))
@@ -303,6 +303,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 (the last door)
         if by_hand(error):
             fail(STOPPED)
+        if type(error).__name__ == "_LinAlgError":  # torch's; torch may not have been imported
+            fail("A system of equations cannot be solved: lam or alpha0 is far too large or too small.")
         if os.environ.get("TACIT_DEBUG"):
             traceback.print_exc()
         fail(

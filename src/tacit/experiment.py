@@ -26,7 +26,7 @@ from .data.importing import BroughtSplit
 from .data.interactions import Interactions
 from .data.supervised import Supervised
 from .engine.run import Convergence, Round, State, begin, run
-from .errors import SettingError
+from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
@@ -165,6 +165,10 @@ def train(
             saved = time.perf_counter()
             cost = saved - at
     progress.train_seconds += time.perf_counter() - began
+    if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
+        raise DivergedError(
+            f"Every upload was refused ({progress.rejected}): nothing was learnt. A learning rate is likely too large."
+        )
     if searching:
         taken = [(score, -n) for n, score in enumerate(_scores(progress.curve, task), 1) if score is not None]
         progress.best_round = -max(taken)[1] if taken else state.round  # of equally good rounds the first
@@ -229,6 +233,7 @@ def _judge(
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
     uploads, extra = progress.traffic["uploads"], task.extra(state)
+    silence = [] if uploads else ["Nobody answered in any round: this is the untrained model."]
     if made.method.pooled:
         uploads = task.people * state.round
     result: dict[str, Any] = {
@@ -246,7 +251,8 @@ def _judge(
         },
         "privacy": None,
         "seconds": {"setup": round(setup, 3), "train": round(progress.train_seconds, 3), "evaluate": 0.0},
-        "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected, "notes": [*task.notes, *made.notes],
+        "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected,
+        "notes": [*task.notes, *made.notes, *silence],
         "run": "", "scale": list(task.facts.scale), "curve": progress.curve,
         **{name: value for name, value in extra.items() if name != "seen"},
     }  # fmt: skip

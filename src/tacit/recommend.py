@@ -82,7 +82,8 @@ def recommend(
     """{"items": [{"item", "title", "score"}], "from": ...}: the n best items that the person does not have yet."""
     folder = RunFolder.open(path)
     settings = folder.settings()
-    items, result = folder.read("items.json"), folder.read("result.json")
+    result = folder.result()
+    items = folder.items(result["items"])
     facts = Facts(result["task"], result["items"], False, tuple(result["scale"]))
     if facts.kind == "regression":
         raise SettingError(f"{path} is a regression; there are no items to recommend.")
@@ -99,7 +100,8 @@ def recommend(
     made = plan(settings, replace(facts, timed=timed))
     folder.same_plan(made.shown)
     home = _home(history, made, facts, settings.seed)
-    shared, start = folder.model(), begin(made.method, made.model, home, made.seed)
+    start = begin(made.method, made.model, home, made.seed)
+    shared = folder.model(start.shared)
     rounds = passes(replace(start, round=result["rounds"]))
     store, numbers, held = serve(made.method, shared, start.private, home, np.zeros(1, np.int64), rounds)
     return _answer(made, shared, store, numbers, held, history, items, n)
@@ -151,6 +153,8 @@ def _answer(
     n: int,
 ) -> dict[str, Any]:
     left = len(set(items["titles"]) - {items["titles"][i] for i in history.items})
+    if not left:
+        raise SettingError("Nothing is left to recommend: every item of the catalogue is in the history.")
     if not 1 <= n <= left:
         raise SettingError(
             f"{n} recommendations were asked for; {left:,} items are left to recommend. Give -n 1 to -n {left}."

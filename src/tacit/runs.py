@@ -53,6 +53,8 @@ class RunFolder:
             raise RunError(
                 f"{path} holds a run already. Go on with it by `tacit resume {path}`, or choose another --out."
             )
+        if any(path.iterdir()):
+            raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")
         folder.write("items.json", catalogue(data))
         folder.write(
             "settings.json",
@@ -167,8 +169,30 @@ class RunFolder:
     def final(self, fresh: State) -> State:
         return load_state(self.path / "final.safetensors", fresh)[0]
 
-    def model(self) -> Params:
-        return load_params(self.path / "model.safetensors")[0]
+    def model(self, like: Params) -> Params:
+        """The shared parameters, which must have the names and shapes of `like`."""
+        found = load_params(self.path / "model.safetensors")[0]
+        if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in like.items()}:
+            raise RunError(f"{self.path}/model.safetensors is of another run. Restore it from a copy, or run again.")
+        return found
+
+    def result(self) -> dict[str, Any]:
+        """result.json, with everything that a reader of it needs."""
+        found = self.read("result.json")
+        needed = {"task": str, "method": str, "items": int, "rounds": int, "scale": list, "seen": dict, "notes": list}
+        wrong = [n for n, kind in needed.items() if not isinstance(found, dict) or not isinstance(found.get(n), kind)]
+        if wrong:
+            raise RunError(f"{self.path}/result.json has no usable {', '.join(wrong)}. Restore it, or run again.")
+        return dict(found)
+
+    def items(self, number: int) -> dict[str, Any]:
+        """items.json, with a name, a title and a count for each of so many items."""
+        found = self.read("items.json")
+        for name, kind in (("names", str), ("titles", str), ("counts", int)):
+            column = found.get(name) if isinstance(found, dict) else None
+            if not isinstance(column, list) or len(column) != number or not all(isinstance(x, kind) for x in column):
+                raise RunError(f"{self.path}/items.json does not hold {number:,} {name}. Restore it, or run again.")
+        return dict(found)
 
 
 def catalogue(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:

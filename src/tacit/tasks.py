@@ -260,13 +260,16 @@ def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) 
         return protocol.judge_ratings(*errors(method, model, state, sampling, people, passes, brings, asks))
 
     total = len(train) + len(asked)
+    own = isinstance(data, BroughtSplit)
+    notes = whole.notes + (("The split was brought by the user and is used as it is.",) if own else ())
     judged = np.flatnonzero((query.lengths > 0) & (support.lengths > 0))
     if not len(judged):
         raise DataError(
-            f"Nobody in {whole.name} has two ratings or more, so nothing can be held out. Bring more ratings."
+            f"Nobody in {whole.name} can be judged: a person needs a rating to learn from and one to be asked (in a "
+            "split of your own: rows in train.csv and in test.csv). Bring more ratings."
         )
     return Task(
-        Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, whole.notes,
+        Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, notes,
         federation, validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged),
         lambda: None, ("rmse", -1),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..errors import DataError
 from .interactions import Floats, Histories, Interactions, Ints, count
 from .tables import Table, is_table, numbers, read_table, times
 
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # a title must not steer a terminal
 PARTS = ("train", "test", "valid", "negatives", "items")
 
 
@@ -172,7 +174,8 @@ def labels(tables: list[Table], role: str, items: pl.Series) -> tuple[str, ...]:
         return ()
     first = pl.concat(given).drop_nulls().unique("item", keep="first", maintain_order=True)
     joined = pl.DataFrame({"item": items}).join(first, on="item", how="left", maintain_order="left")
-    return tuple(joined[role].fill_null(items if role == "title" else pl.Series([""])).to_list())
+    texts = joined[role].fill_null(items if role == "title" else pl.Series([""])).to_list()
+    return tuple(CONTROL.sub("", text) for text in texts)
 
 
 def build(

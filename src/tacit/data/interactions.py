@@ -55,6 +55,19 @@ class Histories:
         counts = np.bincount(self.owners[keep], minlength=self.people)
         return Histories(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), self.items[keep], self.values[keep])
 
+    def distinct(self) -> Histories:
+        """Every item once a person, where it stands first."""
+        width = int(self.items.max(initial=0)) + 1
+        keep = np.zeros(len(self), bool)
+        keep[np.unique(self.owners.astype(np.int64) * width + self.items, return_index=True)[1]] = True
+        return self.where(keep)
+
+    def without(self, other: Histories) -> Histories:
+        """The entries whose item the same person does not have in `other`."""
+        width = 1 + max(int(self.items.max(initial=0)), int(other.items.max(initial=0)))
+        mine, theirs = (h.owners.astype(np.int64) * width + h.items for h in (self, other))
+        return self.where(~np.isin(mine, theirs))
+
     def take(self, people: NDArray[np.integer]) -> Histories:
         """The histories of these people, in this order."""
         lengths = self.lengths[people]

@@ -57,6 +57,8 @@ def load(
     if not os.path.exists(path):
         hint = "The path of a CSV or Parquet file, or of a folder with train.csv and test.csv, may be given as well"
         raise DataError(f"{did_you_mean(name_or_path, SOURCES, 'data set')} {hint}; no such path exists.")
+    if not os.path.isfile(path):
+        raise DataError(f"{path} is not a regular file. Expected a CSV or Parquet file, or a folder with a split.")
     if not is_table(path):
         raise DataError(f"{path} is of no known format. Expected a name that ends in {', '.join(ENDINGS)}; rename it.")
     return read_interactions(path)

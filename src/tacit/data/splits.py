@@ -100,16 +100,33 @@ def brought(data: BroughtSplit, seed: int) -> Split:
     train, test = data.train.histories(seed), data.test.histories(seed)
     valid = data.valid.histories(seed) if data.valid is not None else Histories.empty(train.people)
     split = _with_negatives(train.then(valid).then(test), train, valid, test, len(data.train.items), seed, False, [])
-    notes: tuple[str, ...] = ("The split was brought by the user and is used as it is.",)
+    notes: tuple[str, ...] = (*split.notes, "The split was brought by the user and is used as it is.")
     if data.valid is None:
         notes += ("No valid.csv: the last training item of each person chooses the round.",)
         inner = leave_last(train)
         split = Split(inner[0], inner[1], test, split.valid_negatives, split.test_negatives)
-    negatives = split.test_negatives if data.negatives is None else data.negatives
+    negatives = split.test_negatives
     if data.negatives is not None:
-        usual = int(np.median(negatives.lengths[test.lengths > 0]))
-        notes += (f"Sampled ranks are against the negatives that were brought ({usual} for a person), not against 99.",)
+        negatives, more = _brought_negatives(data.negatives, test, negatives)
+        notes += more
     return Split(split.train, split.valid, split.test, split.valid_negatives, negatives, notes)
+
+
+def _brought_negatives(brought: Histories, test: Histories, drawn: Histories) -> tuple[Histories, tuple[str, ...]]:
+    """The user's negatives less the person's own test items; drawn ones for who was given none; and what to say."""
+    kept = brought.distinct().without(test)
+    usual = int(np.median(kept.lengths[test.lengths > 0]))
+    notes = [f"Sampled ranks are against the negatives that were brought ({usual} for a person), not against 99."]
+    if len(kept) < len(brought):
+        lost = count(len(brought) - len(kept), "brought negative is", "brought negatives are")
+        notes.append(f"{lost} left out: a test item of the same person, or named twice.")
+    bare = (kept.lengths == 0) & (test.lengths > 0)
+    if bare.any():
+        notes.append(
+            f"{count(int(bare.sum()), 'person has', 'people have')} no brought negatives: 99 were drawn for them."
+        )
+        kept = kept.then(drawn.where(bare[drawn.owners]))
+    return kept, tuple(notes)
 
 
 def leave_last(histories: Histories) -> tuple[Histories, Histories]:
@@ -130,6 +147,7 @@ def _with_negatives(
     notes: list[str],
 ) -> Split:
     """Evaluation negatives: items the person never touched; drawn apart for validation and test unless `shared`."""
+    everything = everything.distinct()  # a split that was brought may hold a pair twice
     on_test = distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, TEST, 0))
     on_valid = on_test if shared else distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, VALID, 0))
     short = int((on_test.lengths < NEGATIVES).sum())
