@@ -162,7 +162,8 @@ def test_duplicates_rule(tmp_path, rows, timed):
     assert bool(data.notes) == (len(kept) < len(rows))
 
 
-NAME = st.text(st.characters(exclude_categories=("Cs", "Cc"), include_characters='\n",;'), min_size=1, max_size=6)
+# Titles lose characters that steer a terminal, which has its own test.
+NAME = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cf"), include_characters='",;'), min_size=1, max_size=6)
 NAME = NAME.map(lambda name: f"n{name}")  # digits alone are sorted as numbers, which has its own test
 
 
@@ -194,6 +195,11 @@ def test_saved_data_come_back(tmp_path, pairs, numbered, rated, timed, seed, end
     path = tmp_path / f"kept.{ending}"
     save(data, path)
     assert same(data, read_interactions(path))
+
+
+def test_titles_cannot_steer_a_terminal(tmp_path):
+    path = write(tmp_path / "x.csv", "user,item,title\na,1,\x1b[31mRed\u202e film\nb,2,Plain")
+    assert read_interactions(path).titles == ("[31mRed film", "Plain")
 
 
 def test_save_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
