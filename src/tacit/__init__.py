@@ -20,7 +20,7 @@ _HOMES = {
     "data.supervised": ["Supervised"],
     "data.splits": ["Split", "leave_one_out", "temporal", "held_out_people", "support_query"],
     "federation": ["Federation", "of_histories", "of_arrays", "pooled"],
-    "models": ["factorization", "linear"],
+    "models": ["factorization", "scorer", "additive", "linear"],
     "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
     + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"],
@@ -77,6 +77,6 @@ if TYPE_CHECKING:
         popularity,
     )
     from .methods.servers import server_step
-    from .models import factorization, linear
+    from .models import additive, factorization, linear, scorer
     from .report import write_report
     from .settings import Settings

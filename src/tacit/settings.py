@@ -14,7 +14,7 @@ from .core import Method, Model, step_by_mean
 from .errors import SettingError, did_you_mean
 from .methods import SERVER, build, coerce, find_method, settings_of
 from .methods.servers import server_step
-from .models import factorization, linear
+from .models import factorization, linear, ranker
 from .tasks import Facts, Sampling
 
 
@@ -100,19 +100,22 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 LOOP = ("rounds", "tolerance", "patience")
-MODEL = {"ranking": ("k", "loss", "spread"), "ratings": ("k", "spread")}  # a rating is a number: its loss is squared
+MODEL = {
+    "ranking": ("model", "k", "loss", "spread"),
+    "ratings": ("k", "spread"),
+}  # a rating is a number: its loss is squared
 
 
 def plan(settings: Settings, task: Facts) -> Plan:
     """Resolve every default, refuse what does not exist or would change nothing, and build the model and the method."""
     method = find_method(settings.method)
-    homes = _homes(method, task)
+    by_task = DEFAULTS[task.kind]
+    chosen = {**by_task[""], **by_task.get(settings.method, {})}
+    homes = _homes(method, task, settings.set.get("model", chosen.get("model", "factorization")))
     for name in settings.set:
         if name not in homes:
             hint = f" It is an option of its own: --{name} 8." if name in LOOP else ""
             raise SettingError(did_you_mean(name, homes, "setting") + hint)
-    by_task = DEFAULTS[task.kind]
-    chosen = {**by_task[""], **by_task.get(settings.method, {})}
     values: dict[str, Any] = {name: p.default for name, (_, p) in homes.items() if name not in SERVER}
     values |= {name: value for name, value in chosen.items() if name in homes}
     values |= {name: coerce(homes[name][0], _plain(name), text) for name, text in settings.set.items()}
@@ -164,8 +167,10 @@ def _first(asked: Any, default: Any) -> Any:
 def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]:
     """Settings that this method does not read on this task, and why."""
     dead: dict[str, str] = {}
+    if values.get("model", "factorization") != "factorization":
+        dead |= dict.fromkeys(("loss", "spread"), f"model={values['model']} does not read it")
     if method == "popularity":
-        dead |= dict.fromkeys(("k", "spread", "loss"), "popularity has no factors")
+        dead |= dict.fromkeys(("model", "k", "spread", "loss"), "popularity has no factors")
         if task.kind == "ranking":
             dead["shrink"] = "it does not change an order"
     if method == "local":
@@ -199,12 +204,13 @@ def _plain(name: str) -> str:
     return {"server": "name", "server_lr": "lr"}.get(name, name)
 
 
-def _homes(method: Callable[..., Method], task: Facts) -> dict[str, tuple[Callable[..., Any], Any]]:
+def _homes(method: Callable[..., Method], task: Facts, model: str) -> dict[str, tuple[Callable[..., Any], Any]]:
     """Every setting that may be given, with the function it belongs to."""
     homes: dict[str, tuple[Callable[..., Any], Any]] = {}
-    trial = method(make_model(task, {}))
+    trial = method(make_model(task, {"model": coerce(ranker, "model", model)}))
     if task.kind != "regression":
-        homes |= {n: (factorization, p) for n, p in settings_of(factorization).items() if n in MODEL[task.kind]}
+        home = ranker if task.kind == "ranking" else factorization
+        homes |= {n: (home, p) for n, p in settings_of(home).items() if n in MODEL[task.kind]}
     if trial.examples == "samples" and not trial.pooled:
         homes |= {n: (sampling, p) for n, p in settings_of(sampling).items() if task.kind == "ranking" or n == "batch"}
     homes |= {n: (method, p) for n, p in settings_of(method).items()}
@@ -220,7 +226,7 @@ def make_model(task: Facts, values: Mapping[str, Any]) -> Model:
     own = {name: values[name] for name in MODEL[task.kind] if name in values}
     if task.kind == "ratings":
         return factorization(task.items, biases=True, loss="squared", mean=sum(task.scale) / 2, **own)
-    return factorization(task.items, **own)
+    return ranker(task.items, **own)
 
 
 def _check(values: Mapping[str, Any], task: Facts) -> None:

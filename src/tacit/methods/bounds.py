@@ -59,6 +59,8 @@ def centralised(
 ) -> Method:
     """One place holds everybody's data. A factorisation alternates exact solves over the pooled table, with FedALS's
     objective and its way of serving; any other model takes full-batch steps of `lr`."""
+    if model.design is None and model.catalogue:
+        raise SettingError("centralised needs model=factorization where there are items. Leave model out.")
     if model.design is None:
 
         def descent(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:

@@ -1,6 +1,26 @@
 """Models: pure functions of one person's parameters."""
 
+from __future__ import annotations
+
+from typing import Literal
+
+from ..core import Model
+from .additive import additive, scorer
 from .factorization import factorization
 from .neural import linear
 
-__all__ = ["factorization", "linear"]
+__all__ = ["additive", "factorization", "linear", "ranker", "scorer"]
+
+
+def ranker(
+    items: int,
+    *,
+    model: Literal["factorization", "scorer", "additive"] = "factorization",
+    k: int = 32,
+    loss: Literal["bce", "squared"] = "bce",
+    spread: float = 0.1,
+) -> Model:
+    """The model of a ranking, by its name; `loss` and `spread` are the factorisation's."""
+    if model == "factorization":
+        return factorization(items, k=k, loss=loss, spread=spread)
+    return {"scorer": scorer, "additive": additive}[model](items, k=k)
