@@ -221,7 +221,8 @@ def test_the_store_keeps_touched_rows_only():
     rows = torch.tensor([[3, 7, -1]])
     new = torch.tensor([[[1.0, 1], [0, 0], [5, 5]]])  # the second did not move, the third is padding
     store.put(np.array([2]), {"item": new, "user": torch.ones(1, 3)}, rows)
-    assert store.touched["item"][2][0].tolist() == [3]
+    pages = store.touched["item"]
+    assert pages.used.tolist() == [0, 0, 1, 0] and pages.ids[0, 0] == 3 and pages.pages == 1
     store.put(np.array([2]), {"item": torch.tensor([[[9.0, 9]]]), "user": torch.ones(1, 3)}, torch.tensor([[1]]))
     table = store.gather(np.array([2]))["item"][0]
     assert table[[1, 3]].tolist() == [[9, 9], [1, 1]] and float(table.abs().sum()) == 20

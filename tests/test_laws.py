@@ -44,9 +44,30 @@ TABLE = [
         {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True},
     ),
     ("fedals", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
-]
+    (
+        "fedrap",
+        {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.01},
+        ["ranking"],
+        {"lr": 0.2, "table_lr": 4.0, "passes": 3, "lam": 0.5, "mu": 0.5, "penalty": "l2", "released": False,
+         "weight_decay": 0.02, "step_decay": 0.5, "round_decay": 0.5, "parts": "common", "prox": 0.1, "bound": 1.0},
+    ),
+    (
+        "fedrap",
+        {"lr": 0.1, "table_lr": 5.0, "passes": 2, "released": False, "schedule": "frac"},
+        ["ranking"],
+        {"lr": 0.2, "table_lr": 4.0, "passes": 3, "lam": 0.5, "mu": 0.5, "penalty": "none", "released": True,
+         "schedule": "sin", "parts": "own", "prox": 0.1, "bound": 1.0},
+    ),
+]  # fmt: skip
+VARIANT = ("solver", "schedule")  # what tells two rows of one method apart
+
+
+def label(name, settings):
+    return "-".join([name, *(settings[key] for key in VARIANT if key in settings)])
+
+
 ROWS = [
-    pytest.param(name, settings, task, id=f"{name}-{settings.get('solver', '')}-{task}")
+    pytest.param(name, settings, task, id=f"{label(name, settings)}-{task}")
     for name, settings, tasks, _ in TABLE
     for task in tasks
 ]
@@ -148,7 +169,7 @@ def test_resume_equals_uninterrupted(name, settings, task, tmp_path):
 
 
 LIVE = [
-    pytest.param(name, settings, tasks, key, value, id=f"{name}-{settings.get('solver', '')}-{key}")
+    pytest.param(name, settings, tasks, key, value, id=f"{label(name, settings)}-{key}")
     for name, settings, tasks, others in TABLE
     for key, value in others.items()
 ]
@@ -173,17 +194,17 @@ def test_every_setting_changes_the_result(name, settings, tasks, key, value):
     assert any(changed)
 
 
-@pytest.mark.parametrize(
-    "name, settings, tasks, others", TABLE, ids=[f"{n}-{s.get('solver', '')}" for n, s, *_ in TABLE]
-)
+@pytest.mark.parametrize("name, settings, tasks, others", TABLE, ids=[label(n, s) for n, s, *_ in TABLE])
 def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
     known = set(settings_of(METHODS[name]))
     unread = {
-        "fedrecon": {"gradient": {"lam", "prior"}, "exact": {"recon_lr", "recon_passes", "solver"}},
-        "centralised": {"": {"lr"}},
+        "fedrecon": {"lam", "prior"},
+        "fedrecon-exact": {"recon_lr", "recon_passes", "solver"},
+        "centralised": {"lr"},
+        "fedrap": {"schedule"},
+        "fedrap-frac": {"weight_decay", "step_decay", "round_decay"},
     }
-    skip = unread.get(name, {}).get(settings.get("solver", "gradient" if name == "fedrecon" else ""), set())
-    assert set(others) == known - skip
+    assert set(others) == known - unread.get(label(name, settings), set())
 
 
 BAD = {

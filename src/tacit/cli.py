@@ -29,6 +29,7 @@ from .cli_options import (
     SeedOption,
     SetOption,
     SplitOption,
+    StoreOption,
     TaskOption,
     ThreadsOption,
     ToleranceOption,
@@ -96,7 +97,8 @@ def run(
     set_: SetOption = None, rounds: RoundsOption = None, cohort: CohortOption = None, dropout: DropoutOption = 0.0,
     protocol: ProtocolOption = "clean", split: SplitOption = "leave-one-out", new_people: NewOption = None,
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
-    backend: BackendOption = "auto", threads: ThreadsOption = None, json_: JsonOption = False,
+    backend: BackendOption = "auto", store: StoreOption = "memory",
+    threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
     from .data.sources import load
@@ -107,7 +109,7 @@ def run(
     settings = make_settings(
         data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
         protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience,
-        seed=seed, backend=backend, threads=threads,
+        seed=seed, backend=backend, store=store, threads=threads,
     )  # fmt: skip
     began = time.perf_counter()
     find_method(method)
@@ -134,7 +136,8 @@ def compare(
     cohort: CohortOption = None, dropout: DropoutOption = 0.0, protocol: ProtocolOption = "clean",
     split: SplitOption = "leave-one-out", new_people: NewOption = None, tolerance: ToleranceOption = None,
     patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
-    backend: BackendOption = "auto", threads: ThreadsOption = None, json_: JsonOption = False,
+    backend: BackendOption = "auto", store: StoreOption = "memory",
+    threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
     from .data.sources import load
@@ -156,7 +159,7 @@ def compare(
         wanted["-".join([name, *pairs])] = make_settings(
             data=data, task=task, method=name, set=[*(set_ or ()), *pairs],
             rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split, new_people=new_people,
-            tolerance=tolerance, patience=patience, seed=seed, backend=backend, threads=threads,
+            tolerance=tolerance, patience=patience, seed=seed, backend=backend, store=store, threads=threads,
         )  # fmt: skip
     made = make_task(next(iter(wanted.values())), loaded)  # the same for all of them
     for label, settings in list(wanted.items()):

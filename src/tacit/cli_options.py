@@ -53,6 +53,9 @@ PatienceOption = Annotated[
     int | None, typer.Option("--patience", help="Stop when validation has not gained for so many rounds; 0: never.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new one under runs/).")]
+StoreOption = Annotated[
+    str, typer.Option("--store", help="Where people's own item rows are kept: memory, or disk (in the run folder).")
+]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, loop, vmap or kernel.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]

@@ -96,6 +96,7 @@ class Method:
     kernel: Callable[..., tuple[Upload, dict[str, int]]] | None = (
         None  # the client for a whole cohort; see engine.backends
     )
+    scores: Callable[..., Any] | None = None  # everybody's scores at once; see evaluation.scoring
     pooled: bool = False  # a bound that sees everybody's data in one place
 
     def but(self, **changes: Any) -> Method:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numba
@@ -104,7 +105,8 @@ def execute(
     settled = time.perf_counter()
 
     def new() -> State:
-        return begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
+        federation = task.federation("final", made.method, made.sampling, None)
+        return begin(made.method, made.model, federation, made.seed, _shelf(settings, folder))
 
     state, progress = folder.restore(new)
     progress = progress or Progress(phase="search" if task.validate else "final")
@@ -123,6 +125,10 @@ def execute(
     return result | {"run": str(folder.path)}
 
 
+def _shelf(settings: Settings, folder: RunFolder) -> Path | None:
+    return folder.path / "private" if settings.store == "disk" else None
+
+
 def _enter(folder: RunFolder, progress: Progress, phase: str) -> None:
     """Begin a phase, with nothing trained in it yet."""
     progress.phase = phase
@@ -137,7 +143,7 @@ def train(
     searching = progress.phase == "search"
     rounds = made.rounds if searching or not progress.best_round else progress.best_round
     federation = task.federation("search" if searching else "final", made.method, made.sampling, without)
-    state = state or begin(made.method, made.model, federation, made.seed)
+    state = state or begin(made.method, made.model, federation, made.seed, _shelf(settings, folder))
     stop = Convergence(made.tolerance, made.patience)
     watch.phase(progress.phase, rounds, state.round)
     began, saved, cost = time.perf_counter(), time.perf_counter(), 0.0
@@ -190,6 +196,7 @@ def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, se
         point = {
             "round": done.number,
             "change": done.change if math.isfinite(done.change) else None,
+            "loss": done.loss,
             "answered": done.answered,
             "valid": metrics,
         }

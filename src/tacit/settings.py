@@ -45,6 +45,8 @@ class Settings(BaseModel):
     """Stop when validation has not gained for this many rounds."""
     seed: int = 0
     backend: str = "auto"
+    store: Literal["memory", "disk"] = "memory"
+    """Where people's own item rows are: in memory, or in a file of the run folder that is paged in and out."""
     threads: int | None = None
 
     @property
@@ -86,6 +88,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "centralised": {"rounds": 8, "patience": 0},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
+        "fedrap": {"model": "additive", "rounds": 100, "lr": 0.5, "batch": 2048, "patience": 0},
     },
     "ratings": {
         "": {"rounds": 120, "k": 32, "batch": 16, "lr": 0.2, "server": "adagrad", "server_lr": 0.1, "patience": 20},
@@ -188,6 +191,15 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
             ("recon_lr", "recon_passes") if exact else ("lam", "prior"),
             f"solver={values.get('solver')} does not read it",
         )
+    if method == "fedrap":
+        other = ["schedule"] if values.get("released") else ["weight_decay", "step_decay", "round_decay"]
+        dead |= dict.fromkeys(other, f"released={str(values.get('released')).lower()} does not read it")
+        if values.get("parts") != "both":
+            dead |= dict.fromkeys(("lam", "bound"), f"parts={values.get('parts')} has nothing to keep apart")
+        if values.get("parts") == "own":
+            dead |= dict.fromkeys(("mu", "penalty", "prox"), "parts=own has no common table")
+        if values.get("penalty") == "none":
+            dead["mu"] = "penalty=none does not read it"
     if "momentum" in values and values.get("server", "sgd") != "sgd":
         dead["momentum"] = f"server={values['server']} has its own"
     if "tau" in values and values.get("server", "sgd") == "sgd":
@@ -241,6 +253,10 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("recon_lr", 0),
         ("server_lr", 0),
         ("private_lr", 0),
+        ("table_lr", 0),
+        ("weight_decay", 0),
+        ("prox", 0),
+        ("bound", 0),
         ("lam", 0),
         ("mu", 0),
         ("alpha0", 0),
@@ -256,6 +272,6 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
     ):
         if name in values and values[name] < low:
             raise SettingError(f"{name}={values[name]} was got; at least {low} is expected.")
-    for name in ("recency", "floor", "support", "momentum"):
+    for name in ("recency", "floor", "support", "momentum", "step_decay", "round_decay"):
         if name in values and not 0 <= values[name] <= 1:
             raise SettingError(f"{name}={values[name]} was got; a number from 0 to 1 is expected.")

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from ..core import Params
 from ..errors import RunError
 from ..local import nest, unnest
 from .run import State
 
-FORMAT = "tacit-state-1"
+FORMAT = "tacit-state-2"
 
 
-def write_atomically(path: Path, blob: bytes) -> None:
+def write_atomically(path: Path, write: bytes | Callable[[Path], None]) -> None:
     """Write, flush to the disk, rename: at every moment `path` is the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "wb") as file:
-            file.write(blob)
-            file.flush()
+        if callable(write):
+            write(part)
+        else:
+            part.write_bytes(write)
+        with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -37,18 +39,23 @@ def write_atomically(path: Path, blob: bytes) -> None:
             os.close(folder)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
+        if not isinstance(error, OSError | SafetensorError):
             raise
         raise RunError(
-            f"{path} cannot be written ({error.strerror or error}); what was there before is untouched. "
-            "Free some space, or choose another --out."
+            f"{path} cannot be written ({getattr(error, 'strerror', None) or error}); what was there before is "
+            "untouched. Free some space, or choose another --out."
         ) from error
 
 
 def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
     """Named tensors and a JSON description, in one file."""
-    tensors = {name: value.detach().contiguous().clone() for name, value in params.items()}
-    write_atomically(path, save(tensors, {"about": json.dumps(about, sort_keys=True)}))
+    tensors = {name: value.detach().contiguous() for name, value in params.items()}
+    known: set[int] = set()
+    for name, value in tensors.items():  # a file holds every tensor for itself; large ones are written without a copy
+        if value.untyped_storage().data_ptr() in known:
+            tensors[name] = value.clone()
+        known.add(value.untyped_storage().data_ptr())
+    write_atomically(path, lambda part: save_file(tensors, part, {"about": json.dumps(about, sort_keys=True)}))
 
 
 def load_params(path: Path) -> tuple[Params, dict[str, Any]]:

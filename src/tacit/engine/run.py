@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,14 +46,15 @@ class Round:
     answered: int  # admitted
     rejected: Counter[str]
     change: float  # of the shared parameters, relative to their size; NaN when nobody was admitted
+    loss: float | None  # people's own training loss, where the method's uploads tell it
     up_bytes: int
     down_bytes: int
 
 
-def begin(method: Method, model: Model, federation: Federation, seed: int = 0) -> State:
-    """The state before the first round."""
+def begin(method: Method, model: Model, federation: Federation, seed: int = 0, folder: Path | None = None) -> State:
+    """The state before the first round; `folder` keeps people's own item rows on disk."""
     shared, private = method.init(model.init(torch.Generator().manual_seed(seed)))
-    return State(shared, {}, Store.fresh(private, federation.people, method.rows))
+    return State(shared, {}, Store.fresh(private, federation.people, method.rows, folder))
 
 
 def run(
@@ -87,10 +89,11 @@ def run(
                 data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
                 ledger.sent_up(Upload(data, torch.ones(())), 1)
         answered = len(people) - sum(rejected.values())
-        moved = math.nan
+        moved, loss = math.nan, None
         if upload is not None:  # a round in which nobody answers changes nothing
             ledger.sent_up(upload, 0 if method.pooled else len(people))
             upload = wire.server(upload) if wire.server else upload
+            loss = float(upload.mean()["loss"]) if "loss" in upload.total else None
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)
             if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
@@ -101,13 +104,14 @@ def run(
         lost = lost + 1 if rejected and not answered else 0
         if lost == LOST:
             raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,")
-        yield Round(state, number + 1, len(asked), answered, rejected, moved, ledger.up_bytes, ledger.down_bytes)
+        yield Round(state, number + 1, len(asked), answered, rejected, moved, loss, ledger.up_bytes, ledger.down_bytes)
 
 
 def diverged(number: int, what: str) -> DivergedError:
     return DivergedError(
         f"In round {number + 1} {what} left the finite numbers; the last good state is kept. "
-        "A learning rate (lr, recon_lr, private_lr or server_lr) is likely too large: try a tenth of it."
+        "A learning rate (lr, recon_lr, private_lr, table_lr or server_lr), or a penalty that pushes apart (lam of "
+        "fedrap), is likely too large: try a tenth of it."
     )
 
 

@@ -1,13 +1,14 @@
 """Private parameters: what stays with each person between rounds.
 
 Small leaves (a person's vector) are stacked, one row a person. Leaves that follow the catalogue (a person's own item
-table) hold touched rows only: people x items would be terabytes on real catalogues.
+table) hold touched rows only, in pages: people x items would be terabytes on real catalogues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import Params
+from ..local import nest, unnest
+from .pages import Pages
 
 People = NDArray[np.int64]
 
@@ -23,83 +26,68 @@ People = NDArray[np.int64]
 class Store:
     initial: Params  # what a person starts from
     people: int
-    rows: frozenset[str] = frozenset()  # which leaves follow the catalogue
     stacked: Params = field(default_factory=dict)  # [people, ...]
-    touched: dict[str, dict[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)  # name -> person -> (ids, rows)
+    touched: dict[str, Pages] = field(default_factory=dict)  # leaves that follow the catalogue
 
     @staticmethod
-    def fresh(initial: Params, people: int, rows: Iterable[str]) -> Store:
-        follow = frozenset(rows) & initial.keys()
+    def fresh(initial: Params, people: int, rows: Iterable[str], folder: Path | None = None) -> Store:
+        """Everybody's start. `folder`: keep the pages there and not in memory."""
+        follow = sorted(frozenset(rows) & initial.keys())
         stacked = {n: v.expand(people, *v.shape).clone() for n, v in initial.items() if n not in follow}
-        return Store(initial, people, follow, stacked, {name: {} for name in follow})
+        flat = {n: initial[n].reshape(len(initial[n]), -1).contiguous().numpy() for n in follow}
+        return Store(initial, people, stacked, {n: Pages(flat[n], people, folder) for n in follow})
+
+    @property
+    def rows(self) -> frozenset[str]:
+        return frozenset(self.touched)
 
     def gather(self, people: People, rows: Tensor | None = None) -> Params:
         """These people's parameters, stacked. Catalogue leaves: rows [people, r] (-1: padding), or whole tables."""
-        index = torch.from_numpy(np.asarray(people, np.int64))
-        out = {name: value[index] for name, value in self.stacked.items()}
-        for name in self.rows:
-            start = self.initial[name]
-            tables = start.expand(len(people), *start.shape).clone() if rows is None else start[rows]
-            for place, person in enumerate(people.tolist()):
-                if person not in self.touched[name]:
-                    continue
-                ids, values = self.touched[name][person]
-                if rows is None:
-                    tables[place, ids] = values
-                else:
-                    at = torch.searchsorted(ids, rows[place]).clamp(max=len(ids) - 1)
-                    hit = ids[at] == rows[place]
-                    tables[place, hit] = values[at[hit]]
+        people = np.asarray(people, np.int64)
+        out = {name: value[torch.from_numpy(people)] for name, value in self.stacked.items()}
+        for name, pages in self.touched.items():
+            every = _every(pages, people) if rows is None else rows
+            tables = self.initial[name][every]
+            real, starts, wanted = _ragged(every)
+            slots = pages.find(people, starts, wanted)
+            flat = tables.numpy().reshape(every.numel(), pages.initial.shape[1])  # a view
+            flat[np.flatnonzero(real)[slots >= 0]] = pages.rows[slots[slots >= 0]]
             out[name] = tables
         return out
 
     def put(self, people: People, params: Params, rows: Tensor | None = None) -> None:
         """Keep what these people's clients returned; rows [people, r], -1 on padding, or None for whole tables."""
-        index = torch.from_numpy(np.asarray(people, np.int64))
+        people = np.asarray(people, np.int64)
         for name in self.stacked:
-            self.stacked[name][index] = params[name].detach()
-        for name in self.rows:
-            for place, person in enumerate(people.tolist()):
-                new = params[name][place].detach()
-                base = self.initial[name] if rows is None else self.initial[name][rows[place]]
-                moved = (
-                    (new != base).flatten(1).any(1).nonzero()[:, 0] if new.ndim > 1 else (new != base).nonzero()[:, 0]
-                )
-                if rows is not None:
-                    moved = moved[rows[place][moved] >= 0]
-                self._merge(name, person, moved if rows is None else rows[place][moved], new[moved])
-
-    def _merge(self, name: str, person: int, ids: Tensor, values: Tensor) -> None:
-        if person in self.touched[name] and len(ids):
-            old_ids, old_values = self.touched[name][person]
-            kept = ~torch.isin(old_ids, ids)
-            ids, values = torch.cat([old_ids[kept], ids]), torch.cat([old_values[kept], values])
-            order = ids.argsort()
-            ids, values = ids[order], values[order]
-        if len(ids):
-            self.touched[name][person] = (ids.clone(), values.clone())
+            self.stacked[name][torch.from_numpy(people)] = params[name].detach()
+        for name, pages in self.touched.items():
+            real, starts, wanted = _ragged(_every(pages, people) if rows is None else rows)
+            new = params[name].detach().reshape(*real.shape, pages.initial.shape[1]).numpy()[real]
+            kept = (new != pages.initial[wanted]).any(1) | (pages.find(people, starts, wanted) >= 0)
+            slots = pages.place(people, np.append(0, np.cumsum(kept))[starts], wanted[kept])
+            pages.rows[slots] = new[kept]
 
     def pack(self) -> Params:
-        """As flat tensors, for a checkpoint."""
-        out = {f"stacked/{name}": value for name, value in self.stacked.items()}
-        for name, held in self.touched.items():
-            people = sorted(held)
-            out[f"touched/{name}/people"] = torch.tensor(people, dtype=torch.int64)
-            out[f"touched/{name}/lengths"] = torch.tensor([len(held[p][0]) for p in people], dtype=torch.int64)
-            out[f"touched/{name}/ids"] = torch.cat([held[p][0] for p in people] or [torch.zeros(0, dtype=torch.int64)])
-            empty = self.initial[name][:0]
-            out[f"touched/{name}/rows"] = torch.cat([held[p][1] for p in people] or [empty])
+        """As flat tensors, for a checkpoint; pages are not copied."""
+        out = nest("stacked", self.stacked)
+        for name, pages in self.touched.items():
+            out |= nest(f"touched.{name}", {n: torch.from_numpy(p) for n, p in pages.pack().items()})
         return out
 
     def unpack(self, packed: Params) -> None:
         """Take back what `pack` gave."""
-        for name in self.stacked:
-            self.stacked[name] = packed[f"stacked/{name}"]
-        for name in self.rows:
-            people, lengths, ids, rows = (
-                packed[f"touched/{name}/{part}"] for part in ("people", "lengths", "ids", "rows")
-            )
-            parts = zip(
-                people.tolist(), torch.split(ids, lengths.tolist()), torch.split(rows, lengths.tolist()), strict=True
-            )
-            self.touched[name] = {person: (own_ids.clone(), own_rows.clone()) for person, own_ids, own_rows in parts}
+        self.stacked = {name: packed[f"stacked.{name}"] for name in self.stacked}
+        for name, pages in self.touched.items():
+            pages.unpack({n: p.numpy() for n, p in unnest(f"touched.{name}", packed).items()})
+
+
+def _every(pages: Pages, people: People) -> Tensor:
+    return torch.arange(len(pages.initial)).expand(len(people), -1)
+
+
+def _ragged(rows: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
+    """(which are real, starts, the real ones) of rows [people, r] with -1 as padding."""
+    plain = rows.numpy()
+    real = plain >= 0
+    starts = np.concatenate([[0], np.cumsum(real.sum(1))]).astype(np.int64)
+    return real, starts, plain[real].astype(np.int32)

@@ -30,6 +30,12 @@ def personal_scores(
         return model.score(method.personalize(shared, own, examples), items)
 
     each = candidates.ndim == 2
+    if method.scores is not None:  # a compiled twin of personalize and score
+        everyone = np.arange(len(people))
+        for part in np.array_split(everyone, max(1, -(-len(everyone) * candidates.shape[-1] // CELLS))):
+            mine = (candidates[part] if each else candidates).numpy()
+            yield part, torch.from_numpy(method.scores(shared, store, np.asarray(people)[part], mine))
+        return
     cells = candidates.shape[-1] + sum(v.numel() for n, v in store.initial.items() if n in store.rows)
     for chunk in chunks(held, 64):
         for part in np.array_split(chunk, max(1, -(-len(chunk) * cells // CELLS))):
@@ -43,13 +49,11 @@ def personal_scores(
 def sampled_ranks(scores: Tensor, mine: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Ranks of the `mine` columns against the `theirs` columns of each row; ties count against the positive. The
     result runs over the true entries of `mine`, row by row."""
-    s = scores.double().numpy()
+    s = scores.numpy()
     s = np.where(np.isfinite(s), s, -np.inf)
-    out = []
-    for row in range(len(s)):
-        rival = s[row, theirs[row]]
-        out.append(1 + (rival[None] >= s[row, mine[row]][:, None]).sum(1))
-    return np.concatenate(out) if out else np.zeros(0, np.int64)
+    row, column = np.nonzero(mine)
+    rank: NDArray[np.int64] = 1 + ((s[row] >= s[row, column][:, None]) & theirs[row]).sum(1)
+    return rank
 
 
 def full_ranks(scores: Tensor, seen: Histories, positives: Histories, places: People) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from ..errors import SettingError, did_you_mean
 from .averaging import fedavg, fedprox, fedsgd
 from .bounds import centralised, local, popularity
 from .fedals import fedals
+from .fedrap import fedrap
 from .fedrecon import fedrecon
 from .partial import fedper, fedrep
 from .servers import server_step
@@ -32,6 +33,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrep": fedrep,
     "fedrecon": fedrecon,
     "fedals": fedals,
+    "fedrap": fedrap,
 }
 
 

@@ -1,0 +1,276 @@
+"""FedRAP: exact answers, its kernel for every setting, and the pages that hold people's own rows."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from tacit.core import Download, Examples
+from tacit.data.synthetic import synthetic
+from tacit.engine.checkpoint import same_bytes
+from tacit.engine.pages import PAGE, Pages
+from tacit.engine.run import begin, run
+from tacit.engine.store import Store
+from tacit.errors import DivergedError, RunError, SettingError
+from tacit.evaluation.scoring import personal_scores
+from tacit.federation import of_histories
+from tacit.methods import build
+from tacit.methods.fedrap import SCHEDULES
+from tacit.models import additive, factorization
+from test_laws import assert_close, everything
+
+ITEMS = 120
+PEOPLE = 14
+WORLD = synthetic(PEOPLE, ITEMS, 330, seed=3).histories()
+
+
+def federation(batch=40, **options):
+    return of_histories(WORLD, ITEMS, negatives=3, batch=batch, seed=1, **options)
+
+
+CALM = {
+    "table_lr": 20.0,
+    "mu": 0.02,
+    "passes": 4,
+}  # the paper's rates are made for longer histories than there are here
+
+
+def made(**settings):
+    model = additive(ITEMS, k=8)
+    return build("fedrap", model, CALM | settings), model
+
+
+def trained(backend="kernel", rounds=3, batch=40, **settings):
+    method, model = made(**settings)
+    return list(run(method, model, federation(batch), rounds=rounds, backend=backend, seed=2))
+
+
+VARIANTS = [
+    {},
+    {"penalty": "l2"},
+    {"penalty": "none"},
+    {"lam": 0.0, "mu": 0.0},
+    {"parts": "common"},
+    {"parts": "common", "penalty": "l2"},
+    {"parts": "own"},
+    {"bound": 2.0, "lam": 0.5},
+    {"prox": 0.05, "mu": 0.0},
+    {"weight_decay": 0.002, "step_decay": 0.9, "round_decay": 0.5},
+    {"lr": 0.1, "table_lr": 40.0, "passes": 3},
+    *({"released": False, "schedule": name} for name in SCHEDULES),
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()) or "released")
+@pytest.mark.parametrize("batch", [40, 0])
+def test_the_kernel_is_the_loop_for_every_setting(settings, batch):
+    """With several batches a person, or one: to 1e-5 after three rounds."""
+    slow, fast = trained("loop", batch=batch, **settings)[-1], trained("kernel", batch=batch, **settings)[-1]
+    assert_close(everything(slow.state), everything(fast.state), 1e-5)
+    assert slow.loss == pytest.approx(fast.loss, rel=1e-4) if slow.loss is not None else fast.loss is None
+
+
+def by_hand(c, d, u, b, items, targets, *, lr, table_lr, lam, mu, wd, steps):
+    """One batch, one person, the published count form, dense and in double precision."""
+    c, d, u = c.astype(float), d.astype(float), u.astype(float)
+    k, size = c.shape[1], len(items)
+    count = np.bincount(items, minlength=len(c))
+    taken = np.bincount(items, targets, minlength=len(c))
+    for t in range(steps):
+        p = 1 / (1 + np.exp(-((d + c) @ u + b)))
+        e = (count * p - taken) / size
+        gu, gb = e @ (d + c), e.sum()
+        push = 2 * lam * count[:, None] / (size * k) * (d - c)
+        gd = e[:, None] * u - push
+        gc = e[:, None] * u + push + mu * count[:, None] / (size * k) * np.sign(c)
+        fast, slow = table_lr * 0.95**t, lr * 0.95**t
+        c, d = (1 - fast * wd) * c - fast * gc, (1 - fast * wd) * d - fast * gd
+        u, b = (1 - slow * wd) * u - slow * gu, (1 - slow * wd) * b - slow * gb
+    return c, d, u, b
+
+
+def test_a_client_does_what_the_paper_writes():
+    method, model = made()
+    shared, own = method.init(model.init(torch.Generator().manual_seed(5)))
+    held = federation(batch=0).examples(np.array([0]), 0)
+    upload, after = method.client(
+        Download(shared, torch.tensor(0.0)), own, Examples(*(x[0] for x in held.pad(np.array([0]))))
+    )
+    c, d, u, b = by_hand(
+        shared["item"].numpy(), own["own"].numpy(), own["user"].numpy(), float(own["bias"]), held.inputs, held.targets,
+        lr=0.5, table_lr=20.0, lam=0.1, mu=0.02, wd=1e-4, steps=4,
+    )  # fmt: skip
+    got = upload.total["kept"] * shared["item"] + upload.total["item"]
+    np.testing.assert_allclose(got, c, atol=2e-4)
+    np.testing.assert_allclose(after["scale"] * after["own"], d, atol=2e-4)
+    np.testing.assert_allclose(after["user"], u, atol=2e-4)
+    assert float(after["bias"]) == pytest.approx(b, abs=2e-4)
+
+
+def test_one_step_by_everybody_is_central_descent():
+    """passes=1, batch=0: C moves by the gradient of the mean of everybody's objective, everything else by its own."""
+    settings = {"passes": 1, "released": False, "schedule": "fixed", "lr": 0.5, "table_lr": 20.0}
+    method, model = made(**settings)
+    federated = list(run(method, model, federation(0), rounds=4, seed=2))[-1].state
+    start = model.init(torch.Generator().manual_seed(2))
+    people = federation(0).members
+    c = start["item"].double().requires_grad_()
+    d = start["own"].double().repeat(len(people), 1, 1).requires_grad_()
+    u = start["user"].double().repeat(len(people), 1).requires_grad_()
+    b = start["bias"].double().repeat(len(people)).requires_grad_()
+    for number in range(4):
+        held = federation(0).examples(people, number)
+        costs = []
+        for place in range(len(people)):
+            part = slice(held.starts[place], held.starts[place + 1])
+            at, want = torch.from_numpy(held.inputs[part]).long(), torch.from_numpy(held.targets[part]).double()
+            logits = (c[at] + d[place][at]) @ u[place] + b[place]
+            fit = torch.nn.functional.binary_cross_entropy_with_logits(logits, want)
+            costs.append(fit - 0.1 * ((d[place][at] - c[at]) ** 2).mean() + 0.02 * c[at].abs().mean())
+        gc, gd, gu, gb = torch.autograd.grad(sum(costs), [c, d, u, b])
+        with torch.no_grad():
+            c -= 20.0 * gc / len(people)
+            d -= 20.0 * gd
+            u -= 0.5 * gu
+            b -= 0.5 * gb
+    private = federated.private.gather(people)
+    np.testing.assert_allclose(federated.shared["item"], c.detach(), atol=1e-4)
+    np.testing.assert_allclose(private["own"], d.detach(), atol=1e-4)
+    np.testing.assert_allclose(private["user"], u.detach(), atol=1e-4)
+
+
+def test_the_schedule_reaches_the_loss_and_the_released_code_ignores_it():
+    rounds = torch.arange(25.0)
+    values = {name: schedule(rounds) for name, schedule in SCHEDULES.items()}
+    assert values["tanh"][0] == 0 and values["tanh"][20] == pytest.approx(np.tanh(2))
+    assert values["square"].tolist() == [1] * 10 + [0] * 10 + [1] * 5
+    assert values["frac"][3] == 0.25 and values["sin"][5] == pytest.approx(np.sin(0.5))
+    ends = [everything(trained(released=False, schedule=name)[-1].state) for name in SCHEDULES]
+    assert all(not same_bytes(ends[0], other) for other in ends[1:])
+    first = trained(released=False, schedule="tanh", rounds=1)[-1].state  # tanh(0) = 0: nothing but the data
+    assert_close(everything(first), everything(trained(released=False, lam=0.0, mu=0.0, rounds=1)[-1].state), 1e-6)
+    same = [everything(trained(schedule=name)[-1].state) for name in ("tanh", "sin")]
+    assert same_bytes(*same)
+
+
+def test_the_server_makes_exact_zeros():
+    plain, sparse = trained(rounds=4)[-1].state.shared, trained(rounds=4, prox=0.2)[-1].state.shared
+    assert float((plain["item"] == 0).float().mean()) == 0
+    assert float((sparse["item"] == 0).float().mean()) > 0.3
+
+
+def test_own_and_common_stay_within_reach():
+    """The push would carry them to infinity; the bound stops it after the round that passes it."""
+    free = trained(lam=1.0, bound=1e30, rounds=8, released=False, schedule="fixed")[-1].state
+    held = trained(lam=1.0, bound=4.0, rounds=8, released=False, schedule="fixed")[-1].state
+
+    def apart(state):
+        own = state.private.gather(np.arange(PEOPLE))
+        return float(((own["scale"][:, None, None] * own["own"] - state.shared["item"]) ** 2).mean(2).max())
+
+    assert apart(held) < 20 and apart(held) < 0.01 * apart(free)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "vmap"])
+def test_a_push_that_explodes_is_stopped_with_the_reason(backend):
+    with pytest.raises(DivergedError, match="lam of fedrap"):
+        trained(backend, rounds=5, lam=1e9)
+
+
+def test_scores_are_those_of_the_personal_model():
+    for parts in ("both", "common", "own"):
+        method, model = made(parts=parts)
+        state = list(run(method, model, federation(), rounds=2))[-1].state
+        people, held = np.arange(PEOPLE), federation().examples(np.arange(PEOPLE), 0)
+        for candidates in (torch.arange(ITEMS), torch.randint(0, ITEMS, (PEOPLE, 7))):
+            found = {}
+            for way in (method, method.but(scores=None)):
+                rows = torch.zeros(PEOPLE, candidates.shape[-1])
+                for part, scores in personal_scores(way, model, state.shared, state.private, people, held, candidates):
+                    rows[part] = scores
+                found[way.scores is None] = rows
+            torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-4)
+
+
+def test_the_same_bytes_with_one_thread_and_with_two():
+    before, ends = numba.get_num_threads(), []
+    for threads in (1, before):
+        numba.set_num_threads(threads)
+        ends.append(everything(trained(rounds=4)[-1].state))
+    assert same_bytes(*ends)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(SettingError, match="model=additive"):
+        build("fedrap", factorization(10), {})
+    with pytest.raises(SettingError, match="below 1"):
+        made(weight_decay=0.1)
+
+
+@examples(max_examples=40, deadline=None)
+@given(st.lists(st.dictionaries(st.integers(0, 4), st.sets(st.integers(0, 199), max_size=90)), max_size=6))
+def test_pages_are_a_dictionary(batches):
+    """Whatever is placed is found again, at one slot, and a row starts at its initial value."""
+    initial = np.arange(400, dtype=np.float32).reshape(200, 2)
+    pages, known = Pages(initial, 5), {}
+    for number, batch in enumerate(batches):
+        parts = {person: sorted(rows) for person, rows in batch.items()}
+        people = np.array(list(parts), np.int64)
+        starts = np.append(0, np.cumsum([len(rows) for rows in parts.values()])).astype(np.int64)
+        wanted = np.array([row for rows in parts.values() for row in rows], np.int32)
+        slots = pages.place(people, starts, wanted)
+        assert len(set(slots.tolist())) == len(slots)
+        owners = np.repeat(people, np.diff(starts))
+        for owner, row, slot in zip(owners.tolist(), wanted.tolist(), slots.tolist()):
+            assert pages.rows[slot].tolist() == known.get((owner, row), initial[row].tolist())
+            pages.rows[slot] = known[owner, row] = [number, row]
+    assert pages.used.sum() == len(known) and pages.pages <= -(-len(known) // PAGE) + 5
+    again = Pages(initial, 5)
+    again.unpack({name: part.copy() for name, part in pages.pack().items()})
+    every = np.tile(np.arange(200, dtype=np.int32), 5)
+    there, here = (p.find(np.arange(5), np.arange(0, 1001, 200), every) for p in (pages, again))
+    assert np.array_equal(there, here) and (there >= 0).sum() == len(known)
+
+
+def test_pages_on_disk_are_the_same(tmp_path):
+    method, model = made()
+    here = list(run(method, model, federation(), rounds=3))[-1].state
+    there = begin(method, model, federation(), folder=tmp_path / "private")
+    there = list(run(method, model, federation(), rounds=3, state=there))[-1].state
+    assert same_bytes(everything(here), everything(there))
+    assert isinstance(there.private.touched["own"].values, np.memmap)
+    copy = Store.fresh(there.private.initial, PEOPLE, ["own"], tmp_path)
+    copy.unpack({name: value.clone() for name, value in there.private.pack().items()})
+    assert same_bytes(copy.gather(np.arange(PEOPLE)), there.private.gather(np.arange(PEOPLE)))
+
+
+def test_a_full_disk_is_told_before_anything_is_lost(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pages = Pages(np.zeros((10, 4), np.float32), 2, tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunError, match="No space left.*resumed"):
+        pages.place(np.array([0]), np.array([0, 2]), np.array([1, 2], np.int32))
+    pages.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="--store memory"):
+        Pages(np.zeros((10, 4), np.float32), 2, tmp_path / "file")
+
+
+def test_pages_that_do_not_fit_together_are_refused():
+    pages = Pages(np.zeros((10, 4), np.float32), 2)
+    pages.place(np.array([0]), np.array([0, 2]), np.array([1, 2], np.int32))
+    for name, value in (("first", 7), ("used", 90), ("follows", 0), ("ids", 10), ("last", 3)):
+        parts = {n: p.copy() for n, p in pages.pack().items()}
+        parts[name][0] = value
+        with pytest.raises(RunError, match="do not fit together"):
+            Pages(np.zeros((10, 4), np.float32), 2).unpack(parts)
