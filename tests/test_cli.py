@@ -651,8 +651,10 @@ def test_a_file_brought_by_hand_is_described_with_its_notes():
     Path("cache").mkdir()
     rows = "".join(f"A{person},B{item},4.0,{item}\n" for person in range(3) for item in range(8 + person))
     Path("cache/ratings_Amazon_Instant_Video.csv").write_text(rows)
-    assert "1 x 10 x 10, not 1,372 x 7,957 x 23,181" in tacit("data", "describe", "amazon-video").out.replace("\n", " ")
-    assert "not 1,372" in tacit("data", "fetch", "amazon-video").err
+    assert "got 1 x 10 x 10, expected 1,372 x 7,957 x 23,181" in tacit("data", "describe", "amazon-video").out.replace(
+        "\n", " "
+    )
+    assert "expected 1,372" in tacit("data", "fetch", "amazon-video").err
 
 
 def test_a_file_is_not_imported_over_itself():

@@ -30,7 +30,7 @@ Rows = list[tuple[str, str, str]]  # item, title, genres
 def parse_grouplens_100k(archive: zipfile.ZipFile, ratings_sha256: str) -> Interactions:
     """u.item is Latin-1: number|title (year)|date|date|link|19 flags, one for each genre."""
     rows = []
-    for fields in lines("u.item", archive.read("ml-100k/u.item").decode("latin-1"), "|", 24):
+    for fields in lines("u.item", archive.read("ml-100k/u.item").decode("latin-1"), "|", 6):
         held = [genre for genre, flag in zip(GENRES_100K, fields[5:]) if flag == "1"]
         rows.append((fields[0], fields[1].strip(), ", ".join(held)))
     ratings = verify("u.data", archive.read("ml-100k/u.data"), ratings_sha256)
@@ -67,12 +67,12 @@ def from_movielens(name: str, file: str, ratings: bytes, rows: Rows) -> Interact
 def parse_lastfm(archive: zipfile.ZipFile) -> Interactions:
     """HetRec 2011. user_artists.dat: userID, artistID, weight (how often played); there is no time of playing.
 
-    artists.dat is UTF-8 with some broken bytes: id, name, url, pictureURL.
+    artists.dat is UTF-8 with some broken bytes: id, name, url, pictureURL. An artist without a name keeps the number.
     """
-    artists = lines("artists.dat", archive.read("artists.dat").decode("utf-8", "replace"), "\t", 2)[1:]
+    artists = lines("artists.dat", archive.read("artists.dat").decode("utf-8", "replace"), "\t", 1)[1:]
     columns = {"user": "userID", "item": "artistID", "rating": "weight"}
     table = published("user_artists.dat", archive.read("user_artists.dat"), columns, "\t")
-    return kept("lastfm", table, [(fields[0], fields[1].strip(), "") for fields in artists])
+    return kept("lastfm", table, [(row[0], row[1].strip(), "") for row in artists if len(row) > 1])
 
 
 def parse_amazon_video(file: str, content: bytes) -> Interactions:
@@ -84,9 +84,9 @@ def parse_amazon_video(file: str, content: bytes) -> Interactions:
 def parse_tafeng(file: str, content: bytes, reading: str = "") -> Interactions:
     """Ta Feng, a grocer in Taiwan, November 2000 to February 2001: one row per product in a basket.
 
-    Known: the file has 817,741 rows, 32,266 customers, 23,812 products and 120 days; the paper writes 120 people and
-    32,266 items. Its released code has no reader for this file, but the readers that it has take the first column for
-    the person and the second for the item, and here these are TRANSACTION_DT and CUSTOMER_ID.
+    Known: the file has 817,741 rows, 32,266 customers and 23,812 products, and its four months have 120 days; the paper
+    writes 120 people and 32,266 items. Its released code has no reader for this file; most readers that it has take the
+    first column for the person and the second for the item, and here these are TRANSACTION_DT and CUSTOMER_ID.
     Guess, which the two numbers leave little doubt about: the paper's people are days, and its items are customers.
     So that is what `tafeng` gives; `tafeng:customers` is what the file is about, customers and the products they buy.
     """

@@ -48,7 +48,7 @@ class Source:
 def load(
     name_or_path: str, *, seed: int = 0, cache: Path | None = None, say: Say = lambda _: None
 ) -> Interactions | BroughtSplit | Supervised:
-    """A name of `SOURCES` (`synthetic` also with a size), a file with columns user and item, or a folder with a split.
+    """A name of `SOURCES` (`synthetic:SIZE` and `tafeng:customers` too), a file with columns, or a folder with a split.
 
     `say` is told what a person should know: that something is fetched, under which terms, or that a cache is damaged.
     A name comes before a path of the same name; write ./NAME for the path.
@@ -123,9 +123,7 @@ def as_in_paper(name: str, data: Interactions) -> Interactions:
     if all(b in (a, None) for a, b in zip(got, expected)):
         return data
     texts = [" x ".join("any" if n is None else f"{n:,}" for n in counts) for counts in (got, expected)]
-    return data.noted(
-        f"Not the counts of the FedRAP paper (people x items x interactions): {texts[0]}, not {texts[1]}."
-    )
+    return data.noted(f"People x items x interactions differ from the paper's: got {texts[0]}, expected {texts[1]}.")
 
 
 def no_size(name: str, size: str) -> None:
