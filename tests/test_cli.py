@@ -90,7 +90,8 @@ def no_network(monkeypatch, reply=None):
             raise OSError("no answer (offline)")
         return reply
 
-    monkeypatch.setattr(sources, "ML_100K", tuple(replace(archive, fetch=fetch) for archive in sources.ML_100K))
+    for name in ("ML_100K", "ML_1M", "LASTFM"):
+        monkeypatch.setattr(sources, name, tuple(replace(archive, fetch=fetch) for archive in getattr(sources, name)))
 
 
 @pytest.fixture(scope="module")
@@ -638,6 +639,30 @@ def test_data_commands():
     tacit("data", "describe", "ml-10k", "--json").refused('"ml-10k" is not a data set', 'Did you mean "ml-100k"?')
     tacit("data", "fetch", "ml-1000k").refused("is not a data set")
     tacit("data", "remove").refused("remove")
+
+
+@pytest.mark.parametrize("name", ["amazon-video", "tafeng", "qb-article"])
+def test_what_must_be_brought_by_hand_says_so(name):
+    for command in (["data", "fetch", name], ["data", "describe", name], ["run", "--data", name]):
+        tacit(*command).refused(f"{name} must be brought by hand", "https://", str(Path("cache").resolve()))
+
+
+def test_a_file_brought_by_hand_is_described_with_its_notes():
+    Path("cache").mkdir()
+    rows = "".join(f"A{person},B{item},4.0,{item}\n" for person in range(3) for item in range(8 + person))
+    Path("cache/ratings_Amazon_Instant_Video.csv").write_text(rows)
+    assert "got 1 x 10 x 10, expected 1,372 x 7,957 x 23,181" in tacit("data", "describe", "amazon-video").out.replace(
+        "\n", " "
+    )
+    assert "expected 1,372" in tacit("data", "fetch", "amazon-video").err
+
+
+def test_a_file_is_not_imported_over_itself():
+    Path("mine.csv").write_text(GOOD)
+    Path("again.csv").symlink_to("mine.csv")
+    for target in ("mine.csv", "./mine.csv", "again.csv"):
+        tacit("data", "import", "mine.csv", target).refused("mine.csv would be written over itself", "Name another")
+    assert Path("mine.csv").read_text() == GOOD
 
 
 @pytest.mark.parametrize("target", ["out.parquet", "out.csv", "out.csv.gz"])

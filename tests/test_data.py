@@ -14,7 +14,8 @@ from tacit.data import sources
 from tacit.data.archives import Archive, default_cache, fetch_url, obtain
 from tacit.data.importing import read_interactions, save
 from tacit.data.interactions import Interactions
-from tacit.data.sources import GENRES_100K, ML_100K, SOURCES, load, parse_grouplens_100k, parse_recbole_100k
+from tacit.data.publishers import GENRES_100K, parse_grouplens_100k, parse_recbole_100k
+from tacit.data.sources import ML_100K, SOURCES, load
 from tacit.data.supervised import Supervised, linear
 from tacit.data.synthetic import synthetic
 from tacit.errors import ChecksumError, DataError
@@ -217,8 +218,8 @@ def test_ml_100k_survives_saving(ml_100k, tmp_path):
 
 def test_every_source_says_what_it_is():
     for name, source in SOURCES.items():
-        assert name == source.name and source.about and source.terms
-        assert min(source.people, source.items, source.interactions) > 0
+        assert name == source.name and source.about and source.terms and source.how in ("fetched", "by hand", "made")
+        assert source.people > 0 and source.items > 0 and source.interactions != 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ data_app = typer.Typer(help="Data sets: list, fetch, import, describe.", no_args
 @data_app.command("list")
 def data_list(json_: JsonOption = False) -> None:
     """Data sets that have a name."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from .data.sources import SOURCES
 
@@ -26,6 +26,7 @@ def data_list(json_: JsonOption = False) -> None:
                 {
                     "name": s.name,
                     "about": s.about,
+                    "how": s.how,
                     "people": s.people,
                     "items": s.items,
                     "interactions": s.interactions,
@@ -35,19 +36,23 @@ def data_list(json_: JsonOption = False) -> None:
             ]
         )
         return
-    table = Table("name", "people", "items", "interactions", "what")
+    table = Table("name", "how", "people", "items", "interactions", Column("what", overflow="fold"))
     for s in SOURCES.values():
-        table.add_row(s.name, f"{s.people:,}", f"{s.items:,}", f"{s.interactions:,}", s.about)
+        counts = ("?" if n is None else f"{n:,}" for n in (s.people, s.items, s.interactions))
+        table.add_row(s.name, s.how, *counts, s.about)
     out.print(table)
+    out.print("By hand: `tacit data fetch NAME` says where to get the file and where to put it.", soft_wrap=True)
 
 
 @data_app.command("fetch")
 def data_fetch(name: Annotated[str, typer.Argument(help="A name of `tacit data list`.")]) -> None:
-    """Fetch a data set into the cache, and check it."""
+    """Fetch a data set into the cache, and check it; or say where to get one that tacit may not fetch."""
     from .data.archives import default_cache
     from .data.sources import load
 
     loaded = load(name, cache=cache(), say=say)
+    for note in loaded.notes:
+        say(note)
     out.print(f"{loaded.name} is ready. The cache is {cache() or default_cache()}.", markup=False, soft_wrap=True)
 
 
@@ -61,7 +66,10 @@ def data_import(
 ) -> None:
     """Check a file of one's own, and write it in the form that tacit reads fastest."""
     from .data.importing import read_interactions, save
+    from .errors import DataError
 
+    if source.exists() and target.exists() and source.samefile(target):
+        raise DataError(f"{source} would be written over itself; nothing was changed. Name another file to write.")
     loaded = read_interactions(source)
     save(loaded, target)
     describe(loaded, False)

@@ -1,7 +1,8 @@
 """Published archives: fetch, verify, keep. What may not be shipped is fetched from where it may be had.
 
 The cache holds the fetched archive itself, whose published checksum is checked every time it is read; so a damaged
-cache cannot pass, and an archive put there by hand is as good as a fetched one.
+cache cannot pass, and an archive put there by hand is as good as a fetched one. What a program may not fetch is only
+looked for in the cache.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ class Archive:
     origin: str
     fetch: Callable[[], bytes]  # raises OSError, with a short reason, where it cannot be had
     parse: Callable[[zipfile.ZipFile], Interactions]
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A published file that a person must get: behind an account, a form or a licence, or without a lasting address."""
+
+    files: tuple[str, ...]  # the names under which it is found in the cache, also with .gz; the publisher's first
+    where: str
 
 
 def default_cache() -> Path:
@@ -78,6 +87,22 @@ def obtain(name: str, archives: tuple[Archive, ...], terms: str, cache: Path, sa
         f"{name} cannot be fetched. {'; '.join(reasons)}. Put {archives[0].file} into {cache} by hand, or use "
         "made data: --data synthetic."
     )
+
+
+def bring(name: str, by_hand: ByHand, cache: Path, parse: Callable[[str, bytes], Interactions]) -> Interactions:
+    """The file that a person has put into the cache, or a sentence that says where to get it."""
+    names = [name + ending for name in by_hand.files for ending in ("", ".gz")]
+    path = next((cache / name for name in names if (cache / name).is_file()), None)
+    if path is None:
+        raise DataError(
+            f"{name} must be brought by hand, and is not in the cache. Get {by_hand.files[0]} from {by_hand.where} and "
+            f"put it into {cache} as {', '.join(names[:-1])} or {names[-1]}; or use made data: --data synthetic."
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}). Check its permissions.") from error
+    return parse(str(path), content)
 
 
 def read_archive(archive: Archive, content: bytes) -> Interactions:

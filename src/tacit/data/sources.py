@@ -1,30 +1,34 @@
-"""Named data sets and paths -> data. `SOURCES` is the list; a new data set is one entry, and a parser if it is fetched.
+"""Named data sets and paths -> data. `SOURCES` is the list; a new data set is one entry, and a parser in publishers.py.
 
-ML-100K may not be shipped, so it is fetched from GroupLens or, where only a package index is reachable, through pip out
-of the RecBole wheel, which carries it; the ratings in both are the same bytes.
+No data set may be shipped. What GroupLens offers is fetched and held to its checksum; ML-100K, where only a package
+index is reachable, through pip out of the RecBole wheel, which carries the same ratings. What wants an account, or a
+licence to be accepted, a person puts into the cache; it is held to the FedRAP paper's counts, and a difference is said.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import polars as pl
-
 from ..errors import DataError, did_you_mean
-from .archives import Archive, Say, default_cache, fetch_url, fetch_wheel, obtain, verify
+from .archives import Archive, ByHand, Say, bring, default_cache, fetch_url, fetch_wheel, obtain
 from .importing import BroughtSplit, read_interactions, read_split
 from .interactions import Interactions
+from .publishers import (
+    parse_amazon_video,
+    parse_grouplens_100k,
+    parse_lastfm,
+    parse_ml_1m,
+    parse_qb_article,
+    parse_recbole_100k,
+    parse_tafeng,
+)
 from .supervised import Supervised, linear
 from .synthetic import synthetic
 from .tables import ENDINGS, is_table
-
-Rows = list[tuple[str, str, str]]  # item, title, genres
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,10 @@ class Source:
 
     name: str
     about: str
+    how: str  # fetched, by hand, or made
     people: int
     items: int
-    interactions: int
+    interactions: int | None  # None: not known
     terms: str
     loader: Callable[[str, int, Path, Say], Interactions | Supervised]  # what follows the ":", seed, cache, say
 
@@ -43,7 +48,7 @@ class Source:
 def load(
     name_or_path: str, *, seed: int = 0, cache: Path | None = None, say: Say = lambda _: None
 ) -> Interactions | BroughtSplit | Supervised:
-    """A name of `SOURCES` (`synthetic` also with a size), a file with columns user and item, or a folder with a split.
+    """A name of `SOURCES` (`synthetic:SIZE` and `tafeng:customers` too), a file with columns, or a folder with a split.
 
     `say` is told what a person should know: that something is fetched, under which terms, or that a cache is damaged.
     A name comes before a path of the same name; write ./NAME for the path.
@@ -64,50 +69,36 @@ def load(
     return read_interactions(path)
 
 
-def from_movielens(name: str, ratings: bytes, rows: Rows) -> Interactions:
-    """user, item, rating, timestamp between tabs, without a header; people and items are numbered from 1."""
-    names = ["user", "item", "rating", "timestamp"]
-    frame = pl.read_csv(io.BytesIO(ratings), separator="\t", has_header=False, new_columns=names)
-    rows = sorted(rows, key=lambda row: int(row[0]))
-    return Interactions(
-        name=name,
-        person=(frame["user"] - 1).cast(pl.Int32).to_numpy().copy(),
-        item=(frame["item"] - 1).cast(pl.Int32).to_numpy().copy(),
-        people=tuple(str(i) for i in range(1, int(frame["user"].n_unique()) + 1)),
-        items=tuple(item for item, _, _ in rows),
-        value=frame["rating"].cast(pl.Float32).to_numpy().copy(),
-        time=frame["timestamp"].cast(pl.Float64).to_numpy().copy(),
-        titles=tuple(title for _, title, _ in rows),
-        genres=tuple(genres for _, _, genres in rows),
-    )
-
-
-def parse_grouplens_100k(archive: zipfile.ZipFile, ratings_sha256: str) -> Interactions:
-    """u.item is Latin-1: number|title (year)|date|date|link|19 flags, one for each genre."""
-    lines = archive.read("ml-100k/u.item").decode("latin-1").splitlines()
-    rows = []
-    for fields in (line.split("|") for line in lines if line):
-        held = [genre for genre, flag in zip(GENRES_100K, fields[5:]) if flag == "1"]
-        rows.append((fields[0], fields[1].strip(), ", ".join(held)))
-    ratings = verify("u.data", archive.read("ml-100k/u.data"), ratings_sha256)
-    return from_movielens("ml-100k", ratings, rows)
-
-
-def parse_recbole_100k(archive: zipfile.ZipFile, ratings_sha256: str) -> Interactions:
-    """RecBole's copy: the ratings as published under a header; title and year apart; genres between spaces."""
-    folder = "recbole/dataset_example/ml-100k/ml-100k"
-    rows = []
-    for line in archive.read(f"{folder}.item").decode().splitlines()[1:]:
-        item, title, year, genres = line.split("\t")
-        unknown = title == "unkonwn"  # as it stands there, for the one film that GroupLens calls "unknown"
-        rows.append((item, "unknown" if unknown else f"{title} ({year})", ", ".join(genres.split())))
-    ratings = verify("ml-100k.inter", archive.read(f"{folder}.inter").partition(b"\n")[2], ratings_sha256)
-    return from_movielens("ml-100k", ratings, rows)
-
-
 def load_ml_100k(size: str, _seed: int, cache: Path, say: Say) -> Interactions:
     no_size("ml-100k", size)
     return obtain("ml-100k", ML_100K, GROUPLENS, cache, say)
+
+
+def load_ml_1m(size: str, _seed: int, cache: Path, say: Say) -> Interactions:
+    no_size("ml-1m", size)
+    return as_in_paper("ml-1m", obtain("ml-1m", ML_1M, GROUPLENS, cache, say))
+
+
+def load_lastfm(size: str, _seed: int, cache: Path, say: Say) -> Interactions:
+    no_size("lastfm", size)
+    return as_in_paper("lastfm", obtain("lastfm", LASTFM, HETREC, cache, say))
+
+
+def load_amazon_video(size: str, _seed: int, cache: Path, _say: Say) -> Interactions:
+    no_size("amazon-video", size)
+    return as_in_paper("amazon-video", bring("amazon-video", AMAZON_VIDEO, cache, parse_amazon_video))
+
+
+def load_tafeng(reading: str, _seed: int, cache: Path, _say: Say) -> Interactions:
+    if reading not in ("", "customers"):
+        raise DataError(f'"tafeng:{reading}" is not a reading of tafeng. Expected tafeng or tafeng:customers.')
+    data = bring("tafeng", TAFENG, cache, partial(parse_tafeng, reading=reading))
+    return data if reading else as_in_paper("tafeng", data)
+
+
+def load_qb_article(size: str, _seed: int, cache: Path, _say: Say) -> Interactions:
+    no_size("qb-article", size)
+    return as_in_paper("qb-article", bring("qb-article", QB_ARTICLE, cache, parse_qb_article))
 
 
 def load_synthetic(size: str, seed: int, _cache: Path, _say: Say) -> Interactions:
@@ -124,15 +115,22 @@ def load_linear(size: str, seed: int, _cache: Path, _say: Say) -> Supervised:
     return linear(seed=seed)
 
 
+def as_in_paper(name: str, data: Interactions) -> Interactions:
+    """With a note where the counts are not the FedRAP paper's; other data is still data."""
+    source = SOURCES[name]
+    got = len(data.people), len(data.items), len(data)
+    expected = source.people, source.items, source.interactions
+    if all(b in (a, None) for a, b in zip(got, expected)):
+        return data
+    texts = [" x ".join("any" if n is None else f"{n:,}" for n in counts) for counts in (got, expected)]
+    return data.noted(f"People x items x interactions differ from the paper's: got {texts[0]}, expected {texts[1]}.")
+
+
 def no_size(name: str, size: str) -> None:
     if size:
         raise DataError(f'"{name}:{size}": {name} comes in one size. Expected {name}; leave ":{size}" out.')
 
 
-GENRES_100K = (
-    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
-    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
-)  # fmt: skip
 ML_100K_RATINGS = "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490"
 ML_100K = (
     Archive(
@@ -150,25 +148,85 @@ ML_100K = (
         parse=partial(parse_recbole_100k, ratings_sha256=ML_100K_RATINGS),
     ),
 )
+ML_1M = (
+    Archive(
+        file="ml-1m.zip",
+        sha256="a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+        origin="GroupLens",
+        fetch=partial(fetch_url, "https://files.grouplens.org/datasets/movielens/ml-1m.zip"),
+        parse=parse_ml_1m,
+    ),
+)
+LASTFM = (
+    Archive(
+        file="hetrec2011-lastfm-2k.zip",
+        sha256="6738f48195667ff03caaab4d32ca9a3133d8cc026b7c3cdaf6ce1010e913c59c",
+        origin="GroupLens",
+        fetch=partial(fetch_url, "https://files.grouplens.org/datasets/hetrec2011/hetrec2011-lastfm-2k.zip"),
+        parse=parse_lastfm,
+    ),
+)
+AMAZON_VIDEO = ByHand(
+    files=("ratings_Amazon_Instant_Video.csv", "amazon-video.csv"),
+    where="the Amazon product data of 2014 by Julian McAuley, UCSD (ratings only, Amazon Instant Video): "
+    "https://jmcauley.ucsd.edu/data/amazon/",
+)
+TAFENG = ByHand(
+    files=("ta_feng_all_months_merged.csv", "tafeng.csv"),
+    where="Kaggle, with an account: https://www.kaggle.com/datasets/chiranjivdas09/ta-feng-grocery-dataset",
+)
+QB_ARTICLE = ByHand(
+    files=("QB-article.csv", "qb-article.csv"),
+    where="Tenrec by Tencent, after its licence is accepted: "
+    "https://static.qblv.qq.com/qblv/h5/algo-frontend/tenrec_dataset.html",
+)
 GROUPLENS = (
     "MovieLens data are by GroupLens, University of Minnesota: for research; not to be passed on, nor used "
     "commercially, without their permission. In publications cite Harper and Konstan (2015), The MovieLens Datasets, "
     "ACM TiiS 5(4)."
 )
+HETREC = (
+    "The HetRec 2011 Last.fm data are by the Information Retrieval Group, Universidad Autonoma de Madrid: for "
+    "non-commercial use. In publications cite Last.fm and Cantador, Brusilovsky and Kuflik (2011), HetRec, RecSys 2011."
+)
+AMAZON = "Collected by Julian McAuley, UCSD, for research. In publications cite the paper that his page names."
+TA_FENG = "No terms are stated that we know of; ask where you get it."
+TENREC = "CC BY-NC 4.0, by Tencent. In publications cite Yuan et al. (2022), Tenrec, NeurIPS 2022."
+OURS = "Made here; free to use."
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
         Source(
-            "ml-100k", "MovieLens: people rate films, 1997-1998", 943, 1_682, 100_000, GROUPLENS,
+            "ml-100k", "MovieLens: people rate films, 1997-1998", "fetched", 943, 1_682, 100_000, GROUPLENS,
             load_ml_100k,
         ),
         Source(
-            "synthetic", "a made world with planted tastes; synthetic:PEOPLExITEMSxINTERACTIONS for another size",
-            600, 400, 24_000, "Made here; free to use.", load_synthetic,
+            "ml-1m", "MovieLens: people rate films, 2000-2003", "fetched", 6_040, 3_706, 1_000_209, GROUPLENS,
+            load_ml_1m,
         ),
         Source(
-            "linear", "linear regression over 10 clients with 5 features and one true weight vector",
-            10, 5, 1_000, "Made here; free to use.", load_linear,
+            "lastfm", "Last.fm, HetRec 2011: how often people play artists", "fetched", 1_874, 17_612, None, HETREC,
+            load_lastfm,
+        ),
+        Source(
+            "amazon-video", "Amazon Instant Video: people rate films and series", "by hand",
+            1_372, 7_957, 23_181, AMAZON, load_amazon_video,
+        ),
+        Source(
+            "tafeng", "Ta Feng groceries as FedRAP counts them, by day; tafeng:customers for who buys what", "by hand",
+            120, 32_266, None, TA_FENG, load_tafeng,
+        ),
+        Source(
+            "qb-article", "Tenrec: people click on articles", "by hand", 24_516, 7_455, 266_356, TENREC,
+            load_qb_article,
+        ),
+        Source(
+            "synthetic", "a made world with planted tastes; synthetic:PEOPLExITEMSxINTERACTIONS for another size",
+            "made", 600, 400, 24_000, OURS, load_synthetic,
+        ),
+        Source(
+            "linear", "linear regression over 10 clients with 5 features and one true weight vector", "made",
+            10, 5, 1_000, OURS, load_linear,
         ),
     )
 }  # fmt: skip

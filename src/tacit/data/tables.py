@@ -11,7 +11,7 @@ import gzip
 import io
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +44,12 @@ class Table:
     columns: dict[str, str]  # our name -> the file's
     unused: tuple[str, ...]
     text: bool
+    header: bool = True
 
     def at(self, bad: pl.Series) -> str:
-        """`lines 2, 5, 9 and 4 more`: lines of a text file (the header is line 1), rows of a Parquet file."""
+        """`lines 2, 5, 9 and 4 more`: lines of a text file (a header is line 1), rows of a Parquet file."""
         rows = self.frame["row"].filter(bad)
-        shown = ", ".join(str(row + (2 if self.text else 1)) for row in rows.head(3))
+        shown = ", ".join(str(row + (2 if self.text and self.header else 1)) for row in rows.head(3))
         unit = ("line" if self.text else "row") + ("s" if len(rows) > 1 else "")
         return f"{unit} {shown}" + (f" and {len(rows) - 3:,} more" if len(rows) > 3 else "")
 
@@ -76,13 +77,18 @@ def read_table(path: Path, needed: tuple[str, ...], useful: tuple[str, ...]) -> 
         kind, again = ("CSV", "CSV in UTF-8, values with commas in quotes") if text else ("Parquet", "Parquet or CSV")
         what = f"{path} is not a {kind} file that can be read: {str(error).splitlines()[0]}"
         raise DataError(f"{what}. Write it again as {again}.") from error
-    # Empty text is a missing value; an empty line is no row.
-    texts = [pl.col(column) for column, kind in frame.schema.items() if kind == pl.String]
-    frame = frame.with_columns(pl.when(column.str.contains(r"\S")).then(column) for column in texts)
-    frame = frame.filter(~pl.all_horizontal(pl.col(*columns).is_null()))
+    return complete(Table(str(path), frame, columns, unused, text), needed)
+
+
+def complete(table: Table, needed: tuple[str, ...]) -> Table:
+    """Empty text is a missing value, an empty line is no row, and the needed columns have no gap."""
+    texts = [pl.col(column) for column, kind in table.frame.schema.items() if kind == pl.String]
+    frame = table.frame.with_columns(pl.when(column.str.contains(r"\S")).then(column) for column in texts)
+    frame = frame.filter(~pl.all_horizontal(pl.col(*table.columns).is_null()))
     if not len(frame):
-        raise DataError(f"{path} has no rows. Expected one row per {'interaction' if 'user' in needed else 'item'}.")
-    table = Table(str(path), frame, columns, unused, text)
+        unit = "interaction" if "user" in needed else "item"
+        raise DataError(f"{table.file} has no rows. Expected one row per {unit}.")
+    table = replace(table, frame=frame)
     for role in needed:
         if (gap := frame[role].is_null()).any():
             raise table.wrong(role, gap, "the value is missing", f"Name the {role}, or remove the row.")
@@ -98,35 +104,44 @@ def read_text(path: Path) -> pl.DataFrame:
             raise DataError(f"{path} is not a gzip file, as its name says. Rename it, or compress it again.")
         if packed:
             file.seek(0)
-            try:
-                content = gzip.decompress(file.read())
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(f"{path} is a damaged gzip file ({error}). Compress or copy it again.") from error
+            content = gunzip(str(path), file.read())
             start = content[: 1 << 16]
     if not start.strip():
         raise DataError(f"{path} is empty. Expected a line of column names, such as user,item,rating, and rows.")
     if b"\0" in start:
         raise DataError(f"{path} is not a text file in UTF-8. Expected a CSV; save it as CSV in UTF-8, or as Parquet.")
     header = start.split(b"\n")[0].decode("utf-8", "replace")
-    separator = max(",\t;", key=header.count)
-    source = io.BytesIO(content) if packed else path
+    return separate(str(path), content if packed else path, max(",\t;", key=header.count))
+
+
+def gunzip(file: str, content: bytes) -> bytes:
     try:
-        return pl.read_csv(source, separator=separator, infer_schema=False, glob=False)
+        return gzip.decompress(content)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file} is a damaged gzip file ({error}). Compress or copy it again.") from error
+
+
+def separate(file: str, source: Path | bytes, separator: str, header: bool = True) -> pl.DataFrame:
+    """The columns of separated text, as text."""
+    opened = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        return pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False)
     except pl.exceptions.ComputeError as error:
         if "more fields" in str(error):
-            raise DataError(f"{path}{long_line(content if packed else path.read_bytes(), separator)}") from error
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            raise DataError(f"{file}{long_line(content, separator, header)}") from error
         raise
 
 
-def long_line(content: bytes, separator: str) -> str:
+def long_line(content: bytes, separator: str, header: bool = True) -> str:
     """Which line has too many fields; read a second time, slowly, as nothing else knows."""
     rows = csv.reader(io.StringIO(content.decode("utf-8", "replace"), newline=""), delimiter=separator)
-    width = len(next(rows))
+    width, first = len(next(rows)), "header" if header else "first line"
     for row in rows:
         if len(row) > width:
-            where = f", line {rows.line_num}: {len(row)} fields, but the header has {width}"
+            where = f", line {rows.line_num}: {len(row)} fields, but the {first} has {width}"
             return f"{where}. Put quotes around values that hold a {separator!r}, or name the column."
-    return f": a line has more fields than the header, which has {width}. Name every column."
+    return f": a line has more fields than the {first}, which has {width}. Name every column."
 
 
 def plain(column: str) -> str:
