@@ -16,11 +16,14 @@ from tacit.federation import of_histories
 from tacit.methods import METHODS, build, settings_of
 from worlds import ITEMS, PEOPLE, histories, model_of, world
 
+SOLVED = {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}
+TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink": 1.0}
+TRAIL |= {"mix": 0.2, "fast": 0.1, "slow": 0.5, "reach": 3, "keep": 9}
 # name, settings that keep tiny worlds lively, tasks, and for every setting another value (which must matter)
 TABLE = [
     ("popularity", {}, ["ranking", "ratings"], {"shrink": 50.0}),
     ("local", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2}),
-    ("centralised", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
+    ("centralised", {}, ["ranking", "ratings"], SOLVED),
     ("fedsgd", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "private": ()}),
     ("fedavg", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ()}),
     ("fedprox", {"lr": 0.1, "mu": 0.5}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "mu": 2.0, "private": ()}),
@@ -43,10 +46,22 @@ TABLE = [
         ["ranking", "ratings"],
         {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True},
     ),
-    ("fedals", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
+    ("fedals", {}, ["ranking", "ratings"], SOLVED),
+    ("fedtrail", {}, ["ranking"], TRAIL | SOLVED | {"bits": 8, "parts": "trail"}),
+    ("fedtrail", {"parts": "trail"}, ["ranking"], TRAIL | {"bits": 8}),
+    ("fedtrail", {"parts": "factors"}, ["ranking"], SOLVED | {"bits": 8}),
+    ("fedtrail", {"parts": "trail+als"}, ["ranking"], TRAIL | SOLVED | {"bits": 8}),
+    ("fedtrail", {"keep": 6, "bits": 8}, ["ranking"], TRAIL | SOLVED | {"bits": 32, "parts": "trail"}),
 ]
+
+
+def mode(settings):
+    """What a row is called beside its method."""
+    return settings.get("solver", settings.get("parts", ""))
+
+
 ROWS = [
-    pytest.param(name, settings, task, id=f"{name}-{settings.get('solver', '')}-{task}")
+    pytest.param(name, settings, task, id=f"{name}-{mode(settings)}-{task}")
     for name, settings, tasks, _ in TABLE
     for task in tasks
 ]
@@ -148,7 +163,7 @@ def test_resume_equals_uninterrupted(name, settings, task, tmp_path):
 
 
 LIVE = [
-    pytest.param(name, settings, tasks, key, value, id=f"{name}-{settings.get('solver', '')}-{key}")
+    pytest.param(name, settings, tasks, key, value, id=f"{name}-{mode(settings)}-{key}")
     for name, settings, tasks, others in TABLE
     for key, value in others.items()
 ]
@@ -173,16 +188,15 @@ def test_every_setting_changes_the_result(name, settings, tasks, key, value):
     assert any(changed)
 
 
-@pytest.mark.parametrize(
-    "name, settings, tasks, others", TABLE, ids=[f"{n}-{s.get('solver', '')}" for n, s, *_ in TABLE]
-)
+@pytest.mark.parametrize("name, settings, tasks, others", TABLE, ids=[f"{n}-{mode(s)}" for n, s, *_ in TABLE])
 def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
     known = set(settings_of(METHODS[name]))
     unread = {
         "fedrecon": {"gradient": {"lam", "prior"}, "exact": {"recon_lr", "recon_passes", "solver"}},
         "centralised": {"": {"lr"}},
+        "fedtrail": {"trail": {"parts", *SOLVED}, "factors": {"parts", *TRAIL}, "trail+als": {"parts"}},
     }
-    skip = unread.get(name, {}).get(settings.get("solver", "gradient" if name == "fedrecon" else ""), set())
+    skip = unread.get(name, {}).get(mode(settings) or ("gradient" if name == "fedrecon" else ""), set())
     assert set(others) == known - skip
 
 

@@ -96,6 +96,7 @@ class Method:
     kernel: Callable[..., tuple[Upload, dict[str, int]]] | None = (
         None  # the client for a whole cohort; see engine.backends
     )
+    bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: few devices run at once then
     pooled: bool = False  # a bound that sees everybody's data in one place
 
     def but(self, **changes: Any) -> Method:
