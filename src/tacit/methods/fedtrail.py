@@ -11,7 +11,8 @@ The server normalises the sums, and what is served is computed on the device:
                FedALS's way of serving (own vector solved exactly, own recency)
     I als      FedALS itself, which goes on for its rounds; the counts are sent in the first one only
 Two parts are added as z-scores over the catalogue. Messages are dense, since sparse ones would tell the history: on
-ML-100K 11 MB (pairs) and 6 MB (both) a person, once. The eigenpairs cost m^3: a second there, 14 with 3,700 items.
+ML-100K 11 MB (pairs) and 6 MB (both) a person, once. N is as large; the ledger counts it in every round's download,
+though with FedALS nobody reads it before the last. The eigenpairs cost m^3: a second there, 14 with 3,700 items.
 """
 
 from __future__ import annotations
@@ -146,11 +147,12 @@ def _told(als: bool, value: float) -> Params:
 
 def _pairs(items: Tensor, mask: Tensor, powers: np.ndarray, m: int) -> Tensor:
     """C of one person, [m, m]."""
-    out = torch.zeros(m * m)
+    at, weight = [items[:0]], [mask[:0]]
     for step in range(min(len(powers), len(items) - 1)):
         early, late = slice(None, len(items) - 1 - step), slice(step + 1, None)
-        out = out.index_add(0, items[early] * m + items[late], float(powers[step]) * mask[early] * (mask[late] > 0))
-    return out.reshape(m, m)
+        at.append(items[early] * m + items[late])
+        weight.append(float(powers[step]) * mask[early] * (mask[late] > 0))
+    return torch.zeros(m * m).index_add(0, torch.cat(at), torch.cat(weight)).reshape(m, m)
 
 
 def _both(items: Tensor, mask: Tensor, m: int) -> Tensor:
