@@ -96,7 +96,7 @@ def fedtrail(
             sums = Upload({n: v for n, v in upload.total.items() if n not in COUNTS}, upload.weight)
             learnt, begun = inner.server(shared, unnest("als", memory), sums)
             after, memory = after | learnt, nest("als", begun)
-        if "items" not in upload.total:
+        if "items" not in upload.total or not upload.total["items"].any():  # nobody told anything new
             return after, memory | counts
         counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
         if trail:
