@@ -380,6 +380,24 @@ def test_people_with_a_single_interaction_take_part(task, method):
     assert answer["from"] == ["i3"] and "i3" not in [item["item"] for item in answer["items"]]
 
 
+@pytest.mark.parametrize("parts", ["trail", "factors", "trail+factors", "trail+als"])
+def test_fedtrail_serves_people_with_an_order_and_without(parts):
+    timed = GOOD + "lonely,i3,4,1\n"
+    Path("timed.csv").write_text(timed)
+    Path("bare.csv").write_text("".join(line.rpartition(",")[0] + "\n" for line in timed.splitlines()))
+    k = () if parts == "trail" else ("--set", "k=4")
+    for name in ("timed", "bare"):
+        args = ("--data", f"{name}.csv", "--method", "fedtrail", "--set", f"parts={parts}", *k, "--threads", "1")
+        result = tacit("run", *args, "--json", "--out", name).json
+        assert ("Recency is off: the data have no time." in result["notes"]) == (name == "bare")
+        assert result["rounds"] == 1 or parts == "trail+als"
+        answer = tacit("recommend", name, "--person", "lonely", "-n", "3", "--json").json
+        assert answer["from"] == ["i3"] and "i3" not in [item["item"] for item in answer["items"]]
+        likes = tacit("recommend", name, "--likes", "i3", "--likes", "i8", "-n", "10", "--json").json["items"]
+        assert len({item["score"] for item in likes}) > 1
+    tacit("run", *args, "--task", "ratings").refused("fedtrail ranks items", "Use fedals or fedrecon")
+
+
 # Fetching
 
 

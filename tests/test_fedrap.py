@@ -40,7 +40,7 @@ CALM = {
     "table_lr": 20.0,
     "mu": 0.02,
     "passes": 4,
-}  # the paper's rates are made for longer histories than there are here
+}  # rates for short histories
 
 
 def made(**settings):

@@ -16,11 +16,14 @@ from tacit.federation import of_histories
 from tacit.methods import METHODS, build, settings_of
 from worlds import ITEMS, PEOPLE, histories, model_of, world
 
+SOLVED = {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}
+TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink": 1.0}
+TRAIL |= {"mix": 0.2, "fast": 0.1, "slow": 0.5, "reach": 3, "keep": 9}
 # name, settings that keep tiny worlds lively, tasks, and for every setting another value (which must matter)
 TABLE = [
     ("popularity", {}, ["ranking", "ratings"], {"shrink": 50.0}),
     ("local", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2}),
-    ("centralised", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
+    ("centralised", {}, ["ranking", "ratings"], SOLVED),
     ("fedsgd", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "private": ()}),
     ("fedavg", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ()}),
     ("fedprox", {"lr": 0.1, "mu": 0.5}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "mu": 2.0, "private": ()}),
@@ -43,7 +46,12 @@ TABLE = [
         ["ranking", "ratings"],
         {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True},
     ),
-    ("fedals", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
+    ("fedals", {}, ["ranking", "ratings"], SOLVED),
+    ("fedtrail", {}, ["ranking"], TRAIL | SOLVED | {"bits": 8, "parts": "trail"}),
+    ("fedtrail", {"parts": "trail"}, ["ranking"], TRAIL | {"bits": 8}),
+    ("fedtrail", {"parts": "factors"}, ["ranking"], SOLVED | {"bits": 8}),
+    ("fedtrail", {"parts": "trail+als"}, ["ranking"], TRAIL | SOLVED | {"bits": 8}),
+    ("fedtrail", {"keep": 6, "bits": 8}, ["ranking"], TRAIL | SOLVED | {"bits": 32, "parts": "trail"}),
     (
         "fedrap",
         {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.01},
@@ -59,11 +67,11 @@ TABLE = [
          "schedule": "sin", "parts": "own", "prox": 0.1, "bound": 1.0},
     ),
 ]  # fmt: skip
-VARIANT = ("solver", "schedule")  # what tells two rows of one method apart
+VARIANT = ("solver", "parts", "keep", "schedule")  # what tells two rows of one method apart
 
 
 def label(name, settings):
-    return "-".join([name, *(settings[key] for key in VARIANT if key in settings)])
+    return "-".join([name, *(str(settings[key]) for key in VARIANT if key in settings)])
 
 
 ROWS = [
@@ -201,6 +209,9 @@ def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
         "fedrecon": {"lam", "prior"},
         "fedrecon-exact": {"recon_lr", "recon_passes", "solver"},
         "centralised": {"lr"},
+        "fedtrail-trail": {"parts", *SOLVED},
+        "fedtrail-factors": {"parts", *TRAIL},
+        "fedtrail-trail+als": {"parts"},
         "fedrap": {"schedule"},
         "fedrap-frac": {"weight_decay", "step_decay", "round_decay"},
     }

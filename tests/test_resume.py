@@ -92,6 +92,7 @@ CASES = {
     "fedrep": (WORLD, {"k": "4", "lr": "0.5"}),
     "fedrecon": (WORLD, {"k": "4", "server": "yogi", "server_lr": "0.05"}),
     "local": (WORLD, {"k": "4", "lr": "0.2"}),
+    "fedtrail": (WORLD, {"k": "4"}),
     "fedsgd": ("linear", {"lr": "0.2", "momentum": "0.5"}),
 }
 

@@ -23,7 +23,8 @@ _HOMES = {
     "models": ["factorization", "scorer", "additive", "linear"],
     "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
-    + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"],
+    + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
+    + ["fedtrail"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         fedrecon,
         fedrep,
         fedsgd,
+        fedtrail,
         local,
         popularity,
     )

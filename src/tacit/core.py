@@ -97,6 +97,7 @@ class Method:
         None  # the client for a whole cohort; see engine.backends
     )
     scores: Callable[..., Any] | None = None  # everybody's scores at once; see evaluation.scoring
+    bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: few devices run at once then
     pooled: bool = False  # a bound that sees everybody's data in one place
 
     def but(self, **changes: Any) -> Method:

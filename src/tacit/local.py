@@ -71,6 +71,15 @@ def whole(examples: Examples) -> Examples:
     return Examples(inputs.flatten(0, 1)[None], targets.flatten()[None], mask.flatten()[None])
 
 
+def ages(mask: Tensor) -> Tensor:
+    """How many examples came after each, [n] for a mask [n]: 0 for the newest, and on padding.
+
+    >>> ages(torch.tensor([1., 1., 1., 0.])).tolist()
+    [2.0, 1.0, 0.0, 0.0]
+    """
+    return (mask.flip(0).cumsum(0).flip(0) - 1).clamp(min=0)
+
+
 def halves(examples: Examples, share: float) -> tuple[Examples, Examples]:
     """(support, query): `share` of the examples, evenly spread, and the others. By example and never by batch, so
     that a person with one batch has both."""

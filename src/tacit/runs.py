@@ -128,13 +128,15 @@ class RunFolder:
 
     def same_plan(self, shown: dict[str, Any]) -> None:
         """Keep every setting in force with the run, and refuse to go on under others: a tacit with other defaults would
-        end elsewhere. `recency` may be off where somebody new brings no order."""
+        end elsewhere. Weights by age may be off where somebody new brings no order."""
+        from .settings import UNTIMED
+
         now = json.loads(json.dumps(shown))
         if not (self.path / "plan.json").exists():
             self.write("plan.json", now)
             return
         then = self.read("plan.json")
-        changed = [n for n in sorted({*then, *now}) if then.get(n) != now.get(n) and n != "recency"]
+        changed = [n for n in sorted({*then, *now}) if then.get(n) != now.get(n) and n not in UNTIMED]
         if changed:
             raise RunError(
                 f"{self.path} was begun with other values of {', '.join(changed)} than this tacit's defaults. "

@@ -77,7 +77,8 @@ class Plan:
 
 
 # ML-100K, by hand: ranking on the search phase's validation (seed 0); ratings on the held-out people of seeds 1 to 8,
-# who overlap with seed 0's, whose test was read several times on the way. First by task, then by method.
+# who overlap with seed 0's, whose test was read several times on the way. First by task, then by method, then
+# by method and parts.
 STEPS = {"lr": 10.0, "server": "adagrad", "server_lr": 0.3}  # items are many and each moves little: the server adapts
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "ranking": {
@@ -86,6 +87,8 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "local": {"rounds": 3, "lr": 1.0},
         "fedals": {"rounds": 8, "patience": 0},
         "centralised": {"rounds": 8, "patience": 0},
+        "fedtrail": {"rounds": 1, "patience": 0},
+        "fedtrail trail+als": {"rounds": 8},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
         "fedrap": {"model": "additive", "rounds": 100, "lr": 0.5, "batch": 2048, "patience": 0},
@@ -107,6 +110,7 @@ MODEL = {
     "ranking": ("model", "k", "loss", "spread"),
     "ratings": ("k", "spread"),
 }  # a rating is a number: its loss is squared
+UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0}  # weights by age that are flat, where no order is known
 
 
 def plan(settings: Settings, task: Facts) -> Plan:
@@ -123,9 +127,12 @@ def plan(settings: Settings, task: Facts) -> Plan:
     values |= {name: value for name, value in chosen.items() if name in homes}
     values |= {name: coerce(homes[name][0], _plain(name), text) for name, text in settings.set.items()}
     notes: tuple[str, ...] = ()
-    if values.get("recency", 1.0) != 1 and not task.timed:
-        values["recency"] = 1.0
+    chosen |= by_task.get(f"{settings.method} {values.get('parts')}", {})
+    if not task.timed and any(values.get(name, flat) != flat for name, flat in UNTIMED.items()):
+        values |= {name: flat for name, flat in UNTIMED.items() if name in values}
         notes = ("Recency is off: the data have no time.",)
+    if values.get("parts") == "trail+als" and (settings.cohort is not None or settings.dropout):
+        notes += ("Only the people who answer in the first round send counts: parts=trail+als asks for them once.",)
     if task.items and "k" not in settings.set and values.get("k", 0) > task.items:
         values["k"] = task.items
         notes += (f"k is {task.items}: the data have no more items.",)
@@ -200,6 +207,16 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
             dead |= dict.fromkeys(("mu", "penalty", "prox"), "parts=own has no common table")
         if values.get("penalty") == "none":
             dead["mu"] = "penalty=none does not read it"
+    if method == "fedtrail":
+        parts = str(values.get("parts"))
+        dead["loss"] = "it counts and solves, and descends no loss"
+        if parts != "trail+als":
+            dead["spread"] = "there is nothing to start from"
+        if "trail" not in parts:
+            trail = ("window", "fade", "from_power", "to_power", "shrink", "mix", "fast", "slow", "reach", "keep")
+            dead |= dict.fromkeys(trail, f"parts={parts} has no trail")
+        if parts == "trail":
+            dead |= dict.fromkeys(("k", "lam", "alpha0", "recency", "floor"), "parts=trail has no factors")
     if "momentum" in values and values.get("server", "sgd") != "sgd":
         dead["momentum"] = f"server={values['server']} has its own"
     if "tau" in values and values.get("server", "sgd") == "sgd":
@@ -263,6 +280,10 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("prior", 0),
         ("tau", 0),
         ("shrink", 0),
+        ("from_power", 0),
+        ("to_power", 0),
+        ("window", 1),
+        ("reach", 1),
         ("negatives", 0),
         ("batch", 0),
         ("passes", 1),
@@ -272,6 +293,6 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
     ):
         if name in values and values[name] < low:
             raise SettingError(f"{name}={values[name]} was got; at least {low} is expected.")
-    for name in ("recency", "floor", "support", "momentum", "step_decay", "round_decay"):
+    for name in ("recency", "floor", "support", "momentum", "step_decay", "round_decay", "fade", "mix", "fast", "slow"):
         if name in values and not 0 <= values[name] <= 1:
             raise SettingError(f"{name}={values[name]} was got; a number from 0 to 1 is expected.")

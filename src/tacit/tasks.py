@@ -22,7 +22,7 @@ from .data.importing import BroughtSplit
 from .data.interactions import Histories, Interactions, count
 from .data.sampling import SERVE, SPLIT, key_of, some
 from .data.supervised import Supervised
-from .engine.backends import collect
+from .engine.backends import choose, collect
 from .engine.run import State
 from .engine.store import Store
 from .errors import DataError
@@ -85,10 +85,11 @@ def serve(
     held = base.examples(people, 0)
     if passes is None:
         return store, people, held
+    backend = choose("auto", method, Stage())
     fresh, numbers = Store.fresh(store.initial, len(people), method.rows), np.arange(len(people))
     for step in range(passes if store.initial else 0):
         again = base.examples(people, step + 1)
-        collect("vmap", method, Stage(), Download(shared, torch.tensor(float(step))), fresh, numbers, again)
+        collect(backend, method, Stage(), Download(shared, torch.tensor(float(step))), fresh, numbers, again)
     return fresh, numbers, held
 
 

@@ -98,7 +98,7 @@ def batched(device: Device, method: Method, down: Download, store: Store, people
     catalogue = next((down.params[n].shape[0] for n in follow), 0) or max(
         (store.initial[n].shape[0] for n in store.rows), default=0
     )
-    for chunk in chunks(examples, _width(method, down, store)):
+    for chunk in chunks(examples, _width(method, down, store), method.bulk):
         held = examples.pad(chunk)
         params, rows = down.params, None
         if compact:
@@ -126,8 +126,9 @@ def _width(method: Method, down: Download, store: Store) -> int:
     return width * (width + 3) // 2 if method.examples == "history" else 2 * width
 
 
-def chunks(examples: Ragged, width: int) -> Iterator[People]:
-    """People of similar length together, so that padding is at most a quarter, in pieces that fit the cache."""
+def chunks(examples: Ragged, width: int, bulk: int = 0) -> Iterator[People]:
+    """People of similar length together, so that padding is at most a quarter, in pieces that fit the cache: `width`
+    numbers for an example, and at least `bulk` for a person."""
     lengths = examples.lengths
     order = np.argsort(lengths, kind="stable")
     begin = 0
@@ -135,7 +136,8 @@ def chunks(examples: Ragged, width: int) -> Iterator[People]:
         end, shortest = begin, max(int(lengths[order[begin]]), 1)
         while end < len(order):
             longest = int(lengths[order[end]])
-            if end > begin and (longest > 1.25 * shortest + 8 or (end + 1 - begin) * longest * width > PADDED):
+            size = (end + 1 - begin) * max(longest * width, bulk)
+            if end > begin and (longest > 1.25 * shortest + 8 or size > PADDED):
                 break
             end += 1
         yield order[begin:end]

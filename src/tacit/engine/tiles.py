@@ -251,9 +251,9 @@ def descend(
                 scale *= keep
                 kept *= keep
                 speed *= step_decay
-            fine, small = np.isfinite(bias) and np.isfinite(scale) and scale > 0, True
+            fine, small = bool(np.isfinite(bias) and np.isfinite(scale) and scale > 0), True
             for c in range(k):
-                fine = fine and np.isfinite(u[c])
+                fine = fine and bool(np.isfinite(u[c]))
             for tile in range(used_tiles):
                 total = np.float32(0)
                 for c in range(k):
@@ -263,8 +263,8 @@ def descend(
                     for c in range(k):
                         for i in range(TILE):
                             total += abs(t_all[tile, c, i])
-                fine = fine and np.isfinite(total)
-                small = small and total < LIMIT
+                fine = fine and bool(np.isfinite(total))
+                small = small and bool(total < LIMIT)
             if not (fine and small):
                 refused[worker, int(fine)] += 1
                 continue

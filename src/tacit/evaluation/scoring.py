@@ -37,6 +37,7 @@ def personal_scores(
             yield part, torch.from_numpy(method.scores(shared, store, np.asarray(people)[part], mine))
         return
     cells = candidates.shape[-1] + sum(v.numel() for n, v in store.initial.items() if n in store.rows)
+    cells += model.catalogue if method.bulk else 0  # such a method scores everything at once
     for chunk in chunks(held, 64):
         for part in np.array_split(chunk, max(1, -(-len(chunk) * cells // CELLS))):
             own, examples = store.gather(np.asarray(people)[part]), held.pad(part)

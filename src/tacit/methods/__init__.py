@@ -19,6 +19,7 @@ from .bounds import centralised, local, popularity
 from .fedals import fedals
 from .fedrap import fedrap
 from .fedrecon import fedrecon
+from .fedtrail import fedtrail
 from .partial import fedper, fedrep
 from .servers import server_step
 
@@ -34,6 +35,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrecon": fedrecon,
     "fedals": fedals,
     "fedrap": fedrap,
+    "fedtrail": fedtrail,
 }
 
 
@@ -54,6 +56,8 @@ def coerce(function: Callable[..., Any], name: str, value: Any) -> Any:
     hint = get_type_hints(function)[name]
     if isinstance(value, str) and "tuple" in str(hint):
         value = tuple(part for part in value.split(",") if part)
+    if get_origin(hint) is Literal:  # 8 for "8"
+        value = {str(word): word for word in get_args(hint)}.get(str(value), value)
     try:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError:

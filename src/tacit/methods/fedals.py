@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import kernels
 from ..errors import SettingError
-from ..local import ridge, split, whole
+from ..local import ages, ridge, split, whole
 
 
 def fedals(
@@ -73,11 +73,12 @@ def fedals(
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
         held = Examples(*(x[0] for x in whole(held)))
-        age = held.mask.flip(0).cumsum(0).flip(0) - 1
-        return shared | {"user": solve(shared, held, held.mask * (floor + (1 - floor) * recency**age))}
+        weights = held.mask * (floor + (1 - floor) * recency ** ages(held.mask))
+        return shared | {"user": solve(shared, held, weights)}
 
     def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:
-        return _fedals_kernel(down, held, model.catalogue, lam, 0.0 if explicit else alpha0)
+        total, good = sums_of(down, held, model.catalogue, lam, 0.0 if explicit else alpha0)
+        return Upload(total, torch.tensor(float(good.sum()))), {"non-finite": int((~good).sum())}
 
     rows = (*model.rows, "sums")
     return Method(init, client, server, personalize, "history", rows, kernel)
@@ -111,7 +112,8 @@ def _full(upper: Tensor, size: int) -> Tensor:
     return out
 
 
-def _fedals_kernel(down, held, catalogue, lam, alpha0):
+def sums_of(down, held, catalogue, lam, alpha0):
+    """What a whole cohort uploads in sum, compiled, and whose vectors were finite: the others are left out."""
     shared = {name: value.numpy() for name, value in down.params.items()}
     explicit, item = "item_bias" in shared, shared["item"]
     ones = np.ones(len(held.inputs), np.float32)
@@ -133,4 +135,4 @@ def _fedals_kernel(down, held, catalogue, lam, alpha0):
     if not explicit:
         fine = torch.from_numpy(users[good])
         total["square"] = _upper(fine.T @ fine)
-    return Upload(total, torch.tensor(float(good.sum()))), {"non-finite": int((~good).sum())}
+    return total, good
