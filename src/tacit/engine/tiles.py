@@ -24,6 +24,7 @@ TILE = 64
 CHUNK = 4_000_000  # examples at once: bounds what is made beside the tables
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
 BOTH, COMMON, OWN = 0, 1, 2
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)  # a bare 1 would make everything double
 
 
 def clients(item, store, people, held, *, parts, passes, lr, table_lr, lam, mu, square, shrink, step_decay, bound):
@@ -111,7 +112,7 @@ def odds(x):
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", inline="always")
 def tail(o):
     """log(1 + 1 / o) for o >= 1: the series of the inverse hyperbolic tangent."""
-    w = 1 / (2 * o + 1)
+    w = np.float32(1) / (np.float32(2) * o + np.float32(1))
     v = w * w
     total = np.float32(2 / 13)
     for term in (11.0, 9.0, 7.0, 5.0, 3.0, 1.0):
@@ -132,6 +133,7 @@ def descend(
     if batch > 0:
         most = -(-longest // batch)
     tiles = -(-widest // TILE)
+    most_apart = bound * np.float32(k)
     for worker in prange(WORKERS):
         s_all = np.empty((tiles, k, TILE), np.float32)
         t_all = np.empty((tiles if mode == BOTH else 0, k, TILE), np.float32)
@@ -154,7 +156,7 @@ def descend(
                 taken[at // size, row // TILE, row % TILE] += targets[starts[person] + at]
             for b in range(batches):
                 sizes[b] = min(size, n - b * size)
-            scale, kept = scales[who], np.float32(1)
+            scale, kept = scales[who], ONE
             s_all[used_tiles - 1] = 0
             if mode == BOTH:
                 t_all[used_tiles - 1] = 0
@@ -162,7 +164,7 @@ def descend(
             for row in range(used):
                 tile, lane = row // TILE, row % TILE
                 if mode == BOTH:
-                    distance = np.float32(0)
+                    distance = ZERO
                     shared, own = common[wanted[first + row]], rows[slots[first + row]]
                     for c in range(k):
                         d = scale * own[c]
@@ -177,15 +179,16 @@ def descend(
                     for c in range(k):
                         s_all[tile, c, lane] = scale * rows[slots[first + row], c]
             u[:] = users[who]
-            bias, speed, loss = biases[who], np.float32(1), 0.0
+            bias, speed, loss = biases[who], ONE, 0.0
             for step in range(passes * batches):
                 b = step % batches
                 rate, slow = speed * table_lr, speed * lr
-                keep, hold = 1 - rate * shrink, 1 - slow * shrink
-                share = 1 / sizes[b]
+                keep, hold = ONE - rate * shrink, ONE - slow * shrink
+                share = ONE / sizes[b]
+                by_cell = share / np.float32(k)
                 twice = np.float32(2 if mode == BOTH else 1) * rate
                 gu[:] = 0
-                gb, cost, extra = np.float32(0), np.float32(0), np.float32(0)
+                gb, cost, extra, pulled = ZERO, ZERO, ZERO, ZERO
                 for tile in range(used_tiles):
                     s, c_row, q_row = s_all[tile], count[b, tile], taken[b, tile]
                     x[:] = bias
@@ -195,26 +198,26 @@ def descend(
                             x[i] += uc * s[c, i]
                     for i in range(TILE):
                         o = odds(x[i])
-                        p = (o if x[i] >= 0 else np.float32(1)) / (1 + o)
+                        p = (o if x[i] >= ZERO else ONE) / (ONE + o)
                         e[i] = (c_row[i] * p - q_row[i]) * share
                         gb += e[i]
-                        cost += c_row[i] * (max(x[i], np.float32(0)) + tail(o)) - q_row[i] * x[i]
-                        pull[i] = rate * mu * c_row[i] * share / k
+                        cost += c_row[i] * (max(x[i], ZERO) + tail(o)) - q_row[i] * x[i]
+                        pull[i] = rate * mu * c_row[i] * by_cell
                     if mode == BOTH:
                         t, far = t_all[tile], apart[tile]
                         for i in range(TILE):
-                            push = lam * c_row[i] if far[i] < bound * k else np.float32(0)
-                            grow[i] = keep + 4 * rate * push * share / k
+                            push = lam * c_row[i] if far[i] < most_apart else ZERO
+                            grow[i] = keep + np.float32(4) * rate * push * by_cell
                             extra -= push * far[i]
-                            far[i] = 0
+                            far[i] = ZERO
                         for c in range(k):
-                            g, step_u = np.float32(0), twice * u[c]
+                            g, step_u = ZERO, twice * u[c]
                             if square:
                                 for i in range(TILE):
                                     g += e[i] * s[c, i]
                                     way = s[c, i] - t[c, i]
-                                    extra += c_row[i] * mu * way * way / 4
                                     back = pull[i] * way
+                                    pulled += back * way
                                     s[c, i] = keep * s[c, i] - step_u * e[i] - back
                                     t[c, i] = grow[i] * t[c, i] + back
                                     far[i] += t[c, i] * t[c, i]
@@ -222,32 +225,34 @@ def descend(
                                 for i in range(TILE):
                                     g += e[i] * s[c, i]
                                     way = s[c, i] - t[c, i]
-                                    extra += c_row[i] * mu * abs(way) / 2
-                                    back = pull[i] if way > 0 else (-pull[i] if way < 0 else np.float32(0))
+                                    back = pull[i] if way > ZERO else (-pull[i] if way < ZERO else ZERO)
+                                    pulled += back * way
                                     s[c, i] = keep * s[c, i] - step_u * e[i] - back
                                     t[c, i] = grow[i] * t[c, i] + back
                                     far[i] += t[c, i] * t[c, i]
                             gu[c] += g
                     else:
                         for c in range(k):
-                            g, step_u = np.float32(0), twice * u[c]
+                            g, step_u = ZERO, twice * u[c]
                             for i in range(TILE):
                                 g += e[i] * s[c, i]
-                                back = np.float32(0)
-                                if mode == COMMON:
-                                    way = s[c, i]
-                                    if square:
-                                        extra += c_row[i] * mu * way * way
-                                        back = 2 * pull[i] * way
-                                    else:
-                                        extra += c_row[i] * mu * abs(way)
-                                        back = pull[i] if way > 0 else (-pull[i] if way < 0 else np.float32(0))
+                                way, back = s[c, i], ZERO
+                                if mode == COMMON and square:
+                                    back = np.float32(2) * pull[i] * way
+                                elif mode == COMMON:
+                                    back = pull[i] if way > ZERO else (-pull[i] if way < ZERO else ZERO)
+                                pulled += back * way
                                 s[c, i] = keep * s[c, i] - step_u * e[i] - back
                             gu[c] += g
                 for c in range(k):
                     u[c] = hold * u[c] - slow * gu[c]
                 bias = hold * bias - slow * gb
-                loss += (cost + extra / k) / (passes * n)
+                pulled *= (
+                    (ONE if mode == COMMON and not square else HALF) if mode == COMMON or not square else HALF * HALF
+                )
+                if rate > ZERO:
+                    extra += pulled / (rate * share)
+                loss += (cost + extra * np.float32(1 / k)) / (passes * n)
                 scale *= keep
                 kept *= keep
                 speed *= step_decay
@@ -255,7 +260,7 @@ def descend(
             for c in range(k):
                 fine = fine and bool(np.isfinite(u[c]))
             for tile in range(used_tiles):
-                total = np.float32(0)
+                total = ZERO
                 for c in range(k):
                     for i in range(TILE):
                         total += abs(s_all[tile, c, i])
@@ -275,8 +280,8 @@ def descend(
                     own = rows[slots[first + row]]
                     for c in range(k):
                         high, low = s_all[tile, c, lane], t_all[tile, c, lane]
-                        out[c] += np.float32(0.5) * (high - low) - kept * shared[c]
-                        own[c] = np.float32(0.5) * (high + low) / scale
+                        out[c] += HALF * (high - low) - kept * shared[c]
+                        own[c] = HALF * (high + low) / scale
                 elif mode == COMMON:
                     for c in range(k):
                         shared_c = common[wanted[first + row], c]
@@ -324,7 +329,7 @@ def _scores(people, candidates, common, initial, rows, used, first, follows, ids
                 slot[ids[page, row % PAGE]] = np.int64(page) * PAGE + row % PAGE
             for at in range(candidates.shape[1]):
                 item = candidates[place, at]
-                total = np.float32(0)
+                total = ZERO
                 if len(initial):
                     own = rows[slot[item]] if slot[item] >= 0 else initial[item]
                     for c in range(k):
