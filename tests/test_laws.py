@@ -43,6 +43,12 @@ TABLE = [
         ["ranking", "ratings"],
         {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True},
     ),
+    (
+        "pfedrec",
+        {"lr": 0.1, "item_scale": 1.0},
+        ["ranking"],
+        {"lr": 0.2, "item_scale": 2.0, "passes": 2, "tuned": False},
+    ),
     ("fedals", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
 ]
 ROWS = [

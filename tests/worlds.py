@@ -8,9 +8,10 @@ from tacit.core import Method, Model
 from tacit.data.interactions import Histories
 from tacit.federation import Federation, of_histories, pooled
 from tacit.methods import build
-from tacit.models import factorization
+from tacit.models import factorization, ranker
 
 PEOPLE, ITEMS, K = 24, 40, 5
+MODELS = {"pfedrec": "scorer"}  # methods with a model of their own; others factorise
 
 
 def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:
@@ -23,7 +24,9 @@ def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, s
     return Histories(starts, taken, values.astype(np.float32))
 
 
-def model_of(task: str, settings: dict, items: int = ITEMS) -> Model:
+def model_of(task: str, settings: dict, items: int = ITEMS, method: str = "") -> Model:
+    if method in MODELS:
+        return ranker(items, model=MODELS[method], k=K)
     loss = "squared" if task == "ratings" or settings.get("solver") == "exact" else "bce"
     return factorization(
         items, k=K, loss=loss, biases=task == "ratings", mean=3.0 if task == "ratings" else 0.0, spread=1.0
@@ -35,7 +38,7 @@ def world(
 ) -> tuple[Method, Model, Federation]:
     """A method, a model and a federation that fit together."""
     data = histories(task) if data is None else data
-    model = model_of(task, settings)
+    model = model_of(task, settings, method=name)
     method = build(name, model, settings)
     negatives = 0 if task == "ratings" else 2
     made = of_histories(data, ITEMS, examples=method.examples, negatives=negatives, batch=8, **options)

@@ -23,7 +23,8 @@ _HOMES = {
     "models": ["factorization", "scorer", "additive", "linear"],
     "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
-    + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"],
+    + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
+    + ["pfedrec"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
         fedrep,
         fedsgd,
         local,
+        pfedrec,
         popularity,
     )
     from .methods.servers import server_step

@@ -77,6 +77,7 @@ class Plan:
 # ML-100K, by hand: ranking on the search phase's validation (seed 0); ratings on the held-out people of seeds 1 to 8,
 # who overlap with seed 0's, whose test was read several times on the way. First by task, then by method.
 STEPS = {"lr": 10.0, "server": "adagrad", "server_lr": 0.3}  # items are many and each moves little: the server adapts
+AVERAGE = {"server": "sgd", "server_lr": 1.0}  # the papers' plain mean
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "ranking": {
         "": {"rounds": 60, "k": 32, "negatives": 4, "batch": 0, "patience": 20, **STEPS},
@@ -86,6 +87,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "centralised": {"rounds": 8, "patience": 0},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
+        "pfedrec": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, **AVERAGE},
     },
     "ratings": {
         "": {"rounds": 120, "k": 32, "batch": 16, "lr": 0.2, "server": "adagrad", "server_lr": 0.1, "patience": 20},
@@ -247,6 +249,7 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("prior", 0),
         ("tau", 0),
         ("shrink", 0),
+        ("item_scale", 0),
         ("negatives", 0),
         ("batch", 0),
         ("passes", 1),

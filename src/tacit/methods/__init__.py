@@ -19,6 +19,7 @@ from .bounds import centralised, local, popularity
 from .fedals import fedals
 from .fedrecon import fedrecon
 from .partial import fedper, fedrep
+from .pfedrec import pfedrec
 from .servers import server_step
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -32,6 +33,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrep": fedrep,
     "fedrecon": fedrecon,
     "fedals": fedals,
+    "pfedrec": pfedrec,
 }
 
 
