@@ -23,6 +23,8 @@ TABLE = [
     ("centralised", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
     ("fedsgd", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "private": ()}),
     ("fedavg", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ()}),
+    ("fedmf", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2}),
+    ("fedncf", {"lr": 0.1}, ["ranking"], {"lr": 0.2, "passes": 2}),
     ("fedprox", {"lr": 0.1, "mu": 0.5}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "mu": 2.0, "private": ()}),
     ("fedper", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ("item_bias",)}),
     (
@@ -99,7 +101,9 @@ def test_nothing_private_is_in_an_upload(name, settings, task):
     held = Examples(*(x[0] for x in federation.examples(np.array([0]), 0).pad()))
     upload, _ = method.client(Download(state.shared, torch.tensor(0.0)), own, held)
     assert not set(upload.total) & set(own)
-    assert not {"user"} & set(upload.total)  # a person's vector never leaves, whatever a method calls private
+    assert not {"user", "user_gmf", "user_mlp"} & set(
+        upload.total
+    )  # a person's vector never leaves, whatever a method calls private
 
 
 @pytest.mark.parametrize("name, settings, task", ROWS)

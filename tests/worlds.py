@@ -11,7 +11,7 @@ from tacit.methods import build
 from tacit.models import factorization, ranker
 
 PEOPLE, ITEMS, K = 24, 40, 5
-MODELS = {"pfedrec": "scorer"}  # methods with a model of their own; others factorise
+MODELS = {"pfedrec": "scorer", "fedncf": "ncf"}  # methods with a model of their own; others factorise
 
 
 def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:

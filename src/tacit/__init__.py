@@ -20,11 +20,11 @@ _HOMES = {
     "data.supervised": ["Supervised"],
     "data.splits": ["Split", "leave_one_out", "temporal", "held_out_people", "support_query"],
     "federation": ["Federation", "of_histories", "of_arrays", "pooled"],
-    "models": ["factorization", "scorer", "additive", "linear"],
+    "models": ["factorization", "scorer", "additive", "linear", "ncf"],
     "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
     + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
-    + ["pfedrec"],
+    + ["fedmf", "fedncf", "pfedrec"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
@@ -69,6 +69,8 @@ if TYPE_CHECKING:
         centralised,
         fedals,
         fedavg,
+        fedmf,
+        fedncf,
         fedper,
         fedprox,
         fedrecon,
@@ -79,6 +81,6 @@ if TYPE_CHECKING:
         popularity,
     )
     from .methods.servers import server_step
-    from .models import additive, factorization, linear, scorer
+    from .models import additive, factorization, linear, ncf, scorer
     from .report import write_report
     from .settings import Settings

@@ -75,7 +75,7 @@ class Plan:
 
 
 # ML-100K, by hand: ranking on the search phase's validation (seed 0); ratings on the held-out people of seeds 1 to 8,
-# who overlap with seed 0's, whose test was read several times on the way. First by task, then by method.
+# who overlap with seed 0's, whose test was read several times on the way. First by task, then by method, then PRESETS.
 STEPS = {"lr": 10.0, "server": "adagrad", "server_lr": 0.3}  # items are many and each moves little: the server adapts
 AVERAGE = {"server": "sgd", "server_lr": 1.0}  # the papers' plain mean
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -87,6 +87,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "centralised": {"rounds": 8, "patience": 0},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
+        "fedncf": {"model": "ncf"},
         "pfedrec": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, **AVERAGE},
     },
     "ratings": {
@@ -101,6 +102,13 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "": {"rounds": 500, "tolerance": 1e-6, "lr": 0.1, "batch": 0},
     },
 }
+PRESETS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {  # what papers chose for a data set, by method and data
+    "ranking": {
+        ("fedrap", "ml-100k"): {"lr": 0.5, "table_lr": 200.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 0.1},
+        ("fedrap", "ml-1m"): {"lr": 0.5, "table_lr": 1000.0, "weight_decay": 1e-4, "lam": 0.01, "mu": 0.01},
+        ("fedrap", "lastfm"): {"lr": 0.01, "table_lr": 100.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 1.0},
+    },
+}
 LOOP = ("rounds", "tolerance", "patience")
 MODEL = {
     "ranking": ("model", "k", "loss", "spread"),
@@ -112,7 +120,8 @@ def plan(settings: Settings, task: Facts) -> Plan:
     """Resolve every default, refuse what does not exist or would change nothing, and build the model and the method."""
     method = find_method(settings.method)
     by_task = DEFAULTS[task.kind]
-    chosen = {**by_task[""], **by_task.get(settings.method, {})}
+    preset = PRESETS.get(task.kind, {}).get((settings.method, settings.data), {})
+    chosen = {**by_task[""], **by_task.get(settings.method, {}), **preset}
     homes = _homes(method, task, settings.set.get("model", chosen.get("model", "factorization")))
     for name in settings.set:
         if name not in homes:

@@ -46,7 +46,7 @@ def personal_scores(
                 examples, items, at = _compacted(examples, items, catalogue)
                 params = {n: v[at] if n in method.rows else v for n, v in shared.items()}
             dims = {n: 0 if at is not None and n in method.rows else None for n in params}
-            run = vmap(one, in_dims=(dims, 0, 0, 0 if each else None))  # type: ignore[arg-type]
+            run = vmap(one, in_dims=(dims, 0, 0, 0 if each else None))
             yield part, run(params, store.gather(people[part], at), examples, items).detach()
 
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..core import Method, Model, step_by_mean
 from ..errors import SettingError, did_you_mean
-from .averaging import fedavg, fedprox, fedsgd
+from .averaging import fedavg, fedmf, fedncf, fedprox, fedsgd
 from .bounds import centralised, local, popularity
 from .fedals import fedals
 from .fedrecon import fedrecon
@@ -33,6 +33,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrep": fedrep,
     "fedrecon": fedrecon,
     "fedals": fedals,
+    "fedmf": fedmf,
+    "fedncf": fedncf,
     "pfedrec": pfedrec,
 }
 

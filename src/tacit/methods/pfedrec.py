@@ -1,8 +1,8 @@
 """PFedRec: dual personalisation (Zhang et al., IJCAI 2023). Items are shared, the way they are scored is one's own.
 
 Per batch one step on the private scorer, then, after a fresh forward, one on the item table; the server takes the mean
-of everybody's tables. People are served by a table of their own: the shared one after one more local pass. It is made when
-it is needed and never kept, so that only the scorer is stored.
+of everybody's tables. People are served by a table of their own: the shared one after one more local pass. It is made
+when it is needed and never kept, so that only the scorer is stored.
 """
 
 from __future__ import annotations
