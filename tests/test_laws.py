@@ -23,6 +23,7 @@ TABLE = [
     ("centralised", {}, ["ranking", "ratings"], {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}),
     ("fedsgd", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "private": ()}),
     ("fedavg", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ()}),
+    ("fcf", {}, ["ranking"], {"lam": 0.5, "alpha0": 0.9, "lr": 0.2}),
     ("fedmf", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2}),
     ("fedncf", {"lr": 0.1}, ["ranking"], {"lr": 0.2, "passes": 2}),
     ("fedprox", {"lr": 0.1, "mu": 0.5}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "mu": 2.0, "private": ()}),

@@ -146,11 +146,36 @@ def _products(params):
     return params["item"] @ params["item"].T
 
 
+def test_fcf_steps_down_the_slope_of_the_central_objective():
+    """The first step of Adam is the sign of the slope, which is written here over the whole matrix."""
+    lam, alpha0 = 0.02, 0.3
+    method, model, federation = world("fcf", {"lam": lam, "alpha0": alpha0}, "ranking")
+    state = next(run(method, model, federation, rounds=1, seed=5)).state
+    before = model.init(torch.Generator().manual_seed(5))["item"].double()
+    taken = torch.zeros(PEOPLE, ITEMS).double()
+    for person in range(PEOPLE):
+        taken[person, torch.from_numpy(histories().of(person).astype(np.int64))] = 1
+    held = lambda person: Examples(*(x[0] for x in federation.examples(np.array([person]), 0).pad()))
+    shared = method.init({"item": before.float()})[0]
+    users = torch.stack([method.personalize(shared, {}, held(person))["user"] for person in range(PEOPLE)]).double()
+
+    def objective(item):
+        strength = lam * (taken.sum(0) + alpha0 * PEOPLE)
+        errors = taken * (users @ item.T - 1) ** 2 + alpha0 * (users @ item.T) ** 2
+        return errors.sum() + (strength[:, None] * item**2).sum()
+
+    slope = torch.func.grad(objective)(before)
+    clear = slope.abs() > 1e-2
+    assert clear.float().mean() > 0.9
+    assert torch.equal((state.shared["item"] - before).sign()[clear], -slope.sign()[clear])
+
+
 @pytest.mark.parametrize(
     "name, settings, rounds",
     [
         ("fedals", {"recency": 1.0}, 8),
         ("centralised", {"recency": 1.0}, 8),
+        ("fcf", {"lr": 0.05}, 60),
         ("fedrecon", {"solver": "exact", "lam": 0.01, "lr": 1.0, "server": "adagrad", "server_lr": 0.3}, 60),
         ("fedrecon", {"lr": 1.0, "recon_lr": 2.0, "recon_passes": 10, "server": "adagrad", "server_lr": 0.3}, 60),
         ("fedavg", {"lr": 2.0, "passes": 2, "server": "adagrad", "server_lr": 0.3}, 60),

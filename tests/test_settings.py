@@ -28,9 +28,9 @@ def test_a_preset_stands_between_the_defaults_and_what_is_set(monkeypatch):
 @pytest.mark.parametrize(
     "model, refused",
     [
-        ("scorer", {"popularity", "centralised", "fedals", "fedmf", "fedncf"}),
-        ("additive", {"popularity", "centralised", "fedals", "fedmf", "fedncf", "pfedrec"}),
-        ("ncf", {"popularity", "centralised", "fedals", "fedmf", "pfedrec"}),
+        ("scorer", {"popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf"}),
+        ("additive", {"popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "pfedrec"}),
+        ("ncf", {"popularity", "centralised", "fcf", "fedals", "fedmf", "pfedrec"}),
     ],
 )
 def test_every_method_runs_with_a_model_or_says_what_it_needs(model, refused):

@@ -24,7 +24,7 @@ _HOMES = {
     "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
     + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
-    + ["fedmf", "fedncf", "pfedrec"],
+    + ["fcf", "fedmf", "fedncf", "pfedrec"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         METHODS,
         build,
         centralised,
+        fcf,
         fedals,
         fedavg,
         fedmf,

@@ -87,7 +87,8 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "centralised": {"rounds": 8, "patience": 0},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
-        "fedncf": {"model": "ncf"},
+        "fcf": {"lr": 0.05},
+        "fedncf": {"model": "ncf", "lr": 100.0, "server": "adam", "server_lr": 0.01, "tau": 1e-6},
         "pfedrec": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, **AVERAGE},
     },
     "ratings": {
@@ -186,7 +187,7 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
             dead["shrink"] = "it does not change an order"
     if method == "local":
         dead |= dict.fromkeys(SERVER, "local sends nothing, so its server has nothing to do")
-    if method in ("fedals", "centralised"):
+    if method in ("fedals", "fcf", "centralised"):
         dead["loss"] = "its solves are exact for the squared loss"
         if task.kind == "ratings":
             dead["alpha0"] = "what was not rated says nothing about ratings"

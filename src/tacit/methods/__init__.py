@@ -16,6 +16,7 @@ from ..core import Method, Model, step_by_mean
 from ..errors import SettingError, did_you_mean
 from .averaging import fedavg, fedmf, fedncf, fedprox, fedsgd
 from .bounds import centralised, local, popularity
+from .fcf import fcf
 from .fedals import fedals
 from .fedrecon import fedrecon
 from .partial import fedper, fedrep
@@ -33,6 +34,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrep": fedrep,
     "fedrecon": fedrecon,
     "fedals": fedals,
+    "fcf": fcf,
     "fedmf": fedmf,
     "fedncf": fedncf,
     "pfedrec": pfedrec,
