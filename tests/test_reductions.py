@@ -79,6 +79,11 @@ def test_few_candidates_are_scored_as_all_items_are(name, monkeypatch):
     assert torch.allclose(found[0], found[1].gather(1, asked), atol=1e-5)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_fedmf_is_fedavg_of_a_factorisation(task):
+    assert_close(last("fedmf", {"lr": 0.1}, task), last("fedavg", {"lr": 0.1}, task), 0)
+
+
 def test_a_server_of_rate_one_is_plain_averaging():
     assert_close(last("fedavg", {"lr": 0.1, "server": "sgd"}), last("fedavg", {"lr": 0.1}), 1e-6)
 

@@ -51,5 +51,7 @@ def fedmf(model: Model, *, lr: float = 1.0, passes: int = 1) -> Method:
 def fedncf(model: Model, *, lr: float = 1.0, passes: int = 1) -> Method:
     """FedAvg of NeuMF."""
     if "item_mlp" not in model.rows:
-        raise SettingError("fedncf ranks with model=ncf. Leave model out, or use fedavg for this model.")
+        raise SettingError(
+            "fedncf ranks with model=ncf and does nothing else. Leave model and task out, or use fedavg."
+        )
     return fedavg(model, lr=lr, passes=passes)
