@@ -88,7 +88,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
         "fcf": {"lr": 0.05},
-        "fedncf": {"model": "ncf", "lr": 100.0, "server": "adam", "server_lr": 0.01, "tau": 1e-6},
+        "fedncf": {"model": "ncf", "k": 16, "lr": 100.0, "server": "adam", "server_lr": 0.02, "tau": 1e-6},
         "pfedrec": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, **AVERAGE},
     },
     "ratings": {
