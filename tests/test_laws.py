@@ -26,6 +26,9 @@ TABLE = [
     ("centralised", {}, ["ranking", "ratings"], SOLVED),
     ("fedsgd", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "private": ()}),
     ("fedavg", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ()}),
+    ("fcf", {}, ["ranking"], {"lam": 0.5, "alpha0": 0.9, "lr": 0.2}),
+    ("fedmf", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2}),
+    ("fedncf", {"lr": 0.1}, ["ranking"], {"lr": 0.2, "passes": 2}),
     ("fedprox", {"lr": 0.1, "mu": 0.5}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "mu": 2.0, "private": ()}),
     ("fedper", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2, "private": ("item_bias",)}),
     (
@@ -65,6 +68,12 @@ TABLE = [
         ["ranking"],
         {"lr": 0.2, "table_lr": 4.0, "passes": 3, "lam": 0.5, "mu": 0.5, "penalty": "none", "released": True,
          "schedule": "sin", "parts": "own", "prox": 0.1, "bound": 1.0},
+    ),
+    (
+        "pfedrec",
+        {"lr": 0.1, "item_scale": 1.0},
+        ["ranking"],
+        {"lr": 0.2, "item_scale": 2.0, "passes": 2, "tuned": False},
     ),
 ]  # fmt: skip
 VARIANT = ("solver", "parts", "keep", "schedule")  # what tells two rows of one method apart
@@ -122,7 +131,9 @@ def test_nothing_private_is_in_an_upload(name, settings, task):
     held = Examples(*(x[0] for x in federation.examples(np.array([0]), 0).pad()))
     upload, _ = method.client(Download(state.shared, torch.tensor(0.0)), own, held)
     assert not set(upload.total) & set(own)
-    assert not {"user"} & set(upload.total)  # a person's vector never leaves, whatever a method calls private
+    assert not {"user", "user_gmf", "user_mlp"} & set(
+        upload.total
+    )  # a person's vector never leaves, whatever a method calls private
 
 
 @pytest.mark.parametrize("name, settings, task", ROWS)

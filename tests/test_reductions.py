@@ -16,7 +16,7 @@ from tacit.local import ridge, square_distance
 from tacit.methods import METHODS, build
 from tacit.models import factorization, linear
 from test_laws import assert_close, everything, trained
-from worlds import ITEMS, checkerboard, histories, model_of, world
+from worlds import ITEMS, PEOPLE, checkerboard, histories, model_of, world
 
 TASKS = ("ranking", "ratings")
 
@@ -33,6 +33,55 @@ def test_fedprox_without_its_spring_is_fedavg(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_fedper_without_a_head_is_fedavg(task):
     assert_close(last("fedper", {"lr": 0.1, "private": ()}, task), last("fedavg", {"lr": 0.1}, task), 0)
+
+
+def scorer_world(name, settings, batch):
+    model = model_of("ranking", {}, method="pfedrec")
+    federation = of_histories(histories(), ITEMS, negatives=2, batch=batch, members=np.array([0]))
+    return build(name, model, settings), model, federation
+
+
+@pytest.mark.parametrize("item_scale, batch", [(0.0, 8), (2.0, 0)])
+def test_pfedrec_of_one_batch_or_with_still_items_is_fedrep(item_scale, batch):
+    """Both step the scorer first; they differ in what is alternated, batches or passes."""
+    ours = {"lr": 0.1, "item_scale": item_scale}
+    theirs = {"private_lr": 0.1, "private_passes": 1, "lr": 0.1 * item_scale * ITEMS}
+    one, two = (
+        list(run(*scorer_world(name, settings, batch), rounds=3))[-1].state
+        for name, settings in (("pfedrec", ours), ("fedrep", theirs))
+    )
+    assert_close(everything(one), everything(two), 1e-6)
+
+
+def test_pfedrec_serves_what_the_next_round_would_leave_on_the_device():
+    method, model, federation = world("pfedrec", {"item_scale": 1.0}, "ranking")
+    shared, own = method.init(model.init(torch.Generator().manual_seed(0)))
+    held = Examples(*(x[0] for x in federation.examples(np.array([3]), 0).pad()))
+    upload, after = method.client(Download(shared, torch.tensor(0.0)), own, held)
+    assert_close(method.personalize(shared, own, held), after | {"item": shared["item"] + upload.total["item"]}, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["pfedrec", "local", "fedals"])
+def test_few_candidates_are_scored_as_all_items_are(name, monkeypatch):
+    """Own tables are made for candidates and examples only: that changes no score, nor do small pieces."""
+    method, model, federation = world(name, {}, "ranking")
+    state = list(run(method, model, federation, rounds=2))[-1].state
+    people = np.arange(PEOPLE)[::-1].copy()
+    held = federation.examples(people, 7)
+    asked = torch.stack([torch.randperm(ITEMS, generator=torch.Generator().manual_seed(p))[:6] for p in range(PEOPLE)])
+    found = []
+    for candidates in (asked, torch.arange(ITEMS)):
+        monkeypatch.setattr("tacit.evaluation.scoring.CELLS", 1_000 if candidates.ndim == 2 else 8_000_000)
+        out = torch.full((PEOPLE, candidates.shape[-1]), torch.nan)
+        for part, scores in personal_scores(method, model, state.shared, state.private, people, held, candidates):
+            out[part] = scores
+        found.append(out)
+    assert torch.allclose(found[0], found[1].gather(1, asked), atol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fedmf_is_fedavg_of_a_factorisation(task):
+    assert_close(last("fedmf", {"lr": 0.1}, task), last("fedavg", {"lr": 0.1}, task), 0)
 
 
 def test_a_server_of_rate_one_is_plain_averaging():
@@ -102,11 +151,36 @@ def _products(params):
     return params["item"] @ params["item"].T
 
 
+def test_fcf_steps_down_the_slope_of_the_central_objective():
+    """The first step of Adam is the sign of the slope, which is written here over the whole matrix."""
+    lam, alpha0 = 0.02, 0.3
+    method, model, federation = world("fcf", {"lam": lam, "alpha0": alpha0}, "ranking")
+    state = next(run(method, model, federation, rounds=1, seed=5)).state
+    before = model.init(torch.Generator().manual_seed(5))["item"].double()
+    taken = torch.zeros(PEOPLE, ITEMS).double()
+    for person in range(PEOPLE):
+        taken[person, torch.from_numpy(histories().of(person).astype(np.int64))] = 1
+    held = lambda person: Examples(*(x[0] for x in federation.examples(np.array([person]), 0).pad()))
+    shared = method.init({"item": before.float()})[0]
+    users = torch.stack([method.personalize(shared, {}, held(person))["user"] for person in range(PEOPLE)]).double()
+
+    def objective(item):
+        strength = lam * (taken.sum(0) + alpha0 * PEOPLE)
+        errors = taken * (users @ item.T - 1) ** 2 + alpha0 * (users @ item.T) ** 2
+        return errors.sum() + (strength[:, None] * item**2).sum()
+
+    slope = torch.func.grad(objective)(before)
+    clear = slope.abs() > 1e-2
+    assert clear.float().mean() > 0.9
+    assert torch.equal((state.shared["item"] - before).sign()[clear], -slope.sign()[clear])
+
+
 @pytest.mark.parametrize(
     "name, settings, rounds",
     [
         ("fedals", {"recency": 1.0}, 8),
         ("centralised", {"recency": 1.0}, 8),
+        ("fcf", {"lr": 0.05}, 60),
         ("fedrecon", {"solver": "exact", "lam": 0.01, "lr": 1.0, "server": "adagrad", "server_lr": 0.3}, 60),
         ("fedrecon", {"lr": 1.0, "recon_lr": 2.0, "recon_passes": 10, "server": "adagrad", "server_lr": 0.3}, 60),
         ("fedavg", {"lr": 2.0, "passes": 2, "server": "adagrad", "server_lr": 0.3}, 60),

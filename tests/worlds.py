@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from tacit.core import Method, Model
 from tacit.data.interactions import Histories
 from tacit.federation import Federation, of_histories, pooled
 from tacit.methods import build
-from tacit.models import additive, factorization
+from tacit.models import factorization, ranker
 
 PEOPLE, ITEMS, K = 24, 40, 5
+torch.set_num_threads(1)  # tests run in two processes
+MODELS = {
+    "pfedrec": "scorer",
+    "fedrap": "additive",
+    "fedncf": "ncf",
+}  # others factorise
 
 
 def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:
@@ -23,12 +30,9 @@ def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, s
     return Histories(starts, taken, values.astype(np.float32))
 
 
-MODELS = {"fedrap": additive}  # who needs another model than a factorisation
-
-
 def model_of(task: str, settings: dict, items: int = ITEMS, method: str = "") -> Model:
     if method in MODELS:
-        return MODELS[method](items, k=K)
+        return ranker(items, model=MODELS[method], k=K)
     loss = "squared" if task == "ratings" or settings.get("solver") == "exact" else "bce"
     return factorization(
         items, k=K, loss=loss, biases=task == "ratings", mean=3.0 if task == "ratings" else 0.0, spread=1.0

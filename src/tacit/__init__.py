@@ -20,11 +20,11 @@ _HOMES = {
     "data.supervised": ["Supervised"],
     "data.splits": ["Split", "leave_one_out", "temporal", "held_out_people", "support_query"],
     "federation": ["Federation", "of_histories", "of_arrays", "pooled"],
-    "models": ["factorization", "scorer", "additive", "linear"],
+    "models": ["factorization", "scorer", "additive", "linear", "ncf"],
     "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
     + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
-    + ["fedtrail"],
+    + ["fedtrail", "fedrap", "pfedrec", "fcf", "fedmf", "fedncf"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
@@ -67,18 +67,23 @@ if TYPE_CHECKING:
         METHODS,
         build,
         centralised,
+        fcf,
         fedals,
         fedavg,
+        fedmf,
+        fedncf,
         fedper,
         fedprox,
+        fedrap,
         fedrecon,
         fedrep,
         fedsgd,
         fedtrail,
         local,
+        pfedrec,
         popularity,
     )
     from .methods.servers import server_step
-    from .models import additive, factorization, linear, scorer
+    from .models import additive, factorization, linear, ncf, scorer
     from .report import write_report
     from .settings import Settings

@@ -77,9 +77,10 @@ class Plan:
 
 
 # ML-100K, by hand: ranking on the search phase's validation (seed 0); ratings on the held-out people of seeds 1 to 8,
-# who overlap with seed 0's, whose test was read several times on the way. First by task, then by method, then
-# by method and parts.
+# who overlap with seed 0's, whose test was read several times on the way. First by task, then by method, then by method
+# and parts, then PRESETS.
 STEPS = {"lr": 10.0, "server": "adagrad", "server_lr": 0.3}  # items are many and each moves little: the server adapts
+AVERAGE = {"server": "sgd", "server_lr": 1.0}  # the papers' plain mean
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "ranking": {
         "": {"rounds": 60, "k": 32, "negatives": 4, "batch": 0, "patience": 20, **STEPS},
@@ -92,6 +93,9 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
         "fedrap": {"model": "additive", "rounds": 100, "lr": 0.5, "batch": 2048, "patience": 0},
+        "fcf": {"lr": 0.05},
+        "fedncf": {"model": "ncf", "k": 16, "lr": 100.0, "server": "adam", "server_lr": 0.02, "tau": 1e-6},
+        "pfedrec": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, **AVERAGE},
     },
     "ratings": {
         "": {"rounds": 120, "k": 32, "batch": 16, "lr": 0.2, "server": "adagrad", "server_lr": 0.1, "patience": 20},
@@ -103,6 +107,13 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "regression": {
         "": {"rounds": 500, "tolerance": 1e-6, "lr": 0.1, "batch": 0},
+    },
+}
+PRESETS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {  # what papers chose for a data set, by method and data
+    "ranking": {
+        ("fedrap", "ml-100k"): {"lr": 0.5, "table_lr": 200.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 0.1},
+        ("fedrap", "ml-1m"): {"lr": 0.5, "table_lr": 1000.0, "weight_decay": 1e-4, "lam": 0.01, "mu": 0.01},
+        ("fedrap", "lastfm"): {"lr": 0.01, "table_lr": 100.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 1.0},
     },
 }
 LOOP = ("rounds", "tolerance", "patience")
@@ -117,7 +128,8 @@ def plan(settings: Settings, task: Facts) -> Plan:
     """Resolve every default, refuse what does not exist or would change nothing, and build the model and the method."""
     method = find_method(settings.method)
     by_task = DEFAULTS[task.kind]
-    chosen = {**by_task[""], **by_task.get(settings.method, {})}
+    preset = PRESETS.get(task.kind, {}).get((settings.method, settings.data), {})
+    chosen = {**by_task[""], **by_task.get(settings.method, {}), **preset}
     homes = _homes(method, task, settings.set.get("model", chosen.get("model", "factorization")))
     for name in settings.set:
         if name not in homes:
@@ -185,7 +197,7 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
             dead["shrink"] = "it does not change an order"
     if method == "local":
         dead |= dict.fromkeys(SERVER, "local sends nothing, so its server has nothing to do")
-    if method in ("fedals", "centralised"):
+    if method in ("fedals", "fcf", "centralised"):
         dead["loss"] = "its solves are exact for the squared loss"
         if task.kind == "ratings":
             dead["alpha0"] = "what was not rated says nothing about ratings"
@@ -284,6 +296,7 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("to_power", 0),
         ("window", 1),
         ("reach", 1),
+        ("item_scale", 0),
         ("negatives", 0),
         ("batch", 0),
         ("passes", 1),

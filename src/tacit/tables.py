@@ -22,7 +22,7 @@ NONE = "–"  # shown where a result has no value
 MOST_WEIGHTS = 60  # rows of the table of weights; more is not read
 
 SPELLINGS = """
-Centralised Local Popularity FedSGD FedAvg FedProx FedPer FedRep FedBN FedMF FedNCF FedRecon FedALS FedTrail FedVeil
+Centralised Local Popularity FedSGD FedAvg FedProx FedPer FedRep FedBN FCF FedMF FedNCF FedRecon FedALS FedTrail FedVeil
 FedRAP PFedRec Ditto pFedMe FedCLUP APFL LG-Mix
 """
 NAMES = {name.lower().replace("-", ""): name for name in SPELLINGS.split()}

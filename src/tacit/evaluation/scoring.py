@@ -13,7 +13,7 @@ from torch.func import vmap
 from ..core import Examples, Method, Model, Params
 from ..data.interactions import Histories
 from ..data.sampling import Ragged
-from ..engine.backends import chunks
+from ..engine.backends import chunks, compacted
 from ..engine.run import State
 from ..engine.store import Store
 
@@ -24,27 +24,54 @@ CELLS = 8_000_000  # scores held at once
 def personal_scores(
     method: Method, model: Model, shared: Params, store: Store, people: People, held: Ragged, candidates: Tensor
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Yields (places in `people`, scores [places, c]). `candidates` is [people, c], or [c] for all alike."""
+    """Yields (places in `people`, scores [places, c]). `candidates` is [people, c], or [c] for all alike.
 
-    def one(own: Params, examples: Examples, items: Tensor) -> Tensor:
+    Where people have item tables of their own and candidates are few, only rows of candidates and examples are made.
+    """
+
+    def one(shared: Params, own: Params, examples: Examples, items: Tensor) -> Tensor:
         return model.score(method.personalize(shared, own, examples), items)
 
-    each = candidates.ndim == 2
+    each, people = candidates.ndim == 2, np.asarray(people)
     if method.scores is not None:  # a compiled twin of personalize and score
         everyone = np.arange(len(people))
         for part in np.array_split(everyone, max(1, -(-len(everyone) * candidates.shape[-1] // CELLS))):
             mine = (candidates[part] if each else candidates).numpy()
-            yield part, torch.from_numpy(method.scores(shared, store, np.asarray(people)[part], mine))
+            yield part, torch.from_numpy(method.scores(shared, store, people[part], mine))
         return
-    cells = candidates.shape[-1] + sum(v.numel() for n, v in store.initial.items() if n in store.rows)
-    cells += model.catalogue if method.bulk else 0  # such a method scores everything at once
+    tables = _own_tables(method, shared, store, people, held)
+    catalogue = max((len(table) for table in tables), default=0)
+    width = sum(table[0].numel() for table in tables)
     for chunk in chunks(held, 64):
-        for part in np.array_split(chunk, max(1, -(-len(chunk) * cells // CELLS))):
-            own, examples = store.gather(np.asarray(people)[part]), held.pad(part)
-            scores = vmap(one, in_dims=(0, 0, 0 if each else None))(
-                own, examples, candidates[part] if each else candidates
-            )
-            yield part, scores.detach()
+        rows = min(catalogue, candidates.shape[-1] + int(held.lengths[chunk].max())) if each else catalogue
+        cells = candidates.shape[-1] + rows * width + (model.catalogue if method.bulk else 0)
+        for part in np.array_split(chunk, min(len(chunk), max(1, -(-len(chunk) * cells // CELLS)))):
+            examples, items = held.pad(part), candidates[part] if each else candidates
+            params, at = shared, None
+            if each and tables:
+                examples, items, at = _compacted(examples, items, catalogue)
+                params = {n: v[at] if n in method.rows else v for n, v in shared.items()}
+            dims = {n: 0 if at is not None and n in method.rows else None for n in params}
+            run = vmap(one, in_dims=(dims, 0, 0, 0 if each else None))
+            yield part, run(params, store.gather(people[part], at), examples, items).detach()
+
+
+def _own_tables(method: Method, shared: Params, store: Store, people: People, held: Ragged) -> list[Tensor]:
+    """The item tables that a person has apart from the shared ones, told from the first person's."""
+    if not len(people) or not method.rows:
+        return []
+    own = {name: value[0] for name, value in store.gather(people[:1]).items()}
+    params = method.personalize(shared, own, Examples(*(x[0] for x in held.pad(np.arange(1)))))
+    return [value for name, value in params.items() if name in method.rows and value is not shared.get(name)]
+
+
+def _compacted(held: Examples, items: Tensor, catalogue: int) -> tuple[Examples, Tensor, Tensor]:
+    """Examples and candidates in a table of the rows they name, and these rows [people, r] in the catalogue."""
+    parts = (held.inputs.flatten(1), items), (held.mask.flatten(1), torch.ones(items.shape))
+    inputs, mask = (torch.cat(pair, 1)[:, None] for pair in parts)
+    both, rows = compacted(Examples(inputs, mask, mask), catalogue)
+    named, asked = both.inputs[:, 0].split([parts[0][0].shape[1], items.shape[1]], 1)
+    return held._replace(inputs=named.reshape(held.inputs.shape)), asked, rows
 
 
 def sampled_ranks(scores: Tensor, mine: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> NDArray[np.int64]:

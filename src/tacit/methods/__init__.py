@@ -14,13 +14,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..core import Method, Model, step_by_mean
 from ..errors import SettingError, did_you_mean
-from .averaging import fedavg, fedprox, fedsgd
+from .averaging import fedavg, fedmf, fedncf, fedprox, fedsgd
 from .bounds import centralised, local, popularity
+from .fcf import fcf
 from .fedals import fedals
 from .fedrap import fedrap
 from .fedrecon import fedrecon
 from .fedtrail import fedtrail
 from .partial import fedper, fedrep
+from .pfedrec import pfedrec
 from .servers import server_step
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -36,6 +38,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedals": fedals,
     "fedrap": fedrap,
     "fedtrail": fedtrail,
+    "fcf": fcf,
+    "fedmf": fedmf,
+    "fedncf": fedncf,
+    "pfedrec": pfedrec,
 }
 
 

@@ -1,7 +1,7 @@
 """FedSGD and FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020).
 
 Parameters that are personal by nature (a person's vector) stay private; everything else is shared. With a
-factorisation, FedAvg is what the literature calls FedMF.
+factorisation, FedAvg is what the literature calls FedMF (Chai et al. 2020), with NeuMF FedNCF (Perifanis et al. 2022).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..core import Download, Examples, Method, Model, Params, Upload
+from ..errors import SettingError
 from ..local import change, descend, like, split, square_distance, whole
 
 
@@ -38,3 +39,19 @@ def fedsgd(model: Model, *, lr: float = 1.0, private: tuple[str, ...] | None = N
     """One full-batch gradient step a round."""
     method = fedavg(model, lr=lr, private=private)
     return method.but(client=lambda down, own, held: method.client(down, own, whole(held)))
+
+
+def fedmf(model: Model, *, lr: float = 1.0, passes: int = 1) -> Method:
+    """FedAvg of a factorisation."""
+    if model.design is None:
+        raise SettingError("fedmf needs a factorisation. Leave model out, or use fedavg for this model.")
+    return fedavg(model, lr=lr, passes=passes)
+
+
+def fedncf(model: Model, *, lr: float = 1.0, passes: int = 1) -> Method:
+    """FedAvg of NeuMF."""
+    if "item_mlp" not in model.rows:
+        raise SettingError(
+            "fedncf ranks with model=ncf and does nothing else. Leave model and task out, or use fedavg."
+        )
+    return fedavg(model, lr=lr, passes=passes)

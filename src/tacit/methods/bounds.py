@@ -15,6 +15,8 @@ def popularity(model: Model, *, shrink: float = 5.0) -> Method:
     by `shrink` imaginary ratings. One round."""
     if not model.catalogue:
         raise SettingError("popularity needs items. Use local or centralised as bounds for this data.")
+    if model.design is None:
+        raise SettingError("popularity has no factors to choose a model for. Leave model out.")
     ratings = "item_bias" in model.rows
 
     def init(params: Params) -> tuple[Params, Params]:

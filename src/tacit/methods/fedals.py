@@ -26,7 +26,7 @@ def fedals(
 ) -> Method:
     """`alpha0` is the weight of everything a person did not take; `recency` 1 turns the weighing by age off."""
     if model.design is None:
-        raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data.")
+        raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
     explicit = "item_bias" in model.rows
 
     def init(params: Params) -> tuple[Params, Params]:

@@ -59,7 +59,9 @@ def fedtrail(
     one scale a row, and the device computes with what it decodes. A person's counts are sent once: `told` stays with
     the person and makes later ones zero (`trail+als` sends none after the first round)."""
     if model.design is None or "item_bias" in model.rows:
-        raise SettingError("fedtrail ranks items. Use fedals or fedrecon for ratings, fedavg or fedsgd for features.")
+        raise SettingError(
+            "fedtrail ranks with model=factorization. Leave model out, or use fedals for ratings, fedsgd for features."
+        )
     m = model.catalogue
     if m > MOST:
         raise SettingError(

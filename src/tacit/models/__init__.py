@@ -7,15 +7,15 @@ from typing import Literal
 from ..core import Model
 from .additive import additive, scorer
 from .factorization import factorization
-from .neural import linear
+from .neural import linear, ncf
 
-__all__ = ["additive", "factorization", "linear", "ranker", "scorer"]
+__all__ = ["additive", "factorization", "linear", "ncf", "ranker", "scorer"]
 
 
 def ranker(
     items: int,
     *,
-    model: Literal["factorization", "scorer", "additive"] = "factorization",
+    model: Literal["factorization", "scorer", "additive", "ncf"] = "factorization",
     k: int = 32,
     loss: Literal["bce", "squared"] = "bce",
     spread: float = 0.1,
@@ -23,4 +23,4 @@ def ranker(
     """The model of a ranking, by its name; `loss` and `spread` are the factorisation's."""
     if model == "factorization":
         return factorization(items, k=k, loss=loss, spread=spread)
-    return {"scorer": scorer, "additive": additive}[model](items, k=k)
+    return {"scorer": scorer, "additive": additive, "ncf": ncf}[model](items, k=k)

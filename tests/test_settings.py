@@ -1,0 +1,58 @@
+"""The plan: which value is in force, and which model a method takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tacit.engine.run import run
+from tacit.errors import SettingError
+from tacit.federation import of_histories
+from tacit.methods import METHODS
+from tacit.settings import PRESETS, Settings, plan
+from tacit.tasks import Facts
+from worlds import ITEMS, histories
+
+RANKING, RATINGS = Facts("ranking", ITEMS), Facts("ratings", ITEMS, scale=(1.0, 5.0))
+
+
+def test_a_preset_stands_between_the_defaults_and_what_is_set(monkeypatch):
+    monkeypatch.setitem(PRESETS, "ranking", {("fedavg", "ml-100k"): {"lr": 3.0, "rounds": 7}})
+    preset = plan(Settings(method="fedavg", data="ml-100k"), RANKING)
+    assert (preset.shown["lr"], preset.rounds, preset.shown["server"]) == (3.0, 7, "adagrad")
+    assert plan(Settings(method="fedavg", data="ml-100k", set={"lr": "2"}), RANKING).shown["lr"] == 2.0
+    for others in ({"data": "mine.csv"}, {"method": "fedprox"}):
+        assert plan(Settings(**{"method": "fedavg", **others}), RANKING).shown["lr"] == 10.0
+    assert plan(Settings(method="fedavg", data="ml-100k"), RATINGS).shown["lr"] == 0.2
+
+
+@pytest.mark.parametrize(
+    "model, refused",
+    [
+        ("scorer", {"popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "fedrap", "fedtrail"}),
+        ("additive", {"popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "fedtrail", "pfedrec"}),
+        ("ncf", {"popularity", "centralised", "fcf", "fedals", "fedmf", "fedrap", "fedtrail", "pfedrec"}),
+    ],
+)
+def test_every_method_runs_with_a_model_or_says_what_it_needs(model, refused):
+    data, said = histories(), {}
+    for name in METHODS:
+        try:
+            made = plan(Settings(method=name, set={"model": model, "k": "4"}), RANKING)
+        except SettingError as error:
+            said[name] = str(error)
+            continue
+        federation = of_histories(data, ITEMS, examples=made.method.examples, negatives=2)
+        assert next(run(made.method, made.model, federation, rounds=1)).answered == data.people
+    assert set(said) == refused and all("model" in text for text in said.values())
+
+
+def test_an_exact_solver_refuses_a_neural_model():
+    with pytest.raises(SettingError, match="solver=exact needs a factorisation"):
+        plan(Settings(method="fedrecon", set={"model": "ncf", "solver": "exact"}), RANKING)
+
+
+@pytest.mark.parametrize("name", ["pfedrec", "fedncf"])
+def test_methods_with_a_model_of_their_own_rank_only(name):
+    for facts in (RATINGS, Facts("regression", width=3)):
+        with pytest.raises(SettingError, match="ranks with model="):
+            plan(Settings(method=name), facts)
