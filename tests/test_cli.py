@@ -395,7 +395,7 @@ def test_fedtrail_serves_people_with_an_order_and_without(parts):
         assert answer["from"] == ["i3"] and "i3" not in [item["item"] for item in answer["items"]]
         likes = tacit("recommend", name, "--likes", "i3", "--likes", "i8", "-n", "10", "--json").json["items"]
         assert len({item["score"] for item in likes}) > 1
-    tacit("run", *args, "--task", "ratings").refused("fedtrail ranks items", "Use fedals or fedrecon")
+    tacit("run", *args, "--task", "ratings").refused("fedtrail ranks with model=factorization", "use fedals")
 
 
 # Fetching

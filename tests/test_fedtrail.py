@@ -214,7 +214,7 @@ def test_what_would_change_nothing_is_refused(given, why):
 
 def test_what_it_cannot_do_is_refused():
     for model in (model_of("ratings", {}), linear(5)):
-        with pytest.raises(SettingError, match="fedtrail ranks items. Use fedals or fedrecon for ratings"):
+        with pytest.raises(SettingError, match="fedtrail ranks with model=factorization"):
             build("fedtrail", model, {})
     with pytest.raises(SettingError, match="40,000 items would take 6 GB; at most 31,622"):
         build("fedtrail", factorization(40_000, k=2), {})

@@ -161,6 +161,10 @@ def descend(
             if mode == BOTH:
                 t_all[used_tiles - 1] = 0
                 apart[used_tiles - 1] = 0
+            near = ZERO
+            if mode != COMMON:  # rows lie far apart: ask for all of them before the first is needed
+                for row in range(used):
+                    near += rows[slots[first + row], 0] + rows[slots[first + row], k // 2]
             for row in range(used):
                 tile, lane = row // TILE, row % TILE
                 if mode == BOTH:
@@ -256,7 +260,7 @@ def descend(
                 scale *= keep
                 kept *= keep
                 speed *= step_decay
-            fine, small = bool(np.isfinite(bias) and np.isfinite(scale) and scale > 0), True
+            fine, small = bool(np.isfinite(near) and np.isfinite(bias) and np.isfinite(scale) and scale > 0), True
             for c in range(k):
                 fine = fine and bool(np.isfinite(u[c]))
             for tile in range(used_tiles):
