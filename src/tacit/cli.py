@@ -19,6 +19,7 @@ from .cli_options import (
     BackendOption,
     CohortOption,
     DataOption,
+    DownloadOption,
     DropoutOption,
     JsonOption,
     NewOption,
@@ -97,7 +98,7 @@ def run(
     set_: SetOption = None, rounds: RoundsOption = None, cohort: CohortOption = None, dropout: DropoutOption = 0.0,
     protocol: ProtocolOption = "clean", split: SplitOption = "leave-one-out", new_people: NewOption = None,
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
-    backend: BackendOption = "auto", store: StoreOption = "memory",
+    backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
     threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
@@ -109,7 +110,7 @@ def run(
     settings = make_settings(
         data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
         protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience,
-        seed=seed, backend=backend, store=store, threads=threads,
+        seed=seed, backend=backend, store=store, download=download, threads=threads,
     )  # fmt: skip
     began = time.perf_counter()
     find_method(method)
@@ -136,7 +137,7 @@ def compare(
     cohort: CohortOption = None, dropout: DropoutOption = 0.0, protocol: ProtocolOption = "clean",
     split: SplitOption = "leave-one-out", new_people: NewOption = None, tolerance: ToleranceOption = None,
     patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
-    backend: BackendOption = "auto", store: StoreOption = "memory",
+    backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
     threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
@@ -159,7 +160,8 @@ def compare(
         wanted["-".join([name, *pairs])] = make_settings(
             data=data, task=task, method=name, set=[*(set_ or ()), *pairs],
             rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split, new_people=new_people,
-            tolerance=tolerance, patience=patience, seed=seed, backend=backend, store=store, threads=threads,
+            tolerance=tolerance, patience=patience, seed=seed, backend=backend, store=store,
+            download=download, threads=threads,
         )  # fmt: skip
     made = make_task(next(iter(wanted.values())), loaded)  # the same for all of them
     for label, settings in list(wanted.items()):

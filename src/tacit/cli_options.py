@@ -53,6 +53,9 @@ PatienceOption = Annotated[
     int | None, typer.Option("--patience", help="Stop when validation has not gained for so many rounds; 0: never.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new one under runs/).")]
+DownloadOption = Annotated[
+    str, typer.Option("--download", help="How tables are written into a download: dense, sparse, rows or int8.")
+]
 StoreOption = Annotated[
     str, typer.Option("--store", help="Where people's own item rows are kept: memory, or disk (in the run folder).")
 ]

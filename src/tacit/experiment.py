@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from .evaluation.protocol import Judged
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Task, ranking, ratings, regression
+from .wire.packing import pack
 
 FOLDS = 10
 Data = Interactions | BroughtSplit | Supervised
@@ -120,9 +121,14 @@ def execute(
         _enter(folder, progress, "fold-0")
     if settings.folds:
         _folds(made, task, settings, folder, watch, progress, state)
-    result = _judge(made, task, settings, progress, folder.final(new()), settled - begun)
+    result = _judge(made, task, settings, progress, _received(folder.final(new()), settings), settled - begun)
     folder.write("result.json", result | {"run": str(folder.path)})
     return result | {"run": str(folder.path)}
+
+
+def _received(state: State, settings: Settings) -> State:
+    """What people are served with: the shared part as it comes out of a download."""
+    return replace(state, shared=pack(state.shared, settings.download)[1])
 
 
 def _shelf(settings: Settings, folder: RunFolder) -> Path | None:
@@ -150,13 +156,13 @@ def train(
     reason = f"all {rounds} rounds were run"
     for done in run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
-        seed=settings.seed, backend=settings.backend, state=state,
+        seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
     ):  # fmt: skip
         state = done.state
         metrics = None
         if searching and task.validate and (done.number % made.every == 0 or done.number == rounds):
             progress.train_seconds += time.perf_counter() - began
-            metrics = task.validate(made.method, made.model, state, made.sampling)
+            metrics = task.validate(made.method, made.model, _received(state, settings), made.sampling)
             began = time.perf_counter()
         _count(progress, done, metrics, task.validate is not None)
         watch.round(done.number, metrics)
@@ -198,6 +204,7 @@ def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, se
             "change": done.change if math.isfinite(done.change) else None,
             "loss": done.loss,
             "answered": done.answered,
+            "zeros": done.zeros,
             "valid": metrics,
         }
         progress.curve.append(point | {name: last[name] + value for name, value in sent.items()})
@@ -217,8 +224,9 @@ def _folds(
         out = np.flatnonzero(fold == number)
         state = train(made, task, settings, folder, watch, progress, state, without=out)
         judged = task.judge(
-            made.method, made.model, state, made.sampling, np.intersect1d(out, task.everybody), passes(state)
-        )
+            made.method, made.model, _received(state, settings), made.sampling,
+            np.intersect1d(out, task.everybody), passes(state),
+        )  # fmt: skip
         progress.folds.append(judged.raw)
         state = None
         _enter(folder, progress, f"fold-{number + 1}")

@@ -45,6 +45,8 @@ class Settings(BaseModel):
     """Stop when validation has not gained for this many rounds."""
     seed: int = 0
     backend: str = "auto"
+    download: Literal["dense", "sparse", "rows", "int8"] = "dense"
+    """How tables are written into a download; the device computes with what it reads."""
     store: Literal["memory", "disk"] = "memory"
     """Where people's own item rows are: in memory, or in a file of the run folder that is paged in and out."""
     threads: int | None = None
@@ -169,7 +171,7 @@ def plan(settings: Settings, task: Facts) -> Plan:
         raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
     return Plan(
         make_model(task, values), built, Sampling(values.get("negatives", 0), values.get("batch", 0)), rounds,
-        max(1, rounds // 25), _first(settings.tolerance, chosen.get("tolerance", 0.0)),
+        max(1, rounds // 50), _first(settings.tolerance, chosen.get("tolerance", 0.0)),
         _first(settings.patience, chosen.get("patience", 0)), settings.seed, dict(sorted(values.items())), notes,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from ..core import Download, Method, Model, Params, Stage, Upload
 from ..errors import DivergedError
 from ..federation import Federation
 from ..wire.ledger import Ledger
+from ..wire.packing import Form, pack
 from .backends import choose, collect
 from .store import Store
 
@@ -47,6 +48,7 @@ class Round:
     rejected: Counter[str]
     change: float  # of the shared parameters, relative to their size; NaN when nobody was admitted
     loss: float | None  # people's own training loss, where the method's uploads tell it
+    zeros: float  # the share of exact zeros among the shared numbers
     up_bytes: int
     down_bytes: int
 
@@ -68,18 +70,21 @@ def run(
     seed: int = 0,
     wire: Stage | None = None,
     backend: str = "auto",
+    download: Form = "dense",
     state: State | None = None,
 ) -> Iterator[Round]:
-    """Train until `rounds` rounds are done, counting those that `state` has behind it."""
+    """Train until `rounds` rounds are done, counting those that `state` has behind it. `download` is how tables are
+    written into a download (wire/packing.py)."""
     wire = wire or Stage()
     state = state or begin(method, model, federation, seed)
     backend, lost = choose(backend, method, wire), 0
     while state.round < rounds:
         number = state.round
         ledger = Ledger()
-        down = Download(state.shared, torch.tensor(float(number)))
+        written, received = pack(state.shared, download)
+        down = Download(received, torch.tensor(float(number)))
         asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed)
-        ledger.sent_down(down, 0 if method.pooled else len(asked))
+        ledger.sent_down(down._replace(params=written), 0 if method.pooled else len(asked))
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
         if len(people):
@@ -104,7 +109,10 @@ def run(
         lost = lost + 1 if rejected and not answered else 0
         if lost == LOST:
             raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,")
-        yield Round(state, number + 1, len(asked), answered, rejected, moved, loss, ledger.up_bytes, ledger.down_bytes)
+        yield Round(
+            state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared), ledger.up_bytes,
+            ledger.down_bytes,
+        )  # fmt: skip
 
 
 def diverged(number: int, what: str) -> DivergedError:
@@ -123,6 +131,11 @@ def relative_change(new: Params, old: Params) -> float:
 
     size = max(square(lambda n: new[n]), square(lambda n: old[n]))
     return math.sqrt(square(lambda n: new[n].double() - old[n].double()) / size) if size > 0 else 0.0
+
+
+def zeros(params: Params) -> float:
+    """The share of exact zeros."""
+    return sum(int((v == 0).sum()) for v in params.values()) / max(sum(v.numel() for v in params.values()), 1)
 
 
 @dataclass(frozen=True)

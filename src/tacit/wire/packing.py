@@ -1,0 +1,79 @@
+"""How a table is written into a download, so that what is sparse is also small. The device computes with what it reads.
+
+    dense    as it is
+    sparse   a bit for every entry, and the entries that are not zero        exact
+    rows     the rows that are not all zero, with their numbers              exact
+    int8     a byte for every entry and one scale a row                      rounded to 1/254 of the row's range
+A table that would not get smaller stays as it is. Uploads are not packed this way: which entries are zero in one
+person's upload tells that person's items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Params
+
+Form = Literal["dense", "sparse", "rows", "int8"]
+
+
+def _sparse(table: Tensor) -> Params:
+    there = (table != 0).numpy()
+    return {"bits": torch.from_numpy(np.packbits(there)), "values": table[torch.from_numpy(there)]}
+
+
+def _unsparse(parts: Params, shape: tuple[int, ...]) -> Tensor:
+    there = torch.from_numpy(np.unpackbits(parts["bits"].numpy(), count=int(np.prod(shape))).astype(bool))
+    out = torch.zeros(int(np.prod(shape)))
+    out[there] = parts["values"]
+    return out.reshape(shape)
+
+
+def _rows(table: Tensor) -> Params:
+    at = (table != 0).any(1).nonzero()[:, 0]
+    return {"at": at.int(), "values": table[at]}
+
+
+def _unrows(parts: Params, shape: tuple[int, ...]) -> Tensor:
+    out = torch.zeros(shape)
+    out[parts["at"].long()] = parts["values"]
+    return out
+
+
+def _int8(table: Tensor) -> Params:
+    scale = table.abs().amax(1) / 127
+    return {
+        "scale": scale,
+        "values": (table / torch.where(scale > 0, scale, 1.0)[:, None]).round().to(torch.int8),
+    }
+
+
+def _unint8(parts: Params, shape: tuple[int, ...]) -> Tensor:
+    return parts["values"].float() * parts["scale"][:, None]
+
+
+FORMS: dict[str, tuple[Callable[[Tensor], Params], Callable[[Params, tuple[int, ...]], Tensor]]] = {
+    "sparse": (_sparse, _unsparse),
+    "rows": (_rows, _unrows),
+    "int8": (_int8, _unint8),
+}
+
+
+def pack(params: Params, form: Form) -> tuple[Params, Params]:
+    """(what is written into the message, what the device reads out of it)."""
+    written, read = dict(params), dict(params)
+    for name, table in params.items():
+        if form == "dense" or table.ndim != 2 or table.dtype != torch.float32:
+            continue
+        to, back = FORMS[form]
+        parts = to(table)
+        if sum(p.numel() * p.element_size() for p in parts.values()) < table.numel() * table.element_size():
+            del written[name]
+            written |= {f"{name}.{part}": value for part, value in parts.items()}
+            read[name] = back(parts, tuple(table.shape))
+    return written, read
