@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence"
+AMAZON = "../shared/data/amazon-video.csv.gz"  # from the project's root; jobs that need it are left out without it
+STUDY = "popularity,fedmf,fedncf,fcf,pfedrec,fedrap,fedrecon,fedals,fedtrail,centralised"
 COMPARE = "popularity,local,fedavg,fedrecon,fedals,centralised"
 JOBS = {  # name -> commands, each of which prints one JSON object
     "main": ["run", "run --set recency=1"],
@@ -28,14 +30,50 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "linear": ["run --data linear --method fedsgd"],
     "published": ["run --protocol published", "run --protocol published --method fedavg"],
     "compare": [f"compare --methods {COMPARE}"],
+    "honest": [
+        f"compare --methods {STUDY} --data {data} --protocol {protocol}"
+        for data in ("ml-100k", AMAZON)
+        for protocol in ("published", "clean")
+    ],
+    "fedrap": [
+        "run --method fedrap --protocol published --rounds 100",
+        "run --method fedrap --rounds 100",
+        "run --method pfedrec --protocol published --rounds 60",
+        "run --method pfedrec",
+    ],
+    "fedtrail": [
+        "run --method fedtrail",
+        "run --method fedtrail --new-people folds",
+        *(f"run --method fedtrail --set parts={parts}" for parts in ("trail", "factors", "trail+als")),
+        "run --method fedtrail --set keep=300 --set bits=8",
+    ],
+    "sparsity": [
+        f"run --method fedrap --protocol published --rounds {rounds} {form}"
+        for rounds in (30, 100)
+        for form in (
+            "--download dense",
+            "--set prox=0.003 --download sparse",
+            "--set prox=0.003 --download rows",
+            "--download int8",
+        )
+    ],
+    "memory": [
+        "run --data synthetic:6040x3706x1000000 --method fedrap --rounds 30",
+        "run --data synthetic:24516x7455x266356 --method fedrap --rounds 20",
+        "run --data synthetic:200000x60000x30000000 --method fedrap --rounds 1 --cohort 0.01",
+    ],
     "bench": ["bench"],
 }
-DROPPED = ("curve", "run", "peak_rss_mb")  # long, or of one machine
+DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
+THIN = 10  # of the curve every tenth round and the first two are kept
 
 
-def slim(value: object) -> object:
+def slim(value: object, name: str = "") -> object:
     if isinstance(value, dict):
-        return {k: slim(v) for k, v in value.items() if k not in DROPPED and not (k == "report" and isinstance(v, str))}
+        kept = {k: v for k, v in value.items() if k not in DROPPED or not isinstance(v, str | list)}
+        return {k: slim(v, k) for k, v in kept.items()}
+    if isinstance(value, list) and name == "curve":
+        value = [point for point in value if point["round"] <= 2 or point["round"] % THIN == 0]
     return [slim(v) for v in value] if isinstance(value, list) else value
 
 
@@ -45,9 +83,13 @@ def main(names: list[str]) -> None:
         found = []
         for command in JOBS[name]:
             print(f"tacit {command} --json", flush=True)
+            if AMAZON in command and not (ROOT / AMAZON).exists():
+                print(f"left out: {AMAZON} is not there", flush=True)
+                continue
             with tempfile.TemporaryDirectory() as folder:
-                line = [sys.executable, "-m", "tacit.cli", *command.split(), "--json"]
-                done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+                out = [] if command.startswith("bench") else ["--out", f"{folder}/run"]
+                line = [sys.executable, "-m", "tacit.cli", *command.split(), "--json", *out]
+                done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"failed: {done.stderr}")
             found.append({"command": f"tacit {command} --json", "result": slim(json.loads(done.stdout))})

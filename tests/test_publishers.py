@@ -224,6 +224,7 @@ def test_what_is_brought_by_hand_says_where_to_get_it_and_where_to_put_it(tmp_pa
         ("tafeng", "tafeng.csv.gz", gzip.compress(groceries(*[("1/1/2001", str(n), "1") for n in ten]))),
         ("qb-article", "QB-article.csv", clicks(("5", 12))),
     ],
+    ids=["amazon raw", "amazon filtered", "tafeng", "qb"],  # a gzip file holds the time it was made
 )  # fmt: skip
 def test_other_counts_than_the_papers_are_noted(tmp_path, name, file, content):
     (tmp_path / file).write_bytes(content)
