@@ -93,8 +93,8 @@ def main(names: list[str]) -> None:
             if done.returncode:
                 raise SystemExit(f"failed: {done.stderr}")
             found.append({"command": f"tacit {command} --json", "result": slim(json.loads(done.stdout))})
-        page = {"date": datetime.date.today().isoformat(), "evidence": found}
-        (OUT / f"{name}.json").write_text(json.dumps(page, indent=1) + "\n")
+            page = {"date": datetime.date.today().isoformat(), "evidence": found}
+            (OUT / f"{name}.json").write_text(json.dumps(page, indent=1) + "\n")
 
 
 if __name__ == "__main__":
