@@ -51,4 +51,5 @@ def did_you_mean(got: str, known: Iterable[str], kind: str) -> str:
     close = difflib.get_close_matches(got.lower(), list(lowered), n=3, cutoff=0.6)
     article = "an" if kind[0] in "aeiou" else "a"
     hint = f' Did you mean "{lowered[close[0]]}"?' if close else ""
-    return f'"{got}" is not {article} {kind}.{hint} {kind.capitalize()}s: {", ".join(names)}.'
+    many = kind.replace("value of", "values of") if kind.startswith("value of") else f"{kind}s"
+    return f'"{got}" is not {article} {kind}.{hint} {many.capitalize()}: {", ".join(names)}.'

@@ -161,6 +161,18 @@ def ranking(
     strangers = int(((both.lengths == 0) & (split.test.lengths > 0)).sum())
     if strangers:
         notes += (f"{count(strangers, 'person has', 'people have')} test items but no history: nothing to go by.",)
+    room = catalogue - both.lengths - (forbidden.lengths if forbidden else 0)
+    stuck = int(((room <= 0) & (both.lengths > 0)).sum())
+    if stuck:
+        notes += (f"For {count(stuck, 'person', 'people')} no item is left to draw as a negative: they learn without.",)
+    alone = int(((split.test_negatives.lengths == 0) & (split.test.lengths > 0)).sum())
+    if alone == len(judged):
+        raise DataError(
+            f"Everybody in {about.name} has touched every item, so a held-out item has nothing to be ranked against. "
+            "Bring a larger catalogue, or use --task ratings."
+        )
+    if alone:
+        notes += (f"{count(alone, 'person has', 'people have')} touched every item: nothing to rank against, a sure hit.",)
     if len(choosers) == VALIDATED:
         notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
     return Task(

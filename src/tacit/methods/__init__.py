@@ -67,8 +67,9 @@ def coerce(function: Callable[..., Any], name: str, value: Any) -> Any:
     try:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError:
-        words = " or ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
-        expected = words or str(getattr(hint, "__name__", hint))
+        if get_origin(hint) is Literal:
+            raise SettingError(did_you_mean(str(value), map(str, get_args(hint)), f"value of {name}")) from None
+        expected = str(getattr(hint, "__name__", hint))
         raise SettingError(
             f"{name}={value} was got for a setting that takes {expected}. "
             f"Example: --set {name}={settings_of(function)[name].default}"
