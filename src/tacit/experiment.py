@@ -62,6 +62,7 @@ class Progress:
     rejected: dict[str, int] = field(default_factory=dict)
     folds: list[dict[str, Any]] = field(default_factory=list)
     train_seconds: float = 0.0
+    laps: list[float] = field(default_factory=list)  # seconds of every round trained, in all phases
 
 
 def make_task(settings: Settings, data: Data) -> Task:
@@ -153,13 +154,13 @@ def train(
     stop = Convergence(made.tolerance, made.patience)
     watch.phase(progress.phase, rounds, state.round)
     began, saved, cost = time.perf_counter(), time.perf_counter(), 0.0
-    reason = f"all {rounds} rounds were run"
+    reason, lap = f"all {rounds} rounds were run", time.perf_counter()
     for done in run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
     ):  # fmt: skip
-        state = done.state
-        metrics = None
+        state, metrics = done.state, None
+        progress.laps.append(round(time.perf_counter() - lap, 6))
         if searching and task.validate and (done.number % made.every == 0 or done.number == rounds):
             progress.train_seconds += time.perf_counter() - began
             metrics = task.validate(made.method, made.model, _received(state, settings), made.sampling)
@@ -176,6 +177,7 @@ def train(
             folder.save(state, progress)
             saved = time.perf_counter()
             cost = saved - at
+        lap = time.perf_counter()
     progress.train_seconds += time.perf_counter() - began
     if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
         raise DivergedError(
@@ -265,7 +267,10 @@ def _judge(
             "up_bytes_per_person_round": round(progress.traffic["up_bytes"] / uploads) if uploads else 0,
         },
         "privacy": None,
-        "seconds": {"setup": round(setup, 3), "train": round(progress.train_seconds, 3), "evaluate": 0.0},
+        "seconds": {
+            "setup": round(setup, 3), "train": round(progress.train_seconds, 3), "evaluate": 0.0,
+            "round": round(float(np.median(progress.laps)), 6) if progress.laps else None,  # the first one may compile
+        },
         "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected,
         "notes": [*task.notes, *made.notes, *silence],
         "run": "", "scale": list(task.facts.scale), "curve": progress.curve,
