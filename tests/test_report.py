@@ -350,7 +350,7 @@ def test_accuracy_against_seconds():
     timed = [ranking(seconds={"train": 30.0, "round": lap}, method=name) for name, lap in (("fedals", 0.5), ("fcf", 2))]
     drawn = {plot.name: plot for plot in plots.draw([*timed, ranking("local")])}
     assert "FedALS ends at 2.0 s" in drawn["seconds"].alt and "FCF ends at 8.0 s" in drawn["seconds"].alt
-    assert drawn["seconds"].caption.endswith("A round: FedALS 0.50 s, FCF 2.0 s.")
+    assert drawn["seconds"].caption.replace("\u00a0", " ").endswith("A round: FedALS 0.50 s, FCF 2.0 s.")
     assert "seconds" not in {plot.name for plot in plots.draw(timed[:1])}  # nothing to compare
     page = Page(report.render(timed))
     assert [row["seconds.round"]["shown"] for row in page.rows if "seconds.round" in row] == ["0.50 s", "2.0 s"]

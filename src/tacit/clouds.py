@@ -137,12 +137,12 @@ def _caption(planes: Sequence[tuple[str, Plane]]) -> str:
         "common ones sparse. "
     )
     if len(planes) == 1:
-        _, found = planes[0]
+        label, found = planes[0]
         *others, last = map(str, found.own)
         whose = f"people {', '.join(others)} and {last}" if others else f"person {last}"
         return (
-            f"{text}The plane shows {_percent(sum(found.explained))} of the variance; {_percent(found.zeros)} of "
-            f"common numbers are exactly zero. Own rows are of {whose}, who touched the most items."
+            f"{text}{label}: the plane shows {_percent(sum(found.explained))} of the variance, {_percent(found.zeros)} "
+            f"of common numbers are exactly zero. Own rows are of {whose}, who touched the most items."
         )
     told = (
         f"{label}: {_percent(sum(found.explained))}, {_percent(found.zeros)}, person {next(iter(found.own))}"

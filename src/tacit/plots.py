@@ -191,7 +191,7 @@ def accuracy_by_seconds(name: str, found: Sequence[Curve]) -> Plot:
     log_axis(axes, "x", min(seen), max(seen), short)
     legend(drawing, axes)
     told = [f"{c.label} ends at {human_seconds(c.seconds[-1])} with {decimals(c.values[-1])}" for c in timed]
-    laps = ", ".join(f"{c.label} {human_seconds(c.seconds[0] / c.rounds[0])}" for c in timed)
+    laps = ", ".join(f"{c.label} {human_seconds(c.seconds[0] / c.rounds[0])}".replace(" ", "\u00a0") for c in timed)
     caption = f"What {name} costs in time, as rounds times the median round (compiling left out). A round: {laps}."
     return finish("seconds", drawing, f"Line plot of {name} by seconds. " + "; ".join(told) + ".", caption)
 
@@ -230,8 +230,9 @@ def by_round(name: str, title: str, found: Sequence[Curve], write: Callable[[flo
     for curve in found:
         line(axes, curve.place, curve.label, curve.rounds, curve.values)
     if write is not decimals:  # shares and bytes begin at nothing; a loss may be below
-        axes.set_ylim(bottom=-0.03 * max(y for curve in found for y in curve.values))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda n, _: write(n)))
+        top = max(y for curve in found for y in curve.values) or 1
+        axes.set_ylim(-0.03 * top, 1.08 * top)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda n, _: write(n).replace(".0 ", " ")))
     _whole_rounds(axes, found)
     legend(drawing, axes)
     told = "; ".join(_ends(replace(curve, best_round=None), write) for curve in found)
