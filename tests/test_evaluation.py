@@ -178,11 +178,15 @@ def test_the_leak_detector_tells_the_protocols_apart():
     history = data.histories()
     split = splits.leave_one_out(history, 400, seed=0)
     popular = protocol.popularity_hr(np.bincount(split.train.items, minlength=400), split.test, split.test_negatives)
-    leaky = protocol.memoriser(split.train, split.valid.then(split.test), split.test, split.test_negatives, 400, 0)
-    honest = protocol.memoriser(split.train, None, split.test, split.test_negatives, 400, 0)
+    held, judged = split.valid.then(split.test), (split.test, split.test_negatives, 400, 0)
+    ((_, leaky),) = protocol.memoriser(split.train, held, *judged)
+    ((_, honest),) = protocol.memoriser(split.train, None, *judged)
     assert leaky > 0.9 > popular > honest
     assert protocol.beyond_chance(leaky, popular, 300) and not protocol.beyond_chance(honest, popular, 300)
     assert not protocol.beyond_chance(0.5, 0.4, 50)  # on little data either may be ahead
+    path = protocol.memoriser(split.train, held, *judged, rounds=(1, 10, 50))
+    assert [n for n, _ in path] == [1, 10, 50] and path[2][1] == leaky  # asking for more changes nothing
+    assert path[0][1] < path[1][1] < leaky  # the longer it remembers, the more it knows
 
 
 def test_the_ledger_counts_real_messages():

@@ -16,9 +16,13 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from tacit import plots, report, tables
+from tacit import clouds, plots, report, tables
+from tacit.data.sources import load
 from tacit.errors import RunError, SettingError
+from tacit.experiment import execute
 from tacit.report import write_report
+from tacit.runs import RunFolder
+from tacit.settings import Settings
 from tacit.tables import columns, human_bytes, labels, text_table
 
 EVIL = "<script>alert(1)</script>"
@@ -317,6 +321,116 @@ def test_human_bytes():
     sizes = (0, 999, 999.6, 1000, 9_949, 9_951, 999_499, 999_500, 28e9, 5e15, None)
     words = ["0 B", "999 B", "1.0 kB", "1.0 kB", "9.9 kB", "10 kB", "999 kB", "1.0 MB", "28 GB", "5.0 PB", "–"]
     assert [human_bytes(n) for n in sizes] == words
+
+
+def sparse(method: str = "fedrap", share: float = 0.1, **changes) -> dict:
+    """A result whose rounds also tell loss and zeros; a download weighs less the more zeros there are."""
+    result, down = ranking(method, rounds=4, up=1000, **changes), 0
+    for n, point in enumerate(result["curve"], 1):
+        down += round(80 * 1000 * (1 - share * n))
+        point |= {"loss": 1 / n - 0.3, "zeros": share * n, "down_bytes": down}
+    return result
+
+
+def test_loss_zeros_and_downloads_by_round():
+    drawn = {plot.name: plot for plot in plots.draw([sparse()])}
+    assert list(drawn) == ["convergence", "bytes", "loss", "zeros", "down"]
+    assert "FedRAP: 0.700 after round 1, -0.050 after round 4." in drawn["loss"].alt
+    assert "10 % after round 1, 40 % after round 4" in drawn["zeros"].alt
+    (curve,) = plots.downloads([sparse()])
+    assert curve.values == pytest.approx([900, 800, 700, 600])
+    assert "900 B after round 1, 600 B after round 4" in drawn["down"].alt
+    assert [plot.name for plot in plots.draw([sparse(share=0)])] == ["convergence", "bytes", "loss"]
+    assert [plot.name for plot in plots.draw([REGRESSION])] == ["convergence"]  # which is the loss already
+    both = plots.follow([ranking(), sparse()], lambda point: point.get("loss"))
+    assert [curve.place for curve in both] == [1]  # a method keeps its colour where others are missing
+
+
+def test_accuracy_against_seconds():
+    timed = [ranking(seconds={"train": 30.0, "round": lap}, method=name) for name, lap in (("fedals", 0.5), ("fcf", 2))]
+    drawn = {plot.name: plot for plot in plots.draw([*timed, ranking("local")])}
+    assert "FedALS ends at 2.0 s" in drawn["seconds"].alt and "FCF ends at 8.0 s" in drawn["seconds"].alt
+    assert drawn["seconds"].caption.replace("\u00a0", " ").endswith("A round: FedALS 0.50 s, FCF 2.0 s.")
+    assert "seconds" not in {plot.name for plot in plots.draw(timed[:1])}  # nothing to compare
+    page = Page(report.render(timed))
+    assert [row["seconds.round"]["shown"] for row in page.rows if "seconds.round" in row] == ["0.50 s", "2.0 s"]
+
+
+def test_the_memory_stands_beside_the_method():
+    leak = {"memoriser_hr@10": 0.9, "memoriser_curve": [[1, 0.1], [2, 0.2], [10, 0.6], [50, 0.9]]}
+    one = ranking(protocol="published", leak=leak)
+    assert plots.memories([one, one, ranking()]) == [[(1, 0.1), (2, 0.2), (10, 0.6), (50, 0.9)]]
+    (plot, *_) = plots.draw([one])
+    assert "a memory that learns nothing: 0.300 after round 4" in plot.alt and "Grey, dashed" in plot.caption
+    assert plot.alt.startswith("Line plot of test HR@10")  # the published protocol validates on test
+    (plot, *_) = plots.draw([ranking()])
+    assert "memory" not in plot.alt + plot.caption and plot.alt.startswith("Line plot of validation HR@10")
+
+
+@pytest.fixture(scope="module")
+def fedrap_run(tmp_path_factory) -> tuple[Path, dict]:
+    settings = Settings(
+        data="synthetic:30x24x240", method="fedrap", set={"k": "4", "prox": "0.05"}, rounds=3, protocol="published"
+    )
+    path, data = tmp_path_factory.mktemp("fedrap") / "run", load("synthetic:30x24x240")
+    return path, execute(settings, data, RunFolder.create(path, settings.model_dump(), data, "0"))
+
+
+def test_a_run_tells_laps_and_memory(fedrap_run):
+    _, result = fedrap_run
+    assert result["seconds"]["round"] > 0
+    path = dict(map(tuple, result["leak"]["memoriser_curve"]))
+    assert list(path) == [1, 2, 5, 10, 20, 30, 50, 100] and path[50] == result["leak"]["memoriser_hr@10"]
+
+
+def test_common_and_own_items_in_one_plane(fedrap_run, tmp_path):
+    """Own rows are scale x what is stored, of touched rows only; the people are those with the most of them."""
+    run, result = fedrap_run
+    from tacit.engine.checkpoint import load_params
+
+    state = load_params(run / "final.safetensors")[0]
+    used = state["private.touched.own.used"].numpy()
+    with clouds.safe_open(run / "final.safetensors", "np") as file:
+        common, own = clouds._tables(file, 24)
+    assert (common == state["shared.item"].numpy()).all() and len(own) == 3
+    assert min(used[list(own)]) >= max(np.delete(used, list(own)))
+    for person, rows in own.items():
+        page = state["private.touched.own.values"][int(state["private.touched.own.first"][person])]
+        scale = state["private.stacked.scale"][person]
+        assert scale != 1 and rows == pytest.approx((scale * page[: used[person]]).numpy())  # 24 items: one page
+    found = clouds.plane(run, 24)
+    assert found.common.shape == (24, 2) and {p: len(r) for p, r in found.own.items()} == {p: used[p] for p in own}
+    assert found.zeros == pytest.approx(float((state["shared.item"] == 0).float().mean()))
+    few = clouds.plane(run, 24, points=12)
+    assert len(few.common) == 6 and [len(rows) for rows in few.own.values()] == [2, 2, 2]
+
+    page, text = page_of([result], tmp_path, runs=[run])
+    assert (tmp_path / "plots" / "items.png").exists() and "wants own and common rows apart" in page.text
+    (alt,) = [attrs["alt"] for _, attrs in page.tags if attrs.get("alt", "").startswith("Scatter plot")]
+    assert "24 common rows spread by" in alt and "% of the variance" in alt
+    assert text == page_of([result], tmp_path, runs=[run])[1]  # made again, it is the same
+    page, _ = page_of([result] * 8 + [ranking()], tmp_path, runs=[run] * 8 + [tmp_path])
+    assert "The first 6 runs are shown" in page.text
+
+
+def test_no_plane_without_two_tables(fedrap_run, tmp_path):
+    run, result = fedrap_run
+    assert clouds.plane(tmp_path, 24) is None and clouds.plane(run, 23) is None
+    whole = (run / "final.safetensors").read_bytes()
+    for torn in (b"", whole[:99], whole[:-7], b"\xff" * 64):
+        (tmp_path / "final.safetensors").write_bytes(torn)
+        assert clouds.plane(tmp_path, 24) is None
+    page_of([result], tmp_path, runs=[tmp_path])  # a report does not fail for a picture
+    assert not (tmp_path / "plots" / "items.png").exists()
+
+
+def test_pca_is_the_plane_of_most_variance():
+    rng = np.random.default_rng(1)
+    flat = rng.normal(size=(200, 2)) * [5, 2] @ np.linalg.qr(rng.normal(size=(6, 6)))[0][:2]
+    placed, shares = clouds.pca(flat + 3)
+    gaps = [np.linalg.norm(x[:, None] - x[None], axis=2) for x in (flat, placed)]
+    assert gaps[0] == pytest.approx(gaps[1], abs=1e-9) and sum(shares) == pytest.approx(1) and shares[0] > shares[1]
+    assert (clouds.pca(flat + 3)[0] == placed).all() and placed.mean(0) == pytest.approx([0, 0], abs=1e-9)
 
 
 def test_plots_touch_no_global_state(monkeypatch):

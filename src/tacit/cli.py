@@ -73,7 +73,7 @@ def finish(
         from .report import write_report
 
         result = execute(settings, data, folder, bars, task, began)
-        write_report([result], folder.path, data=shape(data))
+        write_report([result], folder.path, data=shape(data), runs=[folder.path])
     except (KeyboardInterrupt, SystemError) as error:
         if not by_hand(error):
             raise
@@ -177,7 +177,7 @@ def compare(
         for label, settings in wanted.items():
             bars.label = f"{label}: "
             results.append(start(settings, loaded, path / label.replace("/", "-"), bars, made))
-    report_path = write_report(results, path, data=shape(loaded))
+    report_path = write_report(results, path, data=shape(loaded), runs=[Path(r["run"]) for r in results])
     (path / "compare.json").write_text(json.dumps({"runs": [Path(r["run"]).name for r in results]}))
     if json_:
         emit({"results": results, "report": str(report_path)})
@@ -222,7 +222,7 @@ def report(
     results = [folder.result() for folder in folders]
     settings = folders[0].settings()
     loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
-    made = write_report(results, path, data=shape(loaded))
+    made = write_report(results, path, data=shape(loaded), runs=parts)
     emit({"report": str(made)}) if json_ else show(results, made)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import jinja2
 
 from . import plots
+from .canvas import Plot
+from .clouds import plane
 from .engine.checkpoint import write_atomically
 from .errors import RunError, SettingError
 from .tables import (
@@ -41,19 +43,22 @@ from .tables import (
     weight_rows,
 )
 
-PLOTS = ("convergence", "bytes", "activity", "popularity")
+PLOTS = ("convergence", "bytes", "seconds", "loss", "zeros", "down", "items", "activity", "popularity")
 
 
 def write_report(
-    results: list[Result], folder: Path, *, data: dict[str, Any] | None = None, title: str | None = None
-) -> Path:
+    results: list[Result], folder: Path, *, data: dict[str, Any] | None = None, runs: Sequence[Path] = (),
+    title: str | None = None,
+) -> Path:  # fmt: skip
     """Write folder/report.html and folder/plots/*.png; return the path of the page.
 
     `data` may hold "activity" (interactions per person) and "popularity" (people per item), both plotted by rank.
+    `runs` are the results' run folders, in the same order, for what is drawn from trained weights.
     """
     if not results:
         raise SettingError("A report was asked for no results; give at least one, e.g. [result].")
-    drawn = plots.draw(results, data)
+    planes = [plane(run, int(number(at(result, "items")) or 0)) for run, result in zip(runs, results)]
+    drawn = plots.draw(results, data, planes)
     page = render(results, drawn, title=title)
     folder = Path(folder)
     try:
@@ -68,7 +73,7 @@ def write_report(
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error
 
 
-def render(results: list[Result], drawn: Sequence[plots.Plot] = (), *, title: str | None = None) -> str:
+def render(results: list[Result], drawn: Sequence[Plot] = (), *, title: str | None = None) -> str:
     """The page as text."""
     names = labels(results)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

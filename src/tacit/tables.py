@@ -67,11 +67,13 @@ def human_bytes(n: float | None) -> str:
 
 def human_seconds(seconds: float | None) -> str:
     """
-    >>> human_seconds(0.034), human_seconds(3.4), human_seconds(75), human_seconds(7380)
-    ('0.03 s', '3.4 s', '1 min 15 s', '2 h 3 min')
+    >>> human_seconds(0.034), human_seconds(0.34), human_seconds(3.4), human_seconds(75), human_seconds(7380)
+    ('34 ms', '0.34 s', '3.4 s', '1 min 15 s', '2 h 3 min')
     """
     if seconds is None:
         return NONE
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 59.5:
         return f"{seconds:.2f} s" if seconds < 0.95 else f"{seconds:.1f} s"
     whole = round(seconds)
@@ -152,6 +154,7 @@ COSTS = [
     Column(("traffic", "up_bytes"), "Cost", "total up", "", -1, human_bytes, False),
     Column(("traffic", "down_bytes"), "Cost", "total down", "", -1, human_bytes, False),
     Column(("seconds", "train"), "Cost", "training", "seconds", -1, human_seconds),
+    Column(("seconds", "round"), "Cost", "a round", "", -1, human_seconds, False),
 ]
 
 

@@ -33,6 +33,7 @@ from .federation import Federation, of_arrays, of_histories, pooled
 
 People = NDArray[np.int64]
 VALIDATED = 5_000  # people who choose the round, at most: enough for a third digit, whatever the size of the data
+MEMORY, JUDGED = (1, 2, 5, 10, 20, 30, 50, 100), 50  # rounds of remembering: the curve, and the one that is judged by
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,15 @@ def ranking(
         return protocol.judge_ranking(sampled, full)
 
     def leak() -> dict[str, Any]:
-        memory = protocol.memoriser(both, forbidden, split.test, split.test_negatives, catalogue, seed)
+        rounds = MEMORY if published else (JUDGED,)  # where nothing leaks, how it grows is of no interest
+        path = protocol.memoriser(both, forbidden, split.test, split.test_negatives, catalogue, seed, rounds=rounds)
+        memory = dict(path)[JUDGED]
         popular = protocol.popularity_hr(np.bincount(both.items, minlength=catalogue), split.test, split.test_negatives)
         return {
             "memoriser_hr@10": round(memory, 6),
             "popularity_hr@10": round(popular, 6),
             "leaks": protocol.beyond_chance(memory, popular, len(judged)),
+            **({"memoriser_curve": [[n, round(hr, 6)] for n, hr in path]} if published else {}),
         }
 
     total = len(split.train) + len(split.valid) + len(split.test)
@@ -172,7 +176,9 @@ def ranking(
             "Bring a larger catalogue, or use --task ratings."
         )
     if alone:
-        notes += (f"{count(alone, 'person has', 'people have')} touched every item: nothing to rank against, a sure hit.",)
+        notes += (
+            f"{count(alone, 'person has', 'people have')} touched every item: nothing to rank against, a sure hit.",
+        )
     if len(choosers) == VALIDATED:
         notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
     return Task(

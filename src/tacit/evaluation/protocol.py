@@ -9,6 +9,7 @@ published  the papers' rules: held-out items are never drawn as training negativ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,27 +125,27 @@ def rating_errors(
 
 def memoriser(
     train: Histories, forbidden: Histories | None, positives: Histories, negatives: Histories, catalogue: int,
-    seed: int, *, rounds: int = 50, drawn: int = 4, most: int = 2_000,
-) -> float:  # fmt: skip
-    """HR@10 of a "recommender" that learns nothing: it remembers how often each item was drawn as a training negative,
-    and likes the ones that were drawn least. Under an honest protocol it is worse than popularity."""
+    seed: int, *, rounds: Sequence[int] = (50,), drawn: int = 4, most: int = 2_000,
+) -> list[tuple[int, float]]:  # fmt: skip
+    """(round, HR@10) of a "recommender" that learns nothing: it remembers how often each item was drawn as a training
+    negative, and likes the ones that were drawn least. Under an honest protocol it is worse than popularity."""
     people = some(np.flatnonzero(positives.lengths), most, key_of(seed, SPLIT, 4))  # of the rules, not of the people
     columns = positives.take(people).then(negatives.take(people))
-    owner = columns.owners
-    draws = np.zeros(len(columns), np.int64)
-    pairs = owner.astype(np.int64) * catalogue + columns.items
+    draws, found = np.zeros(len(columns), np.int64), []
+    pairs = columns.owners.astype(np.int64) * catalogue + columns.items
     order = np.argsort(pairs, kind="stable")
-    for number in range(rounds):
-        key = key_of(seed, TRAIN, number)
+    for number in range(1, max(rounds) + 1):
+        key = key_of(seed, TRAIN, number - 1)
         round = samples(train, people, catalogue=catalogue, negatives=drawn, batch=0, key=key, forbidden=forbidden)
         who = np.repeat(np.arange(len(people)), round.lengths)
         shown = (who.astype(np.int64) * catalogue + round.inputs)[round.targets == 0]
         at = np.searchsorted(pairs[order], shown)
         hit = (at < len(pairs)) & (pairs[order][np.minimum(at, len(pairs) - 1)] == shown)
         np.add.at(draws, order[at[hit]], 1)
-    return float(
-        ranking_metrics(*_rank_columns(-draws.astype(float), columns, positives.take(people).lengths))["hr@10"].mean()
-    )
+        if number in rounds:
+            ranked = _rank_columns(-draws.astype(float), columns, positives.take(people).lengths)
+            found.append((number, float(ranking_metrics(*ranked)["hr@10"].mean())))
+    return found
 
 
 def beyond_chance(memory: float, popular: float, people: int) -> bool:
