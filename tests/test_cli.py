@@ -125,7 +125,7 @@ def test_json_is_one_object_with_every_key_and_the_folder_is_whole():
                 assert low <= result[group][protocol][name] <= high
     assert result["leak"].keys() >= {"memoriser_hr@10", "popularity_hr@10"}
     assert result["traffic"].keys() == {"up_bytes", "down_bytes", "up_bytes_per_person_round"}
-    assert result["seconds"].keys() == {"setup", "train", "evaluate", "round"}
+    assert result["seconds"].keys() == {"setup", "train", "evaluate", "round", "train_cpu"}
     assert result["privacy"] is None and result["run"] == "mine" and result["people"] == 40
     left = {path.name for path in Path("mine").iterdir()}
     assert left >= {"settings.json", "items.json", "final.safetensors", "model.safetensors", "result.json"}
