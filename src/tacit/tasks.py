@@ -32,6 +32,7 @@ from .evaluation.protocol import Judged
 from .federation import Federation, of_arrays, of_histories, pooled
 
 People = NDArray[np.int64]
+JUDGED = 20_000  # people who are judged, at most: ranking whole catalogues for everybody would be people x items
 VALIDATED = 5_000  # people who choose the round, at most: enough for a third digit, whatever the size of the data
 MEMORY, JUDGED = (1, 2, 5, 10, 20, 30, 50, 100), 50  # rounds of remembering: the curve, and the one that is judged by
 
@@ -104,7 +105,7 @@ def ranking(
     both = split.train if published else split.train.then(split.valid)
     forbidden = split.valid.then(split.test) if published else None
     newcomers = np.flatnonzero(splits.held_out_people(split.train.people, new_people, seed))
-    judged = np.flatnonzero(split.test.lengths)
+    judged = some(np.flatnonzero(split.test.lengths), JUDGED, key_of(seed, SPLIT, 6))
     if not len(judged):
         raise DataError(
             f"Nobody in {about.name} has two interactions or more, so nothing can be held out. Bring longer histories."
@@ -170,7 +171,7 @@ def ranking(
     if stuck:
         notes += (f"For {count(stuck, 'person', 'people')} no item is left to draw as a negative: they learn without.",)
     alone = int(((split.test_negatives.lengths == 0) & (split.test.lengths > 0)).sum())
-    if alone == len(judged):
+    if alone == int((split.test.lengths > 0).sum()):
         raise DataError(
             f"Everybody in {about.name} has touched every item, so a held-out item has nothing to be ranked against. "
             "Bring a larger catalogue, or use --task ratings."
@@ -179,6 +180,8 @@ def ranking(
         notes += (
             f"{count(alone, 'person has', 'people have')} touched every item: nothing to rank against, a sure hit.",
         )
+    if len(judged) == JUDGED:
+        notes += (f"{JUDGED:,} of the people are judged, a seeded choice.",)
     if len(choosers) == VALIDATED:
         notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
     return Task(
