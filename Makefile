@@ -18,7 +18,7 @@ demo: .venv/ready
 
 # One thread of torch per process: tests run in two processes.
 test: .venv/ready lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check .

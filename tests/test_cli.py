@@ -220,7 +220,7 @@ OPTIONS = {
     "a share for a whole number": (["--set", "k=2.5"], "k=2.5", "takes int"),
     "text for a number": (["--set", "lam=big"], "lam=big", "takes float", "--set lam="),
     "text for yes or no": (["--method", "fedrecon", "--set", "joint=maybe"], "joint=maybe", "takes bool"),
-    "not one of the words": (["--method", "fedrecon", "--set", "solver=exakt"], "solver=exakt", "gradient or exact"),
+    "not one of the words": (["--method", "fedrecon", "--set", "solver=exakt"], "not a value of solver", '"exact"'),
     "nan": (["--set", "lam=nan"], "lam=nan", "finite"),
     "infinite": (["--set", "lam=inf"], "lam=inf", "finite"),
     "a negative rate": (["--method", "fedavg", "--set", "lr=-0.1"], "lr=-0.1", "at least 0"),
@@ -396,6 +396,58 @@ def test_fedtrail_serves_people_with_an_order_and_without(parts):
         likes = tacit("recommend", name, "--likes", "i3", "--likes", "i8", "-n", "10", "--json").json["items"]
         assert len({item["score"] for item in likes}) > 1
     tacit("run", *args, "--task", "ratings").refused("fedtrail ranks with model=factorization", "use fedals")
+
+
+FEDRAP = ("--method", "fedrap", "--set", "k=4", "--set", "table_lr=10", "--set", "passes=2", "--threads", "1")
+
+
+def test_fedrap_on_disk_and_with_small_downloads_is_the_same_run():
+    Path("some.csv").write_text(GOOD)
+    base = ("run", "--data", "some.csv", *FEDRAP, "--rounds", "4", "--set", "prox=1.0", "--json", "--out")
+    here = tacit(*base, "here").json
+    there = tacit(*base, "there", "--store", "disk", "--download", "sparse").json
+    assert here["seen"] == there["seen"] and here["new"] == there["new"]
+    assert there["curve"][-1]["down_bytes"] < here["curve"][-1]["down_bytes"]
+    assert [p["loss"] for p in here["curve"]] == [p["loss"] for p in there["curve"]]
+    assert 0 < there["curve"][-1]["zeros"] <= 1 and list(Path("there/private").iterdir()) == []
+    assert tacit("recommend", "there", "--likes", "i3", "-n", "3", "--json").json["items"]
+
+
+def test_fedrap_published_warns_and_says_what_leaks():
+    Path("some.csv").write_text(GOOD)
+    said = tacit(
+        "run", "--data", "synthetic:200x150x3000", *FEDRAP, "--protocol", "published", "--rounds", "6", "--json"
+    )
+    leak = said.json["leak"]
+    assert leak["memoriser_curve"][0][0] == 1 and {"memoriser_hr@10", "popularity_hr@10", "leaks"} <= leak.keys()
+    assert all(point["loss"] is not None for point in said.json["curve"])
+
+
+@pytest.mark.parametrize(
+    "args, parts",
+    [
+        (("--set", "schedule=tan"), ["not a value of schedule", 'Did you mean "tanh"']),
+        (("--set", "penalty=l11"), ["not a value of penalty", 'Did you mean "l1"']),
+        (("--set", "lam=1e9"), ["round 3", "lam of fedrap"]),
+        (("--set", "weight_decay=1"), ["below 1"]),
+        (("--set", "released=false", "--set", "step_decay=0.5"), ["step_decay would change nothing"]),
+        (("--set", "parts=own", "--set", "mu=1"), ["parts=own has no common table"]),
+        (("--task", "ratings"), ["fedrap ranks"]),
+        (("--store", "dusk"), ["--store dusk", "memory"]),
+        (("--download", "zip"), ["--download zip", "sparse"]),
+    ],
+)
+def test_what_fedrap_cannot_do_is_said(args, parts):
+    Path("some.csv").write_text(GOOD)
+    tacit("run", "--data", "some.csv", *FEDRAP, "--rounds", "5", *args).refused(*parts)
+    assert not list(Path(".").rglob("*.part"))
+
+
+def test_nothing_to_rank_against_is_said():
+    Path("full.csv").write_text("user,item\n" + "".join(f"u{u},i{i}\n" for u in range(4) for i in range(5)))
+    tacit("run", "--data", "full.csv", *FEDRAP).refused("touched every item", "larger catalogue")
+    Path("one.csv").write_text("user,item\na,x\na,y\na,z\n")
+    tacit("run", "--data", "one.csv", *FEDRAP).refused("1 person", "Bring more data")
 
 
 # Fetching
