@@ -1,6 +1,6 @@
 """docs/honest.md's tables and figures out of docs/evidence/*.json: no figure there is typed by hand.
 
-python benchmarks/honest.py      after `python benchmarks/evidence.py honest fedrap fedtrail sparsity`
+python benchmarks/honest.py      after `make evidence`, or the jobs honest-ml-100k, honest-amazon, fedrap, fedtrail and sparsity of evidence.py
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def size(count: float) -> str:
 def study() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """data -> protocol -> method -> result."""
     found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
-    for entry in evidence("honest"):
+    for entry in evidence("honest-ml-100k") + evidence("honest-amazon"):
         for result in entry["result"]["results"]:
             found.setdefault(result["data"], {}).setdefault(result["protocol"], {})[result["method"]] = result
     return found
