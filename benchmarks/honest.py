@@ -1,6 +1,6 @@
 """docs/honest.md's tables and figures out of docs/evidence/*.json: no figure there is typed by hand.
 
-python benchmarks/honest.py      after `make evidence`, or the jobs honest-ml-100k, honest-amazon, fedrap, fedtrail and sparsity of evidence.py
+python benchmarks/honest.py      after `make evidence`
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tacit import tasks
 from tacit.core import Download, Upload
 from tacit.data import splits
 from tacit.data.interactions import Histories, Interactions
@@ -248,3 +249,13 @@ def test_a_pair_in_train_and_test_does_no_harm():
     everything = ragged(list(range(30)) + list(range(25)))  # 25 of them twice
     split = splits._with_negatives(everything, everything, everything, everything, 40, 0, False, [])
     assert sorted(split.test_negatives.of(0)) == list(range(30, 40))
+
+
+def test_not_more_than_so_many_are_judged_and_it_is_said(monkeypatch):
+    data = synthetic(60, 50, 900)
+    whole = tasks.ranking(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    assert len(whole.everybody) == 60 and not any("are judged" in note for note in whole.notes)
+    monkeypatch.setattr(tasks, "JUDGED", 20)
+    part = tasks.ranking(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    assert len(part.everybody) == 20 and "20 of the people are judged, a seeded choice." in part.notes
+    assert tasks.JUDGED == 20 and whole.people == part.people == 60

@@ -34,7 +34,7 @@ from .federation import Federation, of_arrays, of_histories, pooled
 People = NDArray[np.int64]
 JUDGED = 20_000  # people who are judged, at most: ranking whole catalogues for everybody would be people x items
 VALIDATED = 5_000  # people who choose the round, at most: enough for a third digit, whatever the size of the data
-MEMORY, JUDGED = (1, 2, 5, 10, 20, 30, 50, 100), 50  # rounds of remembering: the curve, and the one that is judged by
+MEMORY, REMEMBERED = (1, 2, 5, 10, 20, 30, 50, 100), 50  # rounds of remembering: the curve, and what is told of it
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,9 @@ def ranking(
         return protocol.judge_ranking(sampled, full)
 
     def leak() -> dict[str, Any]:
-        rounds = MEMORY if published else (JUDGED,)  # where nothing leaks, how it grows is of no interest
+        rounds = MEMORY if published else (REMEMBERED,)  # where nothing leaks, how it grows is of no interest
         path = protocol.memoriser(both, forbidden, split.test, split.test_negatives, catalogue, seed, rounds=rounds)
-        memory = dict(path)[JUDGED]
+        memory = dict(path)[REMEMBERED]
         popular = protocol.popularity_hr(np.bincount(both.items, minlength=catalogue), split.test, split.test_negatives)
         return {
             "memoriser_hr@10": round(memory, 6),
