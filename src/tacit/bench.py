@@ -112,11 +112,16 @@ def messages(method: Method, model: Model, federation: Federation) -> float:
     return (time.process_time() - before) / 20 * len(federation.members)
 
 
-def warm(job: str) -> None:
-    """Compile and load everything, on a tiny world."""
-    tiny = synthetic(30, 40, 300).histories()
+def warm(job: str) -> float:
+    """Compile and load everything, on a tiny world. Seconds until the first round with the kernel was done: what a person
+    waits for, once a process, where the compiled code is on disk already."""
+    tiny = make(job, synthetic(30, 40, 300).histories(), 40)
+    before = time.perf_counter()
+    one_round(*tiny, "kernel", 1)
+    first = time.perf_counter() - before
     for backend in REPEATS:
-        one_round(*make(job, tiny, 40), backend, 2)
+        one_round(*tiny, backend, 2)
+    return first
 
 
 def measure(*, quick: bool, seed: int, say: Callable[[str], None], cache: Path | None) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def measure(*, quick: bool, seed: int, say: Callable[[str], None], cache: Path |
 
 
 def speed(job: str, data: Interactions, say: Callable[[str], None]) -> dict[str, Any]:
-    warm(job)
+    first = warm(job)
     made = make(job, data.histories(), len(data.items))
     row: dict[str, Any] = {
         "data": data.name,
@@ -148,6 +153,7 @@ def speed(job: str, data: Interactions, say: Callable[[str], None]) -> dict[str,
         "items": len(data.items),
         "interactions": len(data),
         "method": job,
+        "first_call_seconds": round(first, 3),
     }
     for backend, repeats in REPEATS.items():
         say(f"{job} on {len(data.people):,} people: one round with {backend}")
