@@ -113,8 +113,8 @@ def messages(method: Method, model: Model, federation: Federation) -> float:
 
 
 def warm(job: str) -> float:
-    """Compile and load everything, on a tiny world. Seconds until the first round with the kernel was done: what a person
-    waits for, once a process, where the compiled code is on disk already."""
+    """Compile and load everything, on a tiny world. Seconds until the first round with the kernel was done: what a
+    person waits for, once a process, where the compiled code is on disk already."""
     tiny = make(job, synthetic(30, 40, 300).histories(), 40)
     before = time.perf_counter()
     one_round(*tiny, "kernel", 1)
