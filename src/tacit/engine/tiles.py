@@ -255,7 +255,7 @@ def descend(
                     (ONE if mode == COMMON and not square else HALF) if mode == COMMON or not square else HALF * HALF
                 )
                 if rate > ZERO:
-                    extra += pulled / (rate * share)
+                    extra += pulled / (rate * by_cell)
                 loss += (cost + extra * np.float32(1 / k)) / (passes * n)
                 scale *= keep
                 kept *= keep
