@@ -72,6 +72,9 @@ def slim(value: object, name: str = "") -> object:
         return {k: slim(v, k) for k, v in kept.items()}
     if isinstance(value, list) and name == "curve":
         value = [point for point in value if point["round"] <= 2 or point["round"] % THIN == 0]
+    if isinstance(value, list) and name == "results":  # of a comparison, whose curves are many: what is drawn
+        for result in value:
+            result["curve"] = [{"round": p["round"], "valid": p["valid"]} for p in result["curve"]]
     return [slim(v) for v in value] if isinstance(value, list) else value
 
 
