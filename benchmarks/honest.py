@@ -75,7 +75,7 @@ def table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
         lines.append("")
         lines.append(
             f"The memoriser, which learns nothing: HR@10 {short(leak['memoriser_hr@10'])} under the published rules, "
-            f" {short(honest['memoriser_hr@10'])} under the clean ones."
+            f"{short(honest['memoriser_hr@10'])} under the clean ones."
         )
     return "\n".join(lines)
 
@@ -177,13 +177,14 @@ def main() -> None:
     found = study()
     parts = {f"study {NAMES[data]}": table(protocols) for data, protocols in found.items() if "clean" in protocols}
     parts |= {"sparsity": sparsity(), "fedtrail": trail()}
-    page = DOCS / "honest.md"
-    text = page.read_text()
-    for name, body in parts.items():
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, b=body: m[1] + b + "\n" + m[2], text, flags=re.S
-        )
-    page.write_text(text)
+    if "clean" in found.get("ml-100k", {}):
+        parts["study README"] = in_short(found["ml-100k"])
+    for page in (DOCS / "honest.md", DOCS.parent / "README.md"):
+        text = page.read_text()
+        for name, body in parts.items():
+            place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
+            text = place.sub(lambda m, b=body: m[1] + b + "\n" + m[2], text)
+        page.write_text(text)
     figures(found)
 
 

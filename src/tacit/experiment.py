@@ -197,7 +197,8 @@ def train(
     clock.stop()
     if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
         raise DivergedError(
-            f"Every upload was refused ({progress.rejected}): nothing was learnt. A learning rate is likely too large."
+            f"Every upload was refused ({', '.join(f'{n}: {c:,}' for n, c in progress.rejected.items())}): nothing was "
+            "learnt. A learning rate, or lam of fedrap, is likely too large: try a tenth of it."
         )
     if searching:
         taken = [(score, -n) for n, score in enumerate(_scores(progress.curve, task), 1) if score is not None]

@@ -147,6 +147,8 @@ def plan(settings: Settings, task: Facts) -> Plan:
         notes = ("Recency is off: the data have no time.",)
     if values.get("parts") == "trail+als" and (settings.cohort is not None or settings.dropout):
         notes += ("Only the people who answer in the first round send counts: parts=trail+als asks for them once.",)
+    if settings.method == "fedrap" and not {"lr", "table_lr"} & settings.set.keys() and not preset:
+        notes += ("FedRAP's rates are the paper's for ML-100K; other data may want another table_lr and lr.",)
     if task.items and "k" not in settings.set and values.get("k", 0) > task.items:
         values["k"] = task.items
         notes += (f"k is {task.items}: the data have no more items.",)

@@ -96,8 +96,7 @@ class Pages:
         """Take back what `pack` gave, if it fits together."""
         pages = len(parts["ids"])
         sound = (
-            {n: p.shape[1:] for n, p in parts.items()} == {n: p.shape[1:] for n, p in self.pack().items()}
-            and all(len(parts[n]) == len(self.first) for n in ("first", "last", "used"))
+            all(len(parts[n]) == len(self.first) for n in ("first", "last", "used"))
             and all(len(parts[n]) == pages for n in ("follows", "values"))
             and _sound(parts["first"], parts["last"], parts["used"], parts["follows"], parts["ids"], len(self.initial))
         )
@@ -118,7 +117,7 @@ class Pages:
 def _reserve(folder: Path) -> IO[bytes]:
     """A file without a name: it goes when the process does, however that ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=folder, prefix="private-")
     except OSError as error:
         raise RunError(
@@ -185,8 +184,9 @@ def _append(first, follows, used, ids, rows, people, starts, wanted, slots, init
 
 @njit(cache=True, nogil=True)
 def _sound(first, last, used, follows, ids, catalogue):
-    """Whether chains end, have one owner a page, are as long as they say, and hold row numbers of the catalogue."""
-    seen = np.zeros(len(follows), np.bool_)
+    """Whether chains end, have one owner a page, are as long as they say, and hold row numbers of the catalogue, each
+    once a person."""
+    seen, holder = np.zeros(len(follows), np.bool_), np.full(catalogue, -1, np.int64)
     for person in range(len(first)):
         page, left, end = first[person], used[person], -1
         if left < 0:
@@ -196,8 +196,10 @@ def _sound(first, last, used, follows, ids, catalogue):
                 return False
             seen[page] = True
             for at in range(min(left, PAGE)):
-                if ids[page, at] < 0 or ids[page, at] >= catalogue:
+                row = ids[page, at]
+                if row < 0 or row >= catalogue or holder[row] == person:
                     return False
+                holder[row] = person
             left -= min(left, PAGE)
             end, page = page, follows[page]
         if left or end != last[person]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import Params
+from ..errors import RunError
 from ..local import nest, unnest
 from .pages import Pages
 
@@ -75,7 +76,11 @@ class Store:
         return out
 
     def unpack(self, packed: Params) -> None:
-        """Take back what `pack` gave."""
+        """Take back what `pack` gave, if it is of the same kind."""
+        if {n: (v.dtype, v.shape[1:]) for n, v in packed.items()} != {
+            n: (v.dtype, v.shape[1:]) for n, v in self.pack().items()
+        } or any(len(packed[f"stacked.{n}"]) != self.people for n in self.stacked):
+            raise RunError("The private part of this run is not what its settings describe. Restore it, or run again.")
         self.stacked = {name: packed[f"stacked.{name}"] for name in self.stacked}
         for name, pages in self.touched.items():
             pages.unpack({n: p.numpy() for n, p in unnest(f"touched.{name}", packed).items()})
