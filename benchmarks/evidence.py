@@ -37,7 +37,6 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "run --method fedrap --protocol published --rounds 100",
         "run --method fedrap --rounds 100",
         "run --method pfedrec --protocol published --rounds 60",
-        "run --method pfedrec",
     ],
     "fedtrail": [
         "run --method fedtrail",
