@@ -269,8 +269,19 @@ def test_a_full_disk_is_told_before_anything_is_lost(tmp_path, monkeypatch):
 def test_pages_that_do_not_fit_together_are_refused():
     pages = Pages(np.zeros((10, 4), np.float32), 2)
     pages.place(np.array([0]), np.array([0, 2]), np.array([1, 2], np.int32))
-    for name, value in (("first", 7), ("used", 90), ("follows", 0), ("ids", 10), ("last", 3)):
+    for name, value in (("first", 7), ("used", 90), ("follows", 0), ("ids", 10), ("ids", 1), ("last", 3)):
         parts = {n: p.copy() for n, p in pages.pack().items()}
         parts[name][0] = value
         with pytest.raises(RunError, match="do not fit together"):
             Pages(np.zeros((10, 4), np.float32), 2).unpack(parts)
+
+
+def test_a_private_part_of_another_kind_is_refused():
+    state = trained(rounds=1)[-1].state
+    good = state.private.pack()
+    for name in good:
+        less = {n: v for n, v in good.items() if n != name}
+        with pytest.raises(RunError, match="not what its settings describe"):
+            Store.fresh(state.private.initial, PEOPLE, ["own"]).unpack(less)
+    with pytest.raises(RunError, match="not what its settings describe"):
+        Store.fresh(state.private.initial, PEOPLE + 1, ["own"]).unpack(good)

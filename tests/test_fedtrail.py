@@ -201,7 +201,7 @@ def test_rounds_follow_the_parts():
         ({"parts": "factors", "keep": "8"}, "keep would change nothing here: parts=factors has no trail"),
         ({"loss": "squared"}, "loss would change nothing"),
         ({"spread": "0.5"}, "spread would change nothing"),
-        ({"bits": "16"}, "32 or 8"),
+        ({"bits": "16"}, "32, 8"),
         ({"window": "0"}, "window=0 was got; at least 1"),
         ({"fade": "1.5"}, "fade=1.5 was got; a number from 0 to 1"),
         ({"server": "adam"}, '"server" is not a setting'),

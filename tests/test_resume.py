@@ -74,7 +74,8 @@ def outcome(path: Path, result: dict) -> dict:
 
 def go(path: Path, settings: Settings, data, watch: Watch, monkeypatch) -> tuple[dict, int]:
     """(outcome, how often it was resumed). A second passes with every round, or less; a checkpoint costs no time."""
-    monkeypatch.setattr(experiment, "time", SimpleNamespace(perf_counter=lambda: watch.now))
+    clock = SimpleNamespace(perf_counter=lambda: watch.now, process_time=lambda: watch.now)
+    monkeypatch.setattr(experiment, "time", clock)
     folder, resumed = RunFolder.create(path, settings.model_dump(), data, __version__), 0
     while True:
         try:
@@ -93,6 +94,7 @@ CASES = {
     "fedrecon": (WORLD, {"k": "4", "server": "yogi", "server_lr": "0.05"}),
     "local": (WORLD, {"k": "4", "lr": "0.2"}),
     "fedtrail": (WORLD, {"k": "4"}),
+    "fedrap": (WORLD, {"k": "4", "table_lr": "10", "passes": "2"}),
     "fedsgd": ("linear", {"lr": "0.2", "momentum": "0.5"}),
 }
 
