@@ -55,9 +55,9 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         )
     ],
     "memory": [
-        "run --data synthetic:6040x3706x1000000 --method fedrap --rounds 30",
-        "run --data synthetic:24516x7455x266356 --method fedrap --rounds 20",
-        "run --data synthetic:200000x60000x30000000 --method fedrap --rounds 1 --cohort 0.01",
+        "run --data synthetic:6040x3706x1000000 --method fedrap --rounds 30 --threads 1",
+        "run --data synthetic:24516x7455x266356 --method fedrap --rounds 20 --threads 1",
+        "run --data synthetic:200000x60000x30000000 --method fedrap --rounds 1 --cohort 0.01 --threads 1",
     ],
     "bench": ["bench"],
 }
