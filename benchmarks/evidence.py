@@ -59,7 +59,8 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "run --data synthetic:24516x7455x266356 --method fedrap --rounds 20 --threads 1",
         "run --data synthetic:200000x60000x30000000 --method fedrap --rounds 1 --cohort 0.01 --threads 1",
     ],
-    "bench": ["bench"],
+    "bench": ["bench --method fedals", "bench --method fedrecon"],
+    "bench-fedrap": ["bench --method fedrap"],
 }
 DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
 THIN = 10  # of the curve every tenth round and the first two are kept

@@ -21,6 +21,7 @@ from .data.sources import load
 from .data.splits import leave_last
 from .data.synthetic import synthetic
 from .engine.run import begin, run
+from .errors import SettingError, did_you_mean
 from .evaluation.protocol import rank_sampled
 from .federation import Federation, of_histories
 from .methods import build
@@ -124,8 +125,13 @@ def warm(job: str) -> float:
     return first
 
 
-def measure(*, quick: bool, seed: int, say: Callable[[str], None], cache: Path | None) -> dict[str, Any]:
+def measure(
+    method: str | None = None, *, quick: bool, seed: int, say: Callable[[str], None], cache: Path | None
+) -> dict[str, Any]:
     """Ratios of backends on ML-100K's size and on 6,040 x 3,706, and CPU time against interactions with a fit."""
+    if method not in (None, *JOBS):
+        raise SettingError(did_you_mean(str(method), JOBS, "method that is measured"))
+    jobs = [job for job in JOBS if method in (None, job)]
     threads = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
     numba.set_num_threads(1)
@@ -137,8 +143,8 @@ def measure(*, quick: bool, seed: int, say: Callable[[str], None], cache: Path |
         if not quick:
             say("making a world of 6,040 people x 3,706 items x 1,000,000 interactions")
             worlds.append(synthetic(6_040, 3_706, 1_000_000, seed=seed))
-        rows = [speed(job, data, say) for data in worlds for job in JOBS]
-        return {"k": K, "threads": 1, "speed": rows, "growth": [growth(job, quick, seed, say) for job in JOBS]}
+        rows = [speed(job, data, say) for data in worlds for job in jobs]
+        return {"k": K, "threads": 1, "speed": rows, "growth": [growth(job, quick, seed, say) for job in jobs]}
     finally:
         torch.set_num_threads(threads[0])
         numba.set_num_threads(threads[1])

@@ -255,13 +255,14 @@ def recommend(
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller worlds: a minute instead of several.")] = False,
+    method: Annotated[str | None, typer.Option("--method", help="One of the methods that are measured.")] = None,
     seed: SeedOption = 0,
     json_: JsonOption = False,
 ) -> None:
     """CPU time of one round for all people: loop against vmap against kernel, and how it grows with interactions."""
     from .bench import measure, table
 
-    found = measure(quick=quick, seed=seed, say=say, cache=cache())
+    found = measure(method, quick=quick, seed=seed, say=say, cache=cache())
     emit(found) if json_ else out.print(table(found))
 
 
