@@ -130,7 +130,7 @@ def measure(
 ) -> dict[str, Any]:
     """Ratios of backends on ML-100K's size and on 6,040 x 3,706, and CPU time against interactions with a fit."""
     if method not in (None, *JOBS):
-        raise SettingError(did_you_mean(str(method), JOBS, "method that is measured"))
+        raise SettingError(did_you_mean(str(method), JOBS, "measured method"))
     jobs = [job for job in JOBS if method in (None, job)]
     threads = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
