@@ -80,6 +80,12 @@ def table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def markdown(heads: str, rows: list[list[Any]]) -> str:
+    """A table; `heads` with | between."""
+    lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
 def in_short(data: dict[str, dict[str, dict[str, Any]]]) -> str:
     """README's table."""
     lines = [
@@ -104,34 +110,26 @@ def in_short(data: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def sparsity() -> str:
-    lines = [
-        "| rounds | setting | zeros in the common table | HR / NDCG@10 (published) | down, a person in all |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for entry in evidence("sparsity"):
         result = entry["result"]
         what = entry["command"].split("--rounds ")[1].split(" ", 1)[1].removesuffix(" --json")
-        zeros = result["curve"][-1]["zeros"]
+        zeros = f"{100 * result['curve'][-1]['zeros']:.0f} %"
         down = size(result["traffic"]["down_bytes"] / result["people"])
-        cells = [result["rounds"], f"`{what}`", f"{100 * zeros:.0f} %", pair(result["seen"]["sampled"]), down]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        rows.append([result["rounds"], f"`{what}`", zeros, pair(result["seen"]["sampled"]), down])
+    heads = "rounds | setting | zeros in the common table | HR / NDCG@10 (published) | down, a person in all"
+    return markdown(heads, rows)
 
 
 def trail() -> str:
-    lines = [
-        "| setting | seen: 99 | seen: all | new: 99 | up, a person | down, a person |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for entry in evidence("fedtrail"):
         result = entry["result"]
         what = entry["command"].removeprefix("tacit run --method fedtrail").removesuffix(" --json").strip() or "default"
         traffic = [size(result["traffic"][way] / result["people"]) for way in ("up_bytes", "down_bytes")]
         seen, new = result["seen"], result["new"]["sampled"]
-        lines.append(
-            "| " + " | ".join([f"`{what}`", pair(seen["sampled"]), pair(seen["full"]), pair(new), *traffic]) + " |"
-        )
-    return "\n".join(lines)
+        rows.append([f"`{what}`", pair(seen["sampled"]), pair(seen["full"]), pair(new), *traffic])
+    return markdown("setting | seen: 99 | seen: all | new: 99 | up, a person | down, a person", rows)
 
 
 def curve(result: dict[str, Any]) -> tuple[list[int], list[float]]:

@@ -414,7 +414,6 @@ def test_fedrap_on_disk_and_with_small_downloads_is_the_same_run():
 
 
 def test_fedrap_published_warns_and_says_what_leaks():
-    Path("some.csv").write_text(GOOD)
     said = tacit(
         "run", "--data", "synthetic:200x150x3000", *FEDRAP, "--protocol", "published", "--rounds", "6", "--json"
     )
@@ -441,6 +440,13 @@ def test_what_fedrap_cannot_do_is_said(args, parts):
     Path("some.csv").write_text(GOOD)
     tacit("run", "--data", "some.csv", *FEDRAP, "--rounds", "5", *args).refused(*parts)
     assert not list(Path(".").rglob("*.part"))
+
+
+def test_options_that_a_run_would_not_read_are_refused():
+    Path("some.csv").write_text(GOOD)
+    tacit("run", "--data", "some.csv", "--store", "disk").refused("--store disk would change nothing", "fedals")
+    args = ("run", "--data", "some.csv", "--method", "local", "--set", "k=4", "--download", "int8")
+    tacit(*args).refused("--download int8 would change nothing", "local")
 
 
 def test_nothing_to_rank_against_is_said():

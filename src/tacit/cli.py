@@ -36,6 +36,7 @@ from .cli_options import (
     ToleranceOption,
     check,
     make_settings,
+    refuse_idle,
     wanted_runs,
 )
 from .errors import RunError, SettingError, TacitError
@@ -118,6 +119,7 @@ def run(
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-{method}")
     made = make_task(settings, loaded)
     check(settings, made)
+    refuse_idle(settings, made)
     with Bars() as bars:
         result = start(settings, loaded, path, bars, made, began)
     if json_:

@@ -113,6 +113,24 @@ def make_settings(**values: Any) -> Any:
         ) from None
 
 
+def refuse_idle(settings: Any, task: Any) -> None:
+    """An option that this one run would not read is refused; in a comparison some methods may read it."""
+    import torch
+
+    from .settings import plan
+
+    if settings.store == "memory" and settings.download == "dense":
+        return
+    made = plan(settings, task.facts)
+    shared, private = made.method.init(made.model.init(torch.Generator()))
+    if settings.store != "memory" and not set(private) & set(made.method.rows):
+        raise SettingError(f"--store disk would change nothing: {settings.method} keeps no own rows. Leave it out.")
+    if settings.download != "dense" and not any(v.ndim == 2 and v.dtype == torch.float32 for v in shared.values()):
+        raise SettingError(
+            f"--download {settings.download} would change nothing: {settings.method} downloads no table. Leave it out."
+        )
+
+
 def check(settings: Any, task: Any) -> None:
     """Everything that can be wrong is found before a folder is made."""
     from .core import Stage

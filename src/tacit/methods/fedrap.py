@@ -27,7 +27,7 @@ from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import tiles
 from ..errors import SettingError
 
-SCHEDULES = {  # of the round a = 0, 1, ...; square and frac as in the paper's ablations
+SCHEDULES = {  # of the round a = 0, 1, ...; square and frac are our reading of the paper's ablations
     "tanh": lambda a: torch.tanh(a / 10),
     "sin": lambda a: torch.sin(a / 10),
     "square": lambda a: 1 - torch.floor(a / 10) % 2,  # ten rounds on, ten rounds off

@@ -28,6 +28,7 @@ from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import counting, kernels
 from ..errors import SettingError
 from ..local import ages, nest, unnest, whole
+from ..wire.packing import int8
 from .fedals import fedals, sums_of
 
 MOST = 31_622  # items: beyond, a table of items x items passes 4 GB
@@ -198,9 +199,8 @@ def _packed(name: str, table: Tensor, keep: int, bits: int) -> Params:
         at = table.topk(keep).indices.sort().values
         table, out = table.gather(1, at), {f"{name}.at": at.short()}
     if bits == 8:
-        scale = table.abs().amax(1) / 127
-        out[f"{name}.scale"] = scale
-        table = (table / torch.where(scale > 0, scale, 1.0)[:, None]).round().to(torch.int8)
+        written = int8(table)
+        out[f"{name}.scale"], table = written["scale"], written["values"]
     return out | {name: table}
 
 

@@ -45,7 +45,8 @@ def _unrows(parts: Params, shape: tuple[int, ...]) -> Tensor:
     return out
 
 
-def _int8(table: Tensor) -> Params:
+def int8(table: Tensor) -> Params:
+    """A table [rows, width] as a byte for every entry and a scale for every row."""
     scale = table.abs().amax(1) / 127
     return {
         "scale": scale,
@@ -60,7 +61,7 @@ def _unint8(parts: Params, shape: tuple[int, ...]) -> Tensor:
 FORMS: dict[str, tuple[Callable[[Tensor], Params], Callable[[Params, tuple[int, ...]], Tensor]]] = {
     "sparse": (_sparse, _unsparse),
     "rows": (_rows, _unrows),
-    "int8": (_int8, _unint8),
+    "int8": (int8, _unint8),
 }
 
 
