@@ -209,8 +209,9 @@ def phase(path: Path) -> str:
 def reached(process: subprocess.Popen, path: Path, wanted: str) -> bool:
     """Wait for a phase, or a later one where it was over in a blink; False when the run is over."""
     while process.poll() is None:
-        if PHASES.index(phase(path)) >= PHASES.index(wanted):
-            return True
+        with contextlib.suppress(RunError):  # the process at work put a new checkpoint there while this one was opened
+            if PHASES.index(phase(path)) >= PHASES.index(wanted):
+                return True
         time.sleep(0.01)
     return False
 

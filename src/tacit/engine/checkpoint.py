@@ -65,7 +65,7 @@ def load_params(path: Path) -> tuple[Params, dict[str, Any]]:
             params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; expected a file that `tacit run` wrote.") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: replaced while it is opened
         raise RunError(f"{path} cannot be read as weights ({error}). Restore it from a copy, or run again.") from error
     if not all(bool(torch.isfinite(value).all()) for value in params.values()):
         raise RunError(f"{path} holds numbers that are not finite. Restore it from a copy, or run again.")
