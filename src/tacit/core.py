@@ -72,6 +72,9 @@ class Model:
     design: Callable[[Params, Tensor], tuple[Tensor, Tensor]] | None = None  # score = features @ user + offset
     loss_name: str = ""
     catalogue: int = 0  # items, where inputs are items
+    features: Callable[[Params, Tensor], Tensor] | None = None  # what the last layer sees: inputs [n, ...] -> [n, f]
+    buffers: tuple[str, ...] = ()  # statistics that are kept and not descended (batch norm's)
+    learn: Callable[[Params, Examples], tuple[Tensor, Params]] | None = None  # (loss, the buffers after this batch)
 
 
 def step_by_mean(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:

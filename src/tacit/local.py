@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, jvp
 
-from .core import Examples, Params, Upload
+from .core import Examples, Model, Params, Upload
 
-Loss = Callable[[Params, Examples], Tensor]
+Pull = Callable[[Params], Tensor]  # a penalty of the parameters, added to the loss
 
 
 def split(params: Params, patterns: Iterable[str]) -> tuple[Params, Params]:
@@ -51,18 +51,99 @@ def change(after: Params, before: Params, weight: Tensor) -> Upload:
     return Upload({name: weight * (after[name] - before[name]) for name in before}, weight)
 
 
-def descend(loss: Loss, params: Params, examples: Examples, lr: float, only: Iterable[str], passes: int = 1) -> Params:
-    """SGD over the batches, `passes` times, moving only the parameters named in `only`."""
-    moving = like(params, only)
+class Meter:
+    """How many gradients of a batch were taken since the start of this process."""
+
+    gradients = 0
+
+
+def slope(
+    model: Model, params: Params, batch: Examples, only: Iterable[str], pull: Pull | None = None
+) -> tuple[Params, Params]:
+    """(the gradient of loss + pull by the parameters named in `only`, the model's buffers after this batch)."""
+    moving = like(params, [name for name in only if name not in model.buffers])
     still = {name: value for name, value in params.items() if name not in moving}
-    slope = grad(lambda moving, batch: loss(still | moving, batch))
+
+    def objective(moving: Params) -> tuple[Tensor, Params]:
+        all_of_it = still | moving
+        value, settled = model.learn(all_of_it, batch) if model.learn else (model.loss(all_of_it, batch), {})
+        return value + pull(all_of_it) if pull else value, settled
+
+    Meter.gradients += 1
+    return grad(objective, has_aux=True)(moving)
+
+
+def batches(examples: Examples, passes: int = 1) -> Iterator[Examples]:
+    """Every batch in order, `passes` times."""
     for _ in range(passes):
         for step in range(examples.mask.shape[0]):
-            batch = Examples(examples.inputs[step], examples.targets[step], examples.mask[step])
-            live = (batch.mask.sum() > 0).float()  # a batch of pure padding moves nothing, regularisers included
-            gradient = slope(moving, batch)
-            moving = {name: value - lr * live * gradient[name] for name, value in moving.items()}
-    return still | moving
+            yield Examples(examples.inputs[step], examples.targets[step], examples.mask[step])
+
+
+def descend(
+    model: Model, params: Params, examples: Examples, lr: float | Tensor, only: Iterable[str], passes: int = 1,
+    pull: Pull | None = None,
+) -> Params:  # fmt: skip
+    """SGD over the batches, `passes` times, on the model's loss (+ `pull`, a penalty of the parameters), moving only
+    the parameters named in `only`; buffers among them follow the batches."""
+    only = tuple(only)
+    for batch in batches(examples, passes):
+        gradient, settled = slope(model, params, batch, only, pull)
+        params = step(params, gradient, settled, lr, batch, only)
+    return params
+
+
+def step(
+    params: Params, gradient: Params, settled: Params, lr: float | Tensor, batch: Examples, only: Iterable[str]
+) -> Params:
+    """One step of descent; a batch of pure padding moves nothing, penalties and buffers included."""
+    live = (batch.mask.sum() > 0).float()
+    moved = {name: params[name] - lr * live * value for name, value in gradient.items()}
+    kept = {name: params[name] + live * (settled[name] - params[name]) for name in only if name in settled}
+    return params | moved | kept
+
+
+def curvature(model: Model, params: Params, examples: Examples, only: Iterable[str], probes: int = 12) -> Tensor:
+    """The largest curvature of the loss on all of one's examples, by power iteration: how far a step may go."""
+    moving = like(params, [name for name in only if name not in model.buffers])
+    still = {name: value for name, value in params.items() if name not in moving}
+    one = Examples(*(x[0] for x in whole(examples)))
+    first = grad(lambda moving: model.loss(still | moving, one))
+    turn = {name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()}
+    size = torch.ones(())
+    for _ in range(probes):
+        turned = jvp(first, (moving,), (turn,))[1]
+        size = square_distance(turned, {name: torch.zeros_like(v) for name, v in turned.items()}).sqrt()
+        turn = {name: v / size.clamp(min=1e-12) for name, v in turned.items()}
+    Meter.gradients += 2 * probes * examples.mask.shape[0]  # a product with the curvature costs two gradients
+    return size
+
+
+def once(known: Tensor, measure: Callable[[], Tensor]) -> Tensor:
+    """`known` where it is positive, or else measured. A device alone measures once; many under vmap measure each time,
+    as they run one program, and those who knew keep what they knew."""
+    try:
+        if bool(known > 0):
+            return known
+    except RuntimeError:  # under vmap there is no one answer
+        return torch.where(known > 0, known, measure())
+    return measure()
+
+
+def touched(params: Params, rows: Iterable[str], examples: Examples) -> Params:
+    """1 for what these examples reach and 0 for rows of the catalogue that none of them names; shaped to multiply."""
+    rows = frozenset(rows)
+
+    def mark(value: Tensor) -> Tensor:
+        count = torch.zeros(value.shape[0]).index_add(0, examples.inputs.flatten(), examples.mask.flatten())
+        return (count > 0).float().reshape(-1, *[1] * (value.ndim - 1))
+
+    return {name: mark(value) if name in rows else torch.ones(()) for name, value in params.items()}
+
+
+def pick(where: Params, new: Params, old: Params) -> Params:
+    """`new` where the mask is 1, else `old`."""
+    return {name: torch.where(where[name] > 0, value, old[name]) for name, value in new.items()}
 
 
 def whole(examples: Examples) -> Examples:

@@ -6,8 +6,6 @@ factorisation, FedAvg is what the literature calls FedMF (Chai et al. 2020), wit
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..core import Download, Examples, Method, Model, Params, Upload
 from ..errors import SettingError
 from ..local import change, descend, like, split, square_distance, whole
@@ -25,11 +23,8 @@ def fedprox(
     globs = model.private if private is None else private
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-        def loss(params: Params, batch: Examples) -> Tensor:
-            data = model.loss(params, batch)
-            return data + mu / 2 * square_distance(params, down.params) if mu else data
-
-        params = descend(loss, down.params | own, held, lr, [*down.params, *own], passes)
+        pull = (lambda params: mu / 2 * square_distance(params, down.params)) if mu else None
+        params = descend(model, down.params | own, held, lr, [*down.params, *own], passes, pull)
         return change(params, down.params, held.mask.sum()), like(params, own)
 
     return Method(lambda params: split(params, globs), client, rows=model.rows)

@@ -51,7 +51,7 @@ def local(model: Model, *, lr: float = 1.0, passes: int = 5) -> Method:
     """Everybody learns alone, from their own data and nothing else; nothing is sent."""
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-        return Upload({}, held.mask.sum()), descend(model.loss, own, held, lr, own, passes)
+        return Upload({}, held.mask.sum()), descend(model, own, held, lr, own, passes)
 
     return Method(lambda params: ({}, params), client, rows=model.rows)
 
@@ -66,7 +66,7 @@ def centralised(
     if model.design is None:
 
         def descent(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-            params = descend(model.loss, down.params, whole(held), lr, down.params)
+            params = descend(model, down.params, whole(held), lr, down.params)
             return change(params, down.params, torch.ones(())), {}
 
         return Method(lambda params: (params, {}), descent, pooled=True)

@@ -52,7 +52,7 @@ def fedrecon(
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
         if not exact:
             start = unnest("start", shared)
-            return descend(model.loss, shared | start, held, recon_lr, start, recon_passes)
+            return descend(model, shared | start, held, recon_lr, start, recon_passes)
         one = whole(held)
         mask = one.mask[0]
         features, offset = model.design(shared, one.inputs[0])  # type: ignore[misc]
@@ -65,7 +65,7 @@ def fedrecon(
         params = personalize(down.params, own, rebuild)
         learnt = {name: value for name, value in down.params.items() if not name.startswith("start.")}
         personal = [name for name in params if name not in down.params] if joint else []
-        params = descend(model.loss, params, query, lr, [*learnt, *personal], passes)
+        params = descend(model, params, query, lr, [*learnt, *personal], passes)
         return change(params, learnt, query.mask.sum()), {}
 
     def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:

@@ -22,8 +22,8 @@ def fedrep(
     """Private parameters first, with the shared ones frozen; then the other way round."""
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-        params = descend(model.loss, down.params | own, held, private_lr, own, private_passes)
-        params = descend(model.loss, params, held, lr, down.params, passes)
+        params = descend(model, down.params | own, held, private_lr, own, private_passes)
+        params = descend(model, params, held, lr, down.params, passes)
         return change(params, down.params, held.mask.sum()), like(params, own)
 
     return Method(lambda params: split(params, (*model.private, *private)), client, rows=model.rows)

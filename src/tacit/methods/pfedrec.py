@@ -25,8 +25,8 @@ def pfedrec(model: Model, *, lr: float = 0.1, item_scale: float = 80.0, passes: 
         params = shared | own
         for step in list(range(held.mask.shape[0])) * passes:
             batch = Examples(*(x[step : step + 1] for x in held))
-            params = descend(model.loss, params, batch, lr, own)
-            params = descend(model.loss, params, batch, item_lr, shared)
+            params = descend(model, params, batch, lr, own)
+            params = descend(model, params, batch, item_lr, shared)
         return params
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
