@@ -46,6 +46,11 @@ def square_distance(a: Params, b: Params) -> Tensor:
     return sum((((a[n] - b[n]) ** 2).sum() for n in b if n in a), torch.zeros(()))
 
 
+def dot(a: Params, b: Params) -> Tensor:
+    """The inner product of two sets of parameters, over the names of the first."""
+    return sum(((value * b[name]).sum() for name, value in a.items()), torch.zeros(()))
+
+
 def change(after: Params, before: Params, weight: Tensor) -> Upload:
     """The upload of a difference."""
     return Upload({name: weight * (after[name] - before[name]) for name in before}, weight)
@@ -104,29 +109,32 @@ def step(
 
 
 def curvature(model: Model, params: Params, examples: Examples, only: Iterable[str], probes: int = 12) -> Tensor:
-    """The largest curvature of the loss on all of one's examples, by power iteration: how far a step may go."""
+    """[2]: the largest curvature of the loss on all of one's examples, by power iteration, which says how far a step
+    may go; and the curvature along the first, arbitrary direction, which says what is usual."""
     moving = like(params, [name for name in only if name not in model.buffers])
     still = {name: value for name, value in params.items() if name not in moving}
     one = Examples(*(x[0] for x in whole(examples)))
     first = grad(lambda moving: model.loss(still | moving, one))
     turn = {name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()}
-    size = torch.ones(())
+    usual, largest = None, torch.zeros(())
     for _ in range(probes):
         turned = jvp(first, (moving,), (turn,))[1]
-        size = square_distance(turned, {name: torch.zeros_like(v) for name, v in turned.items()}).sqrt()
-        turn = {name: v / size.clamp(min=1e-12) for name, v in turned.items()}
+        if usual is None:
+            usual = dot(turn, turned) / dot(turn, turn)
+        largest = dot(turned, turned).sqrt()
+        turn = {name: v / largest.clamp(min=1e-12) for name, v in turned.items()}
     Meter.gradients += 2 * probes * examples.mask.shape[0]  # a product with the curvature costs two gradients
-    return size
+    return torch.stack([largest, usual if usual is not None else largest])
 
 
 def once(known: Tensor, measure: Callable[[], Tensor]) -> Tensor:
     """`known` where it is positive, or else measured. A device alone measures once; many under vmap measure each time,
     as they run one program, and those who knew keep what they knew."""
     try:
-        if bool(known > 0):
+        if bool((known > 0).all()):
             return known
     except RuntimeError:  # under vmap there is no one answer
-        return torch.where(known > 0, known, measure())
+        return torch.where((known > 0).all(), known, measure())
     return measure()
 
 
@@ -168,6 +176,12 @@ def halves(examples: Examples, share: float) -> tuple[Examples, Examples]:
     place = mask.flatten().cumsum(0).reshape(mask.shape).double()  # 1, 2, ... over the real examples
     chosen = mask * ((place * share).floor() > ((place - 1) * share).floor()).float()
     return examples._replace(mask=chosen), examples._replace(mask=mask - chosen)
+
+
+def parts(examples: Examples, number: int) -> list[Examples]:
+    """The examples dealt out in turn, as so many sets with a mask each."""
+    place = examples.mask.flatten().cumsum(0).reshape(examples.mask.shape) - 1  # 0, 1, ... over the real examples
+    return [examples._replace(mask=examples.mask * (place % number == part)) for part in range(number)]
 
 
 def ridge(features: Tensor, targets: Tensor, weights: Tensor, gram: Tensor, lam: Tensor) -> Tensor:

@@ -21,9 +21,11 @@ from .fedals import fedals
 from .fedrap import fedrap
 from .fedrecon import fedrecon
 from .fedtrail import fedtrail
-from .partial import fedper, fedrep
+from .mixing import apfl, lgmix
+from .partial import fedbn, fedper, fedrep
 from .pfedrec import pfedrec
 from .servers import server_step
+from .tethered import ditto, fedclup, pfedme
 
 METHODS: dict[str, Callable[..., Method]] = {
     "popularity": popularity,
@@ -34,6 +36,12 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedprox": fedprox,
     "fedper": fedper,
     "fedrep": fedrep,
+    "fedbn": fedbn,
+    "ditto": ditto,
+    "pfedme": pfedme,
+    "apfl": apfl,
+    "fedclup": fedclup,
+    "lgmix": lgmix,
     "fedrecon": fedrecon,
     "fedals": fedals,
     "fedrap": fedrap,

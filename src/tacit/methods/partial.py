@@ -1,4 +1,5 @@
-"""Partial personalisation: FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al., ICML 2021).
+"""Partial personalisation: FedPer (Arivazhagan et al. 2019), FedRep (Collins et al., ICML 2021), FedBN (Li et al., ICLR
+2021).
 
 Some named parameters stay with the person: what is personal by nature, and a head (`head.*`) where the model has one.
 """
@@ -6,6 +7,7 @@ Some named parameters stay with the person: what is personal by nature, and a he
 from __future__ import annotations
 
 from ..core import Download, Examples, Method, Model, Params, Upload
+from ..errors import SettingError
 from ..local import change, descend, like, split
 from .averaging import fedavg
 
@@ -27,3 +29,11 @@ def fedrep(
         return change(params, down.params, held.mask.sum()), like(params, own)
 
     return Method(lambda params: split(params, (*model.private, *private)), client, rows=model.rows)
+
+
+def fedbn(model: Model, *, lr: float = 1.0, passes: int = 1) -> Method:
+    """FedAvg of everything but batch norm, whose weights and statistics stay with the person."""
+    norms = tuple(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in model.buffers))
+    if not norms:
+        raise SettingError("fedbn keeps batch norm with the person; this model has none. Use fedavg, or model=cnn.")
+    return fedavg(model, lr=lr, passes=passes, private=(*model.private, *norms))

@@ -6,10 +6,24 @@ from typing import Literal
 
 from ..core import Model
 from .additive import additive, scorer
+from .classifiers import classifier, cnn, digit_network, logistic
 from .factorization import factorization
 from .neural import linear, ncf
+from .wrapped import wrap
 
-__all__ = ["additive", "factorization", "linear", "ncf", "ranker", "scorer"]
+__all__ = [
+    "additive",
+    "classifier",
+    "cnn",
+    "digit_network",
+    "factorization",
+    "linear",
+    "logistic",
+    "ncf",
+    "ranker",
+    "scorer",
+    "wrap",
+]
 
 
 def ranker(

@@ -31,13 +31,15 @@ def _embedding(items: int, k: int, own: bool) -> Model:
         params = {"item": torch.randn(items, k, generator=generator), "user": flat[:k], "bias": flat[k]}
         return params | ({"own": torch.randn(items, k, generator=generator)} if own else {})
 
+    def table(params: Params, inputs: Tensor) -> Tensor:
+        return params["item"][inputs] + params["own"][inputs] if own else params["item"][inputs]
+
     def score(params: Params, inputs: Tensor) -> Tensor:
-        table = params["item"][inputs] + params["own"][inputs] if own else params["item"][inputs]
-        return table @ params["user"] + params["bias"]
+        return table(params, inputs) @ params["user"] + params["bias"]
 
     def loss(params: Params, batch: Examples) -> Tensor:
         each = functional.binary_cross_entropy_with_logits(score(params, batch.inputs), batch.targets, reduction="none")
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
     rows = ("item", "own") if own else ("item",)
-    return Model(init, loss, score, rows, ("user", "bias", "own"), None, "bce", items)
+    return Model(init, loss, score, rows, ("user", "bias", "own"), None, "bce", items, table)

@@ -60,4 +60,6 @@ def factorization(
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
     rows = ("item", "item_bias") if biases else ("item",)
-    return Model(init, batch_loss, score, rows, ("user",), design, loss, items)
+    return Model(
+        init, batch_loss, score, rows, ("user",), design, loss, items, lambda params, inputs: params["item"][inputs]
+    )

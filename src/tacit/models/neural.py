@@ -22,7 +22,7 @@ def linear(features: int, *, bias: bool = False) -> Model:
         each = (score(params, batch.inputs) - batch.targets) ** 2
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
-    return Model(init, loss, score, loss_name="squared")
+    return Model(init, loss, score, loss_name="squared", features=lambda params, inputs: inputs)
 
 
 def ncf(items: int, *, k: int = 32) -> Model:
@@ -42,16 +42,19 @@ def ncf(items: int, *, k: int = 32) -> Model:
         last = k + sizes[-1]
         return params | {"head.weight": normal(last, scale=last**-0.5), "head.bias": torch.zeros(())}
 
-    def score(params: Params, inputs: Tensor) -> Tensor:
+    def last(params: Params, inputs: Tensor) -> Tensor:
         gmf, seen = params["item_gmf"][inputs] * params["user_gmf"], params["item_mlp"][inputs]
         mine, theirs = params["layer0.weight"].split(k, 1)  # the person's part is the same for every item
         met = torch.relu(seen @ theirs.T + (mine @ params["user_mlp"] + params["layer0.bias"]))
         for layer in range(1, len(sizes) - 1):
             met = torch.relu(met @ params[f"layer{layer}.weight"].T + params[f"layer{layer}.bias"])
-        return torch.cat([gmf, met], -1) @ params["head.weight"] + params["head.bias"]
+        return torch.cat([gmf, met], -1)
+
+    def score(params: Params, inputs: Tensor) -> Tensor:
+        return last(params, inputs) @ params["head.weight"] + params["head.bias"]
 
     def loss(params: Params, batch: Examples) -> Tensor:
         each = functional.binary_cross_entropy_with_logits(score(params, batch.inputs), batch.targets, reduction="none")
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
-    return Model(init, loss, score, ("item_gmf", "item_mlp"), ("user_*",), None, "bce", items)
+    return Model(init, loss, score, ("item_gmf", "item_mlp"), ("user_*",), None, "bce", items, last)
