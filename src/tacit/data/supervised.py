@@ -125,7 +125,7 @@ def check_shapes(data: Supervised) -> None:
 def check_values(data: Supervised) -> None:
     """Finite numbers, and labels that are whole numbers from 0."""
     if data.task == "labels" and data.classes < 2:
-        raise DataError(f"{data.name} has labels of {data.classes} classes. Expected at least 2; give classes=.")
+        raise DataError(f"{data.name} has labels of {data.classes} classes. Expected at least 2; bring others as well.")
     arrays = zip(data.features + data.test_features, data.targets + data.test_targets)
     for place, (x, y) in enumerate(arrays):
         client = data.named(place % len(data.features))
@@ -159,7 +159,9 @@ def absent(data: Supervised) -> list[str]:
             more = f" and {len(without) - 5:,} more" if len(without) > 5 else ""
             one = len(without) == 1
             told = what.format(takes="takes" if one else "take")
-            notes.append(f"{count(len(without), 'client')} {'has' if one else 'have'} {told}: {', '.join(names)}{more}.")
+            notes.append(
+                f"{count(len(without), 'client')} {'has' if one else 'have'} {told}: {', '.join(names)}{more}."
+            )
     return notes
 
 
