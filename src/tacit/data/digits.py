@@ -59,14 +59,14 @@ def shifted_digits(seed: int = 0, examples: int = 96) -> Supervised:
         )
     rng = np.random.default_rng(seed)
     shares = np.array_split(rng.permutation(len(images)), len(DOMAINS))
-    shown = [shift(images[own], rng).astype(np.float32) for shift, own in zip(DOMAINS.values(), shares)]
+    shown = [shift(images[own], rng) for shift, own in zip(DOMAINS.values(), shares)]
     return Supervised(
         name="shifted-digits",
         task="labels",
         features=tuple(x[:examples] for x in shown),
-        targets=tuple(labels[own[:examples]] for own in shares),
+        targets=tuple(labels[own[:examples]].astype(np.float32) for own in shares),
         test_features=tuple(x[examples:] for x in shown),
-        test_targets=tuple(labels[own[examples:]] for own in shares),
+        test_targets=tuple(labels[own[examples:]].astype(np.float32) for own in shares),
         notes=(f"scikit-learn's 8 x 8 digits in five ways, no digit in two of them, seed {seed}.",),
         clients=tuple(DOMAINS),
         classes=10,
@@ -80,12 +80,13 @@ def grey(images: Floats) -> Floats:
 
 def noisy(images: Floats, rng: np.random.Generator) -> Floats:
     faint = (1 + images) / 3
-    return grey(np.clip(faint + 0.1 * rng.normal(size=images.shape), 0, 1))
+    noise = 0.1 * rng.normal(size=images.shape).astype(np.float32)
+    return grey(np.clip(faint + noise, 0, 1))
 
 
 def coloured(images: Floats, rng: np.random.Generator) -> Floats:
     """The colour stays below 0.7, so that white ink can be read on it."""
-    colour = rng.uniform(0, 0.7, size=(len(images), 3, 1, 1))
+    colour = rng.uniform(0, 0.7, size=(len(images), 3, 1, 1)).astype(np.float32)
     ink = grey(images)
     return ink + (1 - ink) * colour
 

@@ -168,9 +168,9 @@ def open_domain(path: Path, size: int, seed: int) -> tuple[Part, Part]:
     inside = {entry.name.lower(): entry for entry in listed(path) if entry.is_dir()}
     if "train" in inside and "test" in inside:
         return image_part(image_files(inside["train"]), size), image_part(image_files(inside["test"]), size)
-    files = image_files(inside.get("train", path))
-    train, test = held_out([label for label, _ in files], seed)
-    return image_part([files[row] for row in train], size), image_part([files[row] for row in test], size)
+    images = image_files(inside.get("train", path))
+    train, test = held_out([label for label, _ in images], seed)
+    return image_part([images[row] for row in train], size), image_part([images[row] for row in test], size)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray]:
@@ -180,8 +180,8 @@ def read_arrays(path: Path) -> dict[str, NDArray]:
             missing = [name for name in ARRAYS if name not in opened.files]
             if missing:
                 raise DataError(
-                    f"{path} has no {' and no '.join(missing)}. It has: {', '.join(opened.files) or 'nothing'}. Expected "
-                    f"{', '.join(ARRAYS)}; save it again with np.savez and these names."
+                    f"{path} has no {' and no '.join(missing)}. It has: {', '.join(opened.files) or 'nothing'}. "
+                    f"Expected {', '.join(ARRAYS)}; save it again with np.savez and these names."
                 )
             return {name: opened[name] for name in ARRAYS}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:

@@ -89,8 +89,8 @@ def least_squares(
     The features are independent and normal. Their variances fall geometrically from 1 to 1 / `condition`: 1 (the
     default) makes all directions alike, more makes the problem as badly conditioned as that, on average over examples.
     With few examples a client's own matrix X'X / n is worse than that. Over all 50 clients the largest eigenvalue is
-    about 13 times the smallest with condition=1, 56 times (the kappa of our reference runs) with about condition=11, and
-    250 times with condition=56, where only the pooled examples have 56.
+    about 13 times the smallest with condition=1, 56 times (the kappa of our reference runs) with condition=11, and 250
+    times with condition=56, where only the pooled examples have about 56.
 
     >>> data = least_squares(spread=0.3)
     >>> len(data.features), data.shape, data.truth.shape

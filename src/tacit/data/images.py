@@ -40,13 +40,13 @@ def from_zero_to_one(images: NDArray, where: str) -> Floats:
             f"{where} has values from {images.min():g} to {images.max():g}. Expected whole numbers from 0 to 255, or "
             "others from 0 to 1; scale them before they are saved."
         )
-    return images.astype(np.float32) / np.float32(top)
+    return (images / np.float32(top)).astype(np.float32)
 
 
 def resized(images: Floats, size: int) -> Floats:
     """[n, c, h, w] -> [n, c, size, size]; bilinear, over all pixels that a new one covers where it gets smaller."""
     height, width = images.shape[2:]
-    return resampling(height, size) @ images @ resampling(width, size).T
+    return np.matmul(np.matmul(resampling(height, size), images), resampling(width, size).T, dtype=np.float32)
 
 
 @lru_cache(maxsize=256)

@@ -18,24 +18,25 @@ def read_options(name: str, text: str, known: Known) -> dict[str, Any]:
     {'spread': 0.1, 'clients': 10}
     """
     found: dict[str, Any] = {}
+    given = name + ("," if ":" in name else ":")  # domains:PATH goes on with a comma
     for part in text.split(",") if text else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key:
             shown = ",".join(f"{option}=..." for option in known)
             raise DataError(
-                f'"{part}" in "{name}:{text}" is not an option. Expected NAME=VALUE, separated by commas, out of '
-                f'"{name}:{shown}".'
+                f'"{part}" in "{given}{text}" is not an option. Expected NAME=VALUE, separated by commas, out of '
+                f'"{given}{shown}".'
             )
         if key not in known:
-            raise DataError(did_you_mean(key, known, f"{name} option"))
+            raise DataError(did_you_mean(key, known, f"{name.partition(':')[0]} option"))
         argument, kind = known[key]
         if argument in found:
-            raise DataError(f'"{name}:{text}" gives {key} twice. Expected it once; leave one out.')
-        found[argument] = convert(name, key, value, kind)
+            raise DataError(f'"{given}{text}" gives {key} twice. Expected it once; leave one out.')
+        found[argument] = convert(given, key, value, kind)
     return found
 
 
-def convert(name: str, key: str, value: str, kind: type) -> int | float | bool:
+def convert(given: str, key: str, value: str, kind: type) -> int | float | bool:
     """Text to a value of this kind; 1_000 and the like are not numbers here, nor is infinity."""
     try:
         if kind is bool:
@@ -50,7 +51,7 @@ def convert(name: str, key: str, value: str, kind: type) -> int | float | bool:
         example = {int: "10", float: "0.3", bool: "true"}[kind]
         shown = value if len(value) <= 40 else f"{value[:40]}..."
         raise DataError(
-            f'"{shown}" is not a value of {key}. Expected {KINDS[kind]}, as in "{name}:{key}={example}".'
+            f'"{shown}" is not a value of {key}. Expected {KINDS[kind]}, as in "{given}{key}={example}".'
         ) from None
 
 

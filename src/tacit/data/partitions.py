@@ -79,7 +79,7 @@ def dirichlet(targets: NDArray, clients: int, alpha: float, seed: int = 0, least
     if clients * least > len(labels):
         raise DataError(
             f"{count(clients, 'client')} cannot have {least} of {count(len(labels), 'example')} each. Use at most "
-            f"{len(labels) // least:,} clients, or ask for at most {len(labels) // clients:,} each."
+            f"{len(labels) // least:,} clients, or least={len(labels) // clients}."
         )
     rng = np.random.default_rng(seed)
     sizes = np.bincount(labels, minlength=classes)
@@ -156,9 +156,9 @@ def partitioned(
         name=name,
         task="labels",
         features=tuple(features[own] for own in train),
-        targets=tuple(labels[own] for own in train),
+        targets=tuple(labels[own].astype(np.float32) for own in train),
         test_features=tuple(features[own] for own in held),
-        test_targets=tuple(labels[own] for own in held),
+        test_targets=tuple(labels[own].astype(np.float32) for own in held),
         notes=notes + (said if untested else ()),
         clients=clients,
         classes=classes or found,

@@ -65,8 +65,8 @@ def load(
     if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path
         return domains(path, seed=seed) if looks_like_domains(path) else read_split(path)
     if not os.path.exists(path):
-        hint = "The path of a CSV or Parquet file, or of a folder with train.csv and test.csv or with domains, may be given"
-        close = name if name_or_path[len(name) :].count("=") else name_or_path  # options would hide a near miss
+        hint = "The path of a CSV or Parquet file, or of a folder with a split or with domains, may be given as well"
+        close = name if "=" in name_or_path[len(name) :] else name_or_path  # options would hide a near miss
         raise DataError(f"{did_you_mean(close, SOURCES, 'data set')} {hint}; no such path exists.")
     if not os.path.isfile(path):
         raise DataError(f"{path} is not a regular file. Expected a CSV or Parquet file, or a folder with a split.")
