@@ -32,7 +32,7 @@ from .supervised import Supervised
 from .tables import is_table
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-PICKLES = (".pkl", ".pickle")
+PICKLED = ".pkl"
 MOST_CLASSES = 10_000
 Rows = NDArray[np.int64]
 
@@ -103,7 +103,7 @@ def looks_like_domains(folder: Path) -> bool:
         return False
     inside = [path for path in entries if path.is_dir()]
     return any(path.suffix.lower() == ".npz" for path in entries) or any(
-        endings(path) & {*ENDINGS, *PICKLES} for path in inside
+        endings(path) & {*ENDINGS, PICKLED} for path in inside
     )
 
 
@@ -122,7 +122,7 @@ def places(folder: Path) -> dict[str, Path]:
     """The file or the folder of every domain, by name."""
     found: dict[str, Path] = {}
     for path in listed(folder):
-        if path.suffix.lower() in PICKLES:
+        if path.suffix.lower() == PICKLED:
             raise refused(path)
         if path.is_dir() or path.suffix.lower() == ".npz":
             name = path.name if path.is_dir() else path.stem
@@ -150,9 +150,9 @@ def listed(folder: Path) -> list[Path]:
 
 def refused(path: Path) -> DataError:
     return DataError(
-        f"{path} is a pickle, which can run any program when it is opened; tacit reads none. Open it yourself if you "
-        "trust it (FedBN's files: images, labels = np.load(FILE, allow_pickle=True)), join the parts, and save each "
-        'domain: np.savez("NAME.npz", x_train=..., y_train=..., x_test=..., y_test=...).'
+        f"{path} is pickled. Such a file can run any program when it is opened, so tacit reads none. Open it with the "
+        "code that it came with, if you trust it, join the parts of a domain, and save them: "
+        'np.savez("NAME.npz", x_train=..., y_train=..., x_test=..., y_test=...).'
     )
 
 
@@ -163,7 +163,7 @@ def open_domain(path: Path, size: int, seed: int) -> tuple[Part, Part]:
         return array_part(arrays, "train", path, size), array_part(arrays, "test", path, size)
     for root, _, files in os.walk(path):
         for file in sorted(files):
-            if file.lower().endswith(PICKLES):
+            if file.lower().endswith(PICKLED):
                 raise refused(Path(root) / file)
     inside = {entry.name.lower(): entry for entry in listed(path) if entry.is_dir()}
     if "train" in inside and "test" in inside:
@@ -174,9 +174,9 @@ def open_domain(path: Path, size: int, seed: int) -> tuple[Part, Part]:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray]:
-    """The four arrays of an .npz file; never a pickle in it."""
+    """The four arrays of an .npz file; nothing that is pickled."""
     try:
-        with np.load(path, allow_pickle=False) as opened:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as opened:  # closed, even if it is damaged
             missing = [name for name in ARRAYS if name not in opened.files]
             if missing:
                 raise DataError(

@@ -53,8 +53,8 @@ def resized(images: Floats, size: int) -> Floats:
 def resampling(old: int, new: int) -> Floats:
     """[new, old] weights of the old pixels in each new one: a triangle around its centre, rows sum to one.
 
-    >>> resampling(4, 2).round(3).tolist()
-    [[0.429, 0.429, 0.143, 0.0], [0.0, 0.143, 0.429, 0.429]]
+    >>> (7 * resampling(4, 2)).round().tolist()
+    [[3.0, 3.0, 1.0, 0.0], [0.0, 1.0, 3.0, 3.0]]
     """
     scale = old / new
     centres = (np.arange(new) + 0.5) * scale - 0.5
