@@ -3,8 +3,8 @@
 Both are those on which "Understanding the Accuracy-Communication Trade-off in Personalized Federated Learning"
 (Yu, He, Sun, Xue, Li; ICML 2025; FedCLUP) studies how much to share: labels by a linear rule of each client's own, and
 least squares around a common centre. The released code tests a client on one class; here a client's test examples are
-drawn from its own distribution, as many as it trains on. R only scales what is drawn, so that two federations of one
-seed that differ in R differ in nothing else.
+drawn from its own distribution, as many as it trains on. R only scales what is drawn, so that a sweep over R with one
+seed changes nothing else.
 """
 
 from __future__ import annotations
@@ -19,34 +19,25 @@ MOST = 200_000_000  # numbers in the training features: 800 MB, beyond which a t
 
 
 def logistic(
-    clients: int = 10,
-    examples: int = 200,
-    features: int = 10,
-    classes: int = 2,
-    spread: float = 1.389,
-    seed: int = 0,
+    clients: int = 10, examples: int = 200, features: int = 10, classes: int = 2, spread: float = 1.389, seed: int = 0
 ) -> Supervised:
     """Client k labels x with the largest entry of W_k x; the entries of W_k are N(0, spread^2).
 
     x is N(v_k, diag(j^-1.2)) for features j from 1, around a mean v_k ~ N(0, I) of the client's own. Every feature is
     then divided by its standard deviation at the client (`scales`): weights u learnt on them stand for u / scales,
-    which is what `truth` [clients, classes, features] is to be compared with.
+    which is what `truth` [clients, classes, features] is to be compared with. The largest entry does not depend on
+    the spread, so neither do the examples: two of one seed differ in `truth` alone.
 
     >>> data = logistic()
     >>> len(data.features), data.shape, data.truth.shape
     (10, (10,), (10, 2, 10))
     """
-    if (
-        min(clients, features) < 1
-        or min(examples, classes) < 2
-        or not 0 < spread < np.inf
-        or clients * examples * features > MOST
-    ):
-        raise DataError(
-            f"logistic(clients={clients}, examples={examples}, features={features}, classes={classes}, "
-            f"R={spread:g}) cannot be made. Expected at least 1 client, 1 feature, 2 examples and 2 classes, a "
-            f"finite R above 0, and at most {MOST:,} numbers in all."
-        )
+    possible(
+        min(clients, features) >= 1 and min(examples, classes) >= 2 and 0 < spread < np.inf,
+        clients * examples * max(features, classes),
+        f"logistic(clients={clients}, examples={examples}, features={features}, classes={classes}, R={spread:g})",
+        "1 client, 1 feature, 2 examples and 2 classes, a finite R above 0",
+    )
     rng = np.random.default_rng(seed)
     deviation = np.arange(1, features + 1) ** -0.6
     truth = spread * rng.normal(size=(clients, classes, features))
@@ -57,33 +48,21 @@ def logistic(
         scale = x.std(0)
         held.append((x / scale, (x @ weights.T).argmax(1), tx / scale, (tx @ weights.T).argmax(1), scale))
     inputs, outputs, test_inputs, test_outputs, scales = zip(*held)
-    notes = [f"Made: labels by each client's own weights, entries N(0, {spread:g}^2), seed {seed}."]
+    notes: tuple[str, ...] = (f"Made: labels by each client's own weights, entries N(0, {spread:g}^2), seed {seed}.",)
     alike = sum(len(np.unique(y)) == 1 for y in outputs)
     if alike:
-        notes.append(f"{count(alike, 'client')} with training labels of one class only.")
+        notes += (f"{count(alike, 'client')} with training labels of one class only.",)
+    weights, divided = truth.astype(np.float32), tuple(scale.astype(np.float32) for scale in scales)
     return Supervised(
-        name="logistic",
-        task="labels",
-        features=inputs,
-        targets=outputs,
-        test_features=test_inputs,
-        test_targets=test_outputs,
-        truth=truth.astype(np.float32),
-        notes=tuple(notes),
-        classes=classes,
-        scales=tuple(scale.astype(np.float32) for scale in scales),
-    )
+        "logistic", "labels", inputs, outputs, test_inputs, test_outputs, weights, notes,
+        classes=classes, scales=divided,
+    )  # fmt: skip
 
 
 def least_squares(
-    clients: int = 50,
-    examples: int = 40,
-    features: int = 10,
-    noise: float = 1.0,
-    spread: float = 1.0,
-    condition: float = 1.0,
-    seed: int = 0,
-) -> Supervised:
+    clients: int = 50, examples: int = 40, features: int = 10, noise: float = 1.0, spread: float = 1.0,
+    condition: float = 1.0, seed: int = 0,
+) -> Supervised:  # fmt: skip
     """y = x w_i + noise, with w_i at distance `spread` from a common w ~ N(0, I), in a random direction.
 
     The features are independent and normal. Their variances fall geometrically from 1 to 1 / `condition`: 1 (the
@@ -96,17 +75,14 @@ def least_squares(
     >>> len(data.features), data.shape, data.truth.shape
     (50, (10,), (50, 10))
     """
-    if (
-        min(clients, examples, features) < 1
-        or not (0 <= noise < np.inf and 0 <= spread < np.inf and 1 <= condition < np.inf)
-        or clients * examples * features > MOST
-    ):
-        raise DataError(
-            f"least_squares(clients={clients}, examples={examples}, features={features}, noise={noise:g}, "
-            f"R={spread:g}, condition={condition:g}) cannot be made. Expected at least 1 client, 1 example and 1 "
-            f"feature, a finite noise and R of at least 0, a finite condition of at least 1, and at most {MOST:,} "
-            "numbers in all."
-        )
+    possible(
+        min(clients, examples, features) >= 1 and max(noise, spread, condition) < np.inf
+        and noise >= 0 and spread >= 0 and condition >= 1,
+        clients * examples * features,
+        f"least_squares(clients={clients}, examples={examples}, features={features}, noise={noise:g}, R={spread:g}, "
+        f"condition={condition:g})",
+        "1 client, 1 example and 1 feature, a finite noise and R from 0, a finite condition from 1",
+    )  # fmt: skip
     rng = np.random.default_rng(seed)
     direction = rng.normal(size=(clients, features))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
@@ -116,16 +92,20 @@ def least_squares(
     for weights in np.repeat(truth, 2, axis=0):  # for training, then for testing
         x = (deviation * rng.normal(size=(examples, features))).astype(np.float32)
         held.append((x, x.astype(np.float64) @ weights + noise * rng.normal(size=examples)))
-    return Supervised(
-        name="least-squares",
-        task="regression",
-        features=tuple(x for x, _ in held[::2]),
-        targets=tuple(y for _, y in held[::2]),
-        test_features=tuple(x for x, _ in held[1::2]),
-        test_targets=tuple(y for _, y in held[1::2]),
-        truth=truth,
-        notes=(
-            f"Made: y = Xw + {noise:g} x noise, each client's w at distance {spread:g} from the centre, variances of "
-            f"the features from 1 to 1/{condition:g}, seed {seed}.",
-        ),
+    note = (
+        f"Made: y = Xw + {noise:g} x noise, each client's w at distance {spread:g} from the centre, variances of the "
+        f"features from 1 to 1/{condition:g}, seed {seed}."
     )
+    (inputs, outputs), (test_inputs, test_outputs) = zip(*held[::2]), zip(*held[1::2])
+    return Supervised(
+        "least-squares", "regression", inputs, outputs, test_inputs, test_outputs, truth, (note,)
+    )  # fmt: skip
+
+
+def possible(sound: bool, numbers: int, call: str, least: str) -> None:
+    """Refuse what cannot be made, with what could be."""
+    if not sound or numbers > MOST:
+        raise DataError(
+            f"{call} cannot be made. Expected at least {least}, and at most {MOST:,} numbers (clients x examples x "
+            "features)."
+        )

@@ -138,19 +138,9 @@ def partitioned(
     if not 0 < test < 1:
         raise DataError(f"A test share of {test:g} was asked for. Expected one between 0 and 1, such as 0.2.")
     rng = np.random.default_rng((seed, 1))  # another stream than the one that made the parts
-    train: list[Indices] = []
-    held: list[Indices] = []
-    untested = 0
-    for part in parts:
-        own = rng.permutation(np.asarray(part, np.int64))
-        last = np.zeros(len(own), bool)
-        for label in np.unique(labels[own]):
-            places = np.flatnonzero(labels[own] == label)
-            wanted = min(len(places) - 1, max(1, round(test * len(places))))
-            last[places[:wanted]] = True
-            untested += wanted == 0
-        train.append(own[~last])
-        held.append(own[last])
+    cut = [hold_out(rng.permutation(np.asarray(part, np.int64)), labels, test) for part in parts]
+    train, held = [own for own, _ in cut], [own for _, own in cut]
+    untested = sum(len(np.setdiff1d(labels[own], labels[tests])) for own, tests in cut)
     said = (f"{count(untested, 'class', 'classes')} of a client with one example only: learnt, not tested.",)
     return Supervised(
         name=name,
@@ -163,6 +153,15 @@ def partitioned(
         clients=clients,
         classes=classes or found,
     )
+
+
+def hold_out(own: Indices, labels: Indices, test: float) -> tuple[Indices, Indices]:
+    """A client's examples for training and for testing, class by class."""
+    last = np.zeros(len(own), bool)
+    for label in np.unique(labels[own]):
+        places = np.flatnonzero(labels[own] == label)
+        last[places[: min(len(places) - 1, max(1, round(test * len(places))))]] = True
+    return own[~last], own[last]
 
 
 def whole_labels(targets: NDArray) -> tuple[Indices, int]:
