@@ -129,7 +129,7 @@ def test_logistic_that_cannot_be_made(wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"clients": 0}, {"features": 0}, {"examples": 0}, {"noise": -1.0}, {"spread": -1.0}, {"spread": np.inf},
+    "wrong", [{"clients": 0}, {"features": 0}, {"examples": 0}, {"noise": -1.0}, {"spread": -1.0}, {"spread": 1e300},
               {"condition": 0.5}, {"clients": 10**12}],
 )  # fmt: skip
 def test_least_squares_that_cannot_be_made(wrong):

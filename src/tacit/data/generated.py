@@ -1,10 +1,10 @@
 """Made federations in which the clients differ by a known amount R, and the right answer of each is known.
 
-Both are those on which "Understanding the Accuracy-Communication Trade-off in Personalized Federated Learning"
-(Yu, He, Sun, Xue, Li; ICML 2025; FedCLUP) studies how much to share: labels by a linear rule of each client's own, and
-least squares around a common centre. The released code tests a client on one class; here a client's test examples are
-drawn from its own distribution, as many as it trains on. R only scales what is drawn, so that a sweep over R with one
-seed changes nothing else.
+They are for asking how much clients should share, as "Understanding the Accuracy-Communication Trade-off in
+Personalized Federated Learning" does (Yu, He, Sun, Xue, Li; ICML 2025; FedCLUP). `logistic` is the made data of its
+released code; `least_squares` is ours, the plainest problem on which its theory can be checked. The released code tests
+a client on one class; here a client's test examples are drawn from its own distribution, as many as it trains on. R
+only scales what is drawn, so that a sweep over R with one seed changes nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .interactions import Floats, count
 from .supervised import Supervised
 
 MOST = 200_000_000  # numbers in the training features: 800 MB, beyond which a typing error is more likely than a wish
+LARGE = 1e6  # what single precision still holds with digits to spare
 
 
 def logistic(
@@ -33,10 +34,10 @@ def logistic(
     (10, (10,), (10, 2, 10))
     """
     possible(
-        min(clients, features) >= 1 and min(examples, classes) >= 2 and 0 < spread < np.inf,
+        min(clients, features) >= 1 and min(examples, classes) >= 2 and 0 < spread < LARGE,
         clients * examples * max(features, classes),
         f"logistic(clients={clients}, examples={examples}, features={features}, classes={classes}, R={spread:g})",
-        "1 client, 1 feature, 2 examples and 2 classes, a finite R above 0",
+        "1 client, 1 feature, 2 examples and 2 classes, an R above 0 and below a million",
     )
     rng = np.random.default_rng(seed)
     deviation = np.arange(1, features + 1) ** -0.6
@@ -76,12 +77,12 @@ def least_squares(
     (50, (10,), (50, 10))
     """
     possible(
-        min(clients, examples, features) >= 1 and max(noise, spread, condition) < np.inf
-        and noise >= 0 and spread >= 0 and condition >= 1,
+        min(clients, examples, features) >= 1 and 0 <= noise < LARGE
+        and 0 <= spread < LARGE and 1 <= condition < np.inf,
         clients * examples * features,
         f"least_squares(clients={clients}, examples={examples}, features={features}, noise={noise:g}, R={spread:g}, "
         f"condition={condition:g})",
-        "1 client, 1 example and 1 feature, a finite noise and R from 0, a finite condition from 1",
+        "1 client, 1 example and 1 feature, noise and R from 0 and below a million, a finite condition from 1",
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     direction = rng.normal(size=(clients, features))
@@ -97,9 +98,7 @@ def least_squares(
         f"features from 1 to 1/{condition:g}, seed {seed}."
     )
     (inputs, outputs), (test_inputs, test_outputs) = zip(*held[::2]), zip(*held[1::2])
-    return Supervised(
-        "least-squares", "regression", inputs, outputs, test_inputs, test_outputs, truth, (note,)
-    )  # fmt: skip
+    return Supervised("least-squares", "regression", inputs, outputs, test_inputs, test_outputs, truth, (note,))
 
 
 def possible(sound: bool, numbers: int, call: str, least: str) -> None:
