@@ -219,7 +219,7 @@ def test_ml_100k_survives_saving(ml_100k, tmp_path):
 def test_every_source_says_what_it_is():
     for name, source in SOURCES.items():
         assert name == source.name and source.about and source.terms and source.how in ("fetched", "by hand", "made")
-        assert source.people > 0 and source.items > 0 and source.interactions != 0
+        assert source.people != 0 and source.items != 0 and source.interactions != 0
 
 
 @pytest.mark.parametrize(

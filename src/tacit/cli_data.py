@@ -41,6 +41,7 @@ def data_list(json_: JsonOption = False) -> None:
         counts = ("?" if n is None else f"{n:,}" for n in (s.people, s.items, s.interactions))
         table.add_row(s.name, s.how, *counts, s.about)
     out.print(table)
+    out.print("Of least-squares, logistic, digits and the like: clients, features and examples.", soft_wrap=True)
     out.print("By hand: `tacit data fetch NAME` says where to get the file and where to put it.", soft_wrap=True)
 
 
@@ -80,7 +81,7 @@ def data_import(
 def data_describe(
     name: Annotated[str, typer.Argument(help="A name or a path.")], seed: SeedOption = 0, json_: JsonOption = False
 ) -> None:
-    """How many people, items and interactions; how active, how popular, with or without time and ratings."""
+    """How many people, items and interactions; how active, how popular. Of examples: clients, features, classes."""
     from .data.sources import load
 
     describe(load(name, seed=seed, cache=cache(), say=say), json_)
@@ -94,4 +95,9 @@ def describe(loaded: Any, json_: bool) -> None:
         emit(found)
         return
     for key, value in found.items():
+        if isinstance(value, dict):
+            out.print(key, markup=False)
+            for name, counts in value.items():
+                out.print(f"  {name:22} {' '.join(f'{n:5,}' for n in counts)}", markup=False, soft_wrap=True)
+            continue
         out.print(f"{key:24} {value:,}" if isinstance(value, int) else f"{key:24} {value}", markup=False)

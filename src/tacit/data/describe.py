@@ -8,19 +8,14 @@ import numpy as np
 
 from .importing import BroughtSplit
 from .interactions import Floats, Interactions
-from .supervised import Supervised
+from .supervised import Supervised, by
+
+FEW = 20  # clients or classes that fit a screen
 
 
 def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
     if isinstance(data, Supervised):
-        sizes = [len(t) for t in data.targets]
-        return {
-            "name": data.name,
-            "task": data.task,
-            "clients": len(sizes),
-            "features": int(data.features[0].shape[1]),
-            "examples": sum(sizes),
-        }
+        return held(data)
     whole = data.train if isinstance(data, BroughtSplit) else data
     activity = np.bincount(whole.person, minlength=len(whole.people))
     popularity = np.sort(np.bincount(whole.item, minlength=len(whole.items)))[::-1]
@@ -42,6 +37,28 @@ def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
         }
     notes = data.notes if isinstance(data, BroughtSplit) else whole.notes
     return found | ({"notes": " ".join(notes)} if notes else {})
+
+
+def held(data: Supervised) -> dict[str, Any]:
+    """What clients hold; of labels also how many of each class, while there are few clients to show."""
+    sizes, tests = ([len(y) for y in targets] for targets in (data.targets, data.test_targets))
+    found: dict[str, Any] = {"name": data.name, "task": data.task, "clients": len(sizes), "features": data.width}
+    if len(data.shape) > 1:
+        found["shape"] = by(data.shape)
+    if data.classes:
+        found["classes"] = data.classes
+    found |= {
+        "examples": sum(sizes),
+        "test_examples": sum(tests),
+        "least_per_client": min(sizes),
+        "most_per_client": max(sizes),
+    }
+    if data.task == "labels" and len(sizes) <= FEW and data.classes <= FEW:
+        names = data.clients or tuple(str(client) for client in range(len(sizes)))
+        found["examples_of_each_class"] = {
+            name: np.bincount(y.astype(int), minlength=data.classes).tolist() for name, y in zip(names, data.targets)
+        }
+    return found | ({"notes": " ".join(data.notes)} if data.notes else {})
 
 
 def _span(values: Floats) -> str:

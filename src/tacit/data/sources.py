@@ -15,8 +15,12 @@ from pathlib import Path
 
 from ..errors import DataError, did_you_mean
 from .archives import Archive, ByHand, Say, bring, default_cache, fetch_url, fetch_wheel, obtain
+from .digits import digits, shifted_digits
+from .domains import domains, looks_like_domains
+from .generated import least_squares, logistic
 from .importing import BroughtSplit, read_interactions, read_split
 from .interactions import Interactions
+from .options import read_options, split_path
 from .publishers import (
     parse_amazon_video,
     parse_grouplens_100k,
@@ -38,9 +42,9 @@ class Source:
     name: str
     about: str
     how: str  # fetched, by hand, or made
-    people: int
-    items: int
-    interactions: int | None  # None: not known
+    people: int | None  # or clients; None: not known
+    items: int | None  # or features
+    interactions: int | None  # or examples, for training and testing
     terms: str
     loader: Callable[[str, int, Path, Say], Interactions | Supervised]  # what follows the ":", seed, cache, say
 
@@ -48,8 +52,9 @@ class Source:
 def load(
     name_or_path: str, *, seed: int = 0, cache: Path | None = None, say: Say = lambda _: None
 ) -> Interactions | BroughtSplit | Supervised:
-    """A name of `SOURCES` (`synthetic:SIZE` and `tafeng:customers` too), a file with columns, or a folder with a split.
+    """A name of `SOURCES`, a file with columns, or a folder with a split or with domains.
 
+    A name may have a size or options after a colon: `synthetic:60x40x500`, `tafeng:customers`, `logistic:R=0.1`.
     `say` is told what a person should know: that something is fetched, under which terms, or that a cache is damaged.
     A name comes before a path of the same name; write ./NAME for the path.
     """
@@ -58,10 +63,11 @@ def load(
         return SOURCES[name.lower()].loader(size, seed, cache or default_cache(), say)
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path
-        return read_split(path)
+        return domains(path, seed=seed) if looks_like_domains(path) else read_split(path)
     if not os.path.exists(path):
-        hint = "The path of a CSV or Parquet file, or of a folder with train.csv and test.csv, may be given as well"
-        raise DataError(f"{did_you_mean(name_or_path, SOURCES, 'data set')} {hint}; no such path exists.")
+        hint = "The path of a CSV or Parquet file, or of a folder with a split or with domains, may be given as well"
+        close = name if "=" in name_or_path[len(name) :] else name_or_path  # options would hide a near miss
+        raise DataError(f"{did_you_mean(close, SOURCES, 'data set')} {hint}; no such path exists.")
     if not os.path.isfile(path):
         raise DataError(f"{path} is not a regular file. Expected a CSV or Parquet file, or a folder with a split.")
     if not is_table(path):
@@ -113,6 +119,32 @@ def load_synthetic(size: str, seed: int, _cache: Path, _say: Say) -> Interaction
 def load_linear(size: str, seed: int, _cache: Path, _say: Say) -> Supervised:
     no_size("linear", size)
     return linear(seed=seed)
+
+
+def load_logistic(text: str, seed: int, _cache: Path, _say: Say) -> Supervised:
+    return logistic(**read_options("logistic", text, LOGISTIC), seed=seed)
+
+
+def load_least_squares(text: str, seed: int, _cache: Path, _say: Say) -> Supervised:
+    return least_squares(**read_options("least-squares", text, LEAST_SQUARES), seed=seed)
+
+
+def load_digits(text: str, seed: int, _cache: Path, _say: Say) -> Supervised:
+    return digits(**read_options("digits", text, DIGITS), seed=seed)
+
+
+def load_shifted_digits(text: str, seed: int, _cache: Path, _say: Say) -> Supervised:
+    return shifted_digits(**read_options("shifted-digits", text, {"examples": ("examples", int)}), seed=seed)
+
+
+def load_domains(text: str, seed: int, _cache: Path, _say: Say) -> Supervised:
+    path, options = split_path(text)
+    if not path or "=" in path and not os.path.exists(path):
+        raise DataError(
+            f'"domains:{text}" names no folder. Expected domains:PATH, or domains:PATH,size=16,examples=200; the '
+            "folder has a .npz file, or a folder of images by class, for each domain."
+        )
+    return domains(Path(os.path.expanduser(path)), **read_options(f"domains:{path}", options, DOMAINS), seed=seed)
 
 
 def as_in_paper(name: str, data: Interactions) -> Interactions:
@@ -193,6 +225,15 @@ AMAZON = "Collected by Julian McAuley, UCSD, for research. In publications cite 
 TA_FENG = "No terms are stated that we know of; ask where you get it."
 TENREC = "CC BY-NC 4.0, by Tencent. In publications cite Yuan et al. (2022), Tenrec, NeurIPS 2022."
 OURS = "Made here; free to use."
+OPTDIGITS = "CC BY 4.0, by Alpaydin and Kaynak (1998), UCI Machine Learning Repository; comes with scikit-learn."
+THEIRS = "Those of the data that you bring."
+SIZES = {"clients": ("clients", int), "examples": ("examples", int), "features": ("features", int)}
+LOGISTIC = {"R": ("spread", float), **SIZES, "classes": ("classes", int)}
+LEAST_SQUARES = {"R": ("spread", float), "condition": ("condition", float), "noise": ("noise", float), **SIZES}
+DIGITS = {"skew": ("skew", int), "dirichlet": ("alpha", float), "clients": ("clients", int)}
+DOMAINS = {
+    "size": ("size", int), "examples": ("examples", int), "tests": ("tests", int), "optdigits": ("optdigits", bool)
+}  # fmt: skip
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
@@ -227,6 +268,26 @@ SOURCES: dict[str, Source] = {
         Source(
             "linear", "linear regression over 10 clients with 5 features and one true weight vector", "made",
             10, 5, 1_000, OURS, load_linear,
+        ),
+        Source(
+            "least-squares", "regression, each client's weights R from a centre; least-squares:R=0.3,condition=56",
+            "made", 50, 10, 4_000, OURS, load_least_squares,
+        ),
+        Source(
+            "logistic", "labels by each client's own weights, FedCLUP's; logistic:R=0.1,clients=10,examples=200",
+            "made", 10, 10, 4_000, OURS, load_logistic,
+        ),
+        Source(
+            "digits", "8 x 8 digits, 2 kinds at each client; digits:skew=3,clients=20 or digits:dirichlet=0.3",
+            "made", 10, 64, 1_797, OPTDIGITS, load_digits,
+        ),
+        Source(
+            "shifted-digits", "8 x 8 digits in five ways, one at each client; shifted-digits:examples=96", "made",
+            5, 192, 1_797, OPTDIGITS, load_shifted_digits,
+        ),
+        Source(
+            "domains", "a folder of pictures of several kinds, such as Digits-5; domains:PATH,size=16,examples=200",
+            "by hand", None, None, None, THEIRS, load_domains,
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,307 @@
+"""Clients with examples: what is made, how it is dealt out, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tacit.data.describe import facts
+from tacit.data.digits import digits, handwritten, shifted_digits
+from tacit.data.generated import least_squares, logistic
+from tacit.data.options import read_options
+from tacit.data.sources import SOURCES, load
+from tacit.data.supervised import Supervised
+from tacit.errors import DataError
+
+MAKERS = {
+    "logistic": logistic,
+    "least-squares": least_squares,
+    "digits": digits,
+    "digits:dirichlet=0.3": lambda seed=0: digits(alpha=0.3, seed=seed),
+    "shifted-digits": shifted_digits,
+}
+
+
+def arrays(data: Supervised) -> list[np.ndarray]:
+    return [*data.features, *data.targets, *data.test_features, *data.test_targets]
+
+
+def same(a: Supervised, b: Supervised) -> bool:
+    return all(x.tobytes() == y.tobytes() for x, y in zip(arrays(a), arrays(b))) and a.clients == b.clients
+
+
+def refuses(*parts: str):
+    """A DataError that says all of this, in this order."""
+    return pytest.raises(DataError, match="(?s)" + ".*".join(parts))
+
+
+def rows(data: Supervised) -> list[bytes]:
+    """Every image of every client, whichever channel repeats it."""
+    return [x.tobytes() for held in (*data.features, *data.test_features) for x in held[:, 0]]
+
+
+# Laws of everything that is made
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_seed_makes_one_federation(name):
+    one = MAKERS[name](seed=3)
+    assert same(one, MAKERS[name](seed=3)) and same(one, load(name, seed=3))
+    assert not same(one, MAKERS[name](seed=4))
+    assert {array.dtype for array in arrays(one)} == {np.dtype(np.float32)}
+    assert all(len(y) for y in (*one.targets, *one.test_targets)) and one.notes
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if ":" not in name])
+def test_the_list_says_the_true_sizes(name):
+    data, source = load(name), SOURCES[name]
+    examples = sum(len(y) for y in (*data.targets, *data.test_targets))
+    assert (len(data.targets), data.width, examples) == (source.people, source.items, source.interactions)
+    found = facts(data)
+    assert found["clients"] == source.people and found["examples"] + found["test_examples"] == examples
+
+
+# Logistic and least squares
+
+
+def test_logistic_labels_are_the_argmax_of_each_clients_own_weights():
+    data = logistic(clients=6, classes=4, features=7, examples=150, spread=2.0)
+    assert data.task == "labels" and data.classes == 4 and data.truth.shape == (6, 4, 7)
+    for weights, scale, *held in zip(
+        data.truth, data.scales, data.features, data.targets, data.test_features, data.test_targets
+    ):
+        np.testing.assert_allclose(held[0].std(0), 1, rtol=1e-5)  # the scales are those of the training examples
+        for x, y in (held[:2], held[2:]):
+            assert len(x) == 150
+            scores = (x.astype(float) * scale) @ weights.T
+            sure = np.diff(np.sort(scores, 1)[:, -2:], axis=1)[:, 0] > 1e-4
+            assert sure.mean() > 0.99 and (scores.argmax(1) == y)[sure].all()
+
+
+def test_logistic_features_and_weights_are_spread_as_the_paper_says():
+    data = logistic(clients=200, examples=50, spread=0.5)
+    assert data.truth.std() == pytest.approx(0.5, rel=0.05)
+    expected = np.arange(1, 11) ** -0.6
+    np.testing.assert_allclose(np.mean(data.scales, 0), expected, rtol=0.05)
+    means = np.array([(x * s).mean(0) for x, s in zip(data.features, data.scales)])
+    assert means.std() == pytest.approx(1, rel=0.06)  # N(0, I), and a little from the finite sample
+    other = logistic(clients=200, examples=50, spread=1.5)
+    np.testing.assert_allclose(other.truth, 3 * data.truth, rtol=1e-5)
+    assert same(data, other)  # the argmax does not know R: only the truth does
+
+
+def test_logistic_says_how_many_have_one_class():
+    data = logistic()
+    alone = sum(len(np.unique(y)) == 1 for y in data.targets)
+    assert alone and any(note.startswith(f"{alone} client") for note in data.notes)
+
+
+def test_least_squares_clients_are_R_from_the_centre():
+    data = least_squares(clients=400, spread=0.3)
+    distance = np.linalg.norm(data.truth - data.truth.mean(0), axis=1)
+    np.testing.assert_allclose(distance, 0.3, atol=0.05)  # the mean of 400 is within R / 20 of the centre
+    assert np.ptp(least_squares(spread=0.0).truth, axis=0).max() == 0
+    far = least_squares(clients=400, spread=3.0)
+    assert far.features[7].tobytes() == data.features[7].tobytes()
+    np.testing.assert_allclose(far.truth - far.truth.mean(0), 10 * (data.truth - data.truth.mean(0)), atol=1e-5)
+
+
+def test_least_squares_targets_noise_and_condition():
+    quiet, noisy = (least_squares(noise=noise, examples=200, condition=25.0) for noise in (0.0, 0.5))
+    for weights, x, y in zip(quiet.truth, quiet.test_features, quiet.test_targets):
+        np.testing.assert_allclose(x @ weights, y, atol=1e-5)
+    left = np.concatenate([y - x @ w for w, x, y in zip(noisy.truth, noisy.features, noisy.targets)])
+    assert left.std() == pytest.approx(0.5, rel=0.03)
+    pooled = np.concatenate(quiet.features)
+    np.testing.assert_allclose(pooled.var(0), np.geomspace(1, 1 / 25, 10), rtol=0.08)
+    np.testing.assert_allclose(np.concatenate(least_squares(examples=200).features).var(0), 1, rtol=0.08)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"clients": 0}, {"features": 0}, {"examples": 1}, {"classes": 1}, {"spread": 0.0}, {"spread": np.nan},
+              {"examples": 10**12}],
+)  # fmt: skip
+def test_logistic_that_cannot_be_made(wrong):
+    with refuses(r"logistic\(clients", "cannot be made", "Expected at least 1 client"):
+        logistic(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"clients": 0}, {"features": 0}, {"examples": 0}, {"noise": -1.0}, {"spread": -1.0}, {"spread": 1e300},
+              {"condition": 0.5}, {"clients": 10**12}],
+)  # fmt: skip
+def test_least_squares_that_cannot_be_made(wrong):
+    with refuses(r"least_squares\(clients", "cannot be made", "Expected at least 1 client"):
+        least_squares(**wrong)
+
+
+# Digits
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_everybody_is_tested_on_their_own_classes_in_their_own_shares(alpha):
+    data = digits(alpha=alpha, seed=2)
+    for y, ty in zip(data.targets, data.test_targets):
+        counts, tests = (np.bincount(part.astype(int), minlength=10) for part in (y, ty))
+        assert ((tests > 0) == (counts > 1))[counts > 1].all() and not tests[counts == 0].any()
+        assert (np.abs(tests - (counts + tests) / 5) <= 1).all()
+    assert sorted(rows(data)) == sorted(image.tobytes() for image in handwritten()[0])  # nothing lost, nothing twice
+
+
+@pytest.mark.parametrize("skew", [1, 2, 5, 10])
+def test_digits_of_a_skew_are_exact(skew):
+    data = digits(clients=10, skew=skew)
+    assert data.shape == (1, 8, 8) and data.width == 64 and data.classes == 10
+    assert all(len(np.unique(y)) == len(np.unique(ty)) == skew for y, ty in zip(data.targets, data.test_targets))
+
+
+def test_shifted_digits_are_five_views_of_disjoint_digits():
+    data = shifted_digits()
+    assert data.clients == ("plain", "inverted", "noisy", "coloured", "rotated") and data.shape == (3, 8, 8)
+    assert [len(y) for y in data.targets] == [96] * 5 and [len(y) for y in data.test_targets] == [264] * 2 + [263] * 3
+    assert all(x.min() >= 0 and x.max() <= 1 for x in (*data.features, *data.test_features))
+    known = {image.tobytes(): (place, label) for place, (image, label) in enumerate(zip(*handwritten()))}
+    plain, inverted, _, coloured, rotated = (np.concatenate(x) for x in zip(data.features, data.test_features))
+    labels = [np.concatenate(y) for y in zip(data.targets, data.test_targets)]
+    colour = coloured.min((2, 3), keepdims=True)  # every digit has a pixel without ink, where only the colour is
+    back = {
+        0: plain[:, 0],
+        1: 1 - inverted[:, 0],
+        3: np.round(16 * ((coloured - colour) / (1 - colour))[:, 0]) / 16,
+        4: np.rot90(rotated[:, 0], -1, axes=(1, 2)),
+    }
+    places = []
+    for domain, images in back.items():
+        found = [known[np.ascontiguousarray(image, np.float32).tobytes()] for image in images]
+        assert [label for _, label in found] == labels[domain].tolist()
+        places += [place for place, _ in found]
+    assert len(places) == len(set(places)) == 1797 - len(labels[2])  # what is left over is the noisy domain's
+    left = [label for _, (place, label) in known.items() if place not in set(places)]
+    assert sorted(left) == sorted(labels[2].tolist())
+
+
+@pytest.mark.parametrize("examples", [0, 359])
+def test_shifted_digits_leave_something_to_test(examples):
+    with refuses("shifted-digits with", "Expected from 1 to 358"):
+        shifted_digits(examples=examples)
+
+
+def test_skew_and_dirichlet_exclude_each_other():
+    with refuses("skew", "or dirichlet", "not both"):
+        load("digits:skew=2,dirichlet=0.3")
+
+
+# What is brought
+
+
+def brought(**changes) -> Supervised:
+    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 1, 0], np.float32)
+    given = {"features": (x, x), "targets": (y, y), "test_features": (x, x), "test_targets": (y, y)}
+    return Supervised(**{"name": "mine", "task": "labels", "classes": 2, **given, **changes})
+
+
+X, Y = np.zeros((4, 3)), np.array([0, 1, 1, 0])
+ENDLESS = np.array([np.inf, 0, 0, 0])
+HOLE = np.where(np.arange(12).reshape(4, 3) == 7, np.nan, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"task": "label"}, ['task "label"', "regression, labels"]),
+        ({"targets": (Y,)}, ["features of 2 clients", "targets of 1", "empty arrays"]),
+        ({"clients": ("a",)}, ["features of 2 clients", "clients of 1"]),
+        ({"scales": (np.ones(3),)}, ["features of 2 clients", "scales of 1"]),
+        ({"features": (X, np.zeros((4, 5)))}, ["client 1 has examples of 5, client 0 of 3", "resize or cut"]),
+        ({"features": (X, X[:3])}, ["client 1 has 3 examples and targets of 4", "same rows"]),
+        ({"test_targets": (Y, Y[:, None])}, ["client 1 has 4 test examples and test targets of 4 x 1"]),
+        ({"features": (X, HOLE)}, ["client 1, example 2: a feature is not a finite", "remove"]),
+        ({"features": (X, X + 1e300)}, ["client 1, example 0: a feature is not a finite"]),
+        ({"test_features": (HOLE, X)}, ["client 0, test example 2: a feature is not a finite"]),
+        ({"task": "regression", "targets": (Y, ENDLESS)}, ["client 1, example 0: a target is not a finite"]),
+        ({"targets": (Y, Y + 1)}, ["client 1, example 1: 2 is not a label", "from 0 to 1"]),
+        ({"targets": (Y - 1, Y)}, ["client 0, example 0: -1 is not a label"]),
+        ({"test_targets": (Y, Y / 2)}, ["client 1, test example 1: 0.5 is not a label"]),
+        ({"classes": 0}, ["labels of 0 classes", "at least 2"]),
+        ({"features": (X[:0],) * 2, "targets": (Y[:0],) * 2}, ["no training examples at any client"]),
+        ({"features": (), "targets": (), "test_features": (), "test_targets": ()}, ["no training examples"]),
+        ({"features": (np.array([["a"] * 3] * 4), X)}, ["arrays of numbers"]),
+        ({"truth": np.zeros((3, 3))}, ["truth of 3 x 3", "one of 3 for all", "2 clients"]),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes, parts):
+    with refuses(*parts):
+        brought(**changes)
+
+
+def test_images_of_two_sizes_are_refused_by_name():
+    shapes = [(2, 1, 28, 28), (2, 1, 28, 28), (2, 1, 28, 28), (2, 1, 16, 16)]
+    images, labels = tuple(np.zeros(shape) for shape in shapes), (np.array([0, 1]),) * 4
+    names = ("mnist", "svhn", "synth", "usps")
+    with refuses(r'client 3 \("usps"\) has examples of 1 x 16 x 16, client 0 \("mnist"\) of 1 x 28 x 28'):
+        Supervised("five", "labels", images, labels, images, labels, clients=names, classes=2)
+    grey = tuple(np.zeros((2, 28, 28)) for _ in names)
+    with refuses("five has examples of 28 x 28", "one channel"):
+        Supervised("five", "labels", grey, labels, grey, labels, clients=names, classes=2)
+
+
+def test_clients_without_examples_are_allowed_and_noted_once():
+    data = brought(features=(X, X[:0]), targets=(Y, Y[:0]), clients=("here", "away"))
+    assert data.notes == ("1 client has no examples and takes no part in learning: away.",)
+    assert replace(data, name="copy").notes == data.notes and data.features[1].shape == (0, 3)
+    data = brought(test_features=(X[:0],) * 2, test_targets=(Y[:0],) * 2)
+    assert data.notes == ("2 clients have no test examples and cannot be judged: 0, 1.",)
+
+
+# Names
+
+
+def test_options_reach_the_makers():
+    assert same(load("logistic:R=0.1,clients=4,examples=30", seed=2), logistic(4, 30, spread=0.1, seed=2))
+    assert same(load("least-squares:R=0.3,condition=56"), least_squares(spread=0.3, condition=56.0))
+    assert same(load("Digits:skew=3, clients=7"), digits(clients=7, skew=3))
+    assert same(load("shifted-digits:examples=40"), shifted_digits(examples=40))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("logistic:r=1", ['"r" is not a logistic option', 'Did you mean "R"', "clients, examples"]),
+        ("logistic:client=3", ['Did you mean "clients"']),
+        ("logistic:3", ['"3" in "logistic:3" is not an option', "NAME=VALUE"]),
+        ("logistic:R=0.1,", ['"" in "logistic:R=0.1,"']),
+        ("logistic:R=", ['"" is not a value of R', "a number", "logistic:R=0.3"]),
+        ("logistic:R=inf", ['"inf" is not a value of R']),
+        ("logistic:clients=2.5", ['"2.5" is not a value of clients', "a whole number"]),
+        ("logistic:clients=1_0", ['"1_0" is not a value']),
+        ("logistic:clients=" + "9" * 5000, ["is not a value of clients"]),
+        ("logistic:R=1,R=2", ["gives R twice"]),
+        ("logistic:clients=0", ["clients=0", "at least 1 client"]),
+        ("logistc:R=0.1", ['"logistc" is not a data set', 'Did you mean "logistic"']),
+        ("digits:skew=0", ["0 classes each", "from 1 to 10"]),
+        ("digits:dirichlet=0", ["alpha 0 "]),
+        ("domains", ["names no folder", "domains:PATH"]),
+        ("domains:size=16", ["names no folder"]),
+        ("domains:no/such/folder", ["no/such/folder cannot be read", "folder of domains"]),
+        ("domains:some/where,sise=3", ['"sise" is not a domains option', 'Did you mean "size"']),
+        ("domains:some/where,optdigits=yes", ['"yes" is not', "true or false", "domains:some/where,optdigits=true"]),
+    ],
+)
+def test_wrong_options_say_what_would_be_right(name, parts):
+    with refuses(*parts):
+        load(name)
+
+
+def test_options_may_be_left_out():
+    assert read_options("digits", "", {}) == {}
+
+
+def test_facts_of_labels():
+    found = facts(load("digits"))
+    assert found["shape"] == "1 x 8 x 8" and found["features"] == 64 and found["classes"] == 10
+    table = np.array(list(found["examples_of_each_class"].values()))
+    assert table.shape == (10, 10) and table.sum() == found["examples"] and ((table > 0).sum(1) == 2).all()
+    assert "2 of the 10 digits" in found["notes"]
+    assert "examples_of_each_class" not in facts(load("digits:clients=30,skew=2"))
