@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import io
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from tacit import plots, report, tables, tradeoff
 from tacit.tradeoff import front, weigh
+from test_cli import QUICK, tacit
 from test_report import EVIL, RATINGS, Page, page_of, ranking
 
 LAMS = {0.01: (0.74, 0.55), 0.1: (0.79, 0.62), 1: (0.84, 0.66), 10: (0.83, 0.69), 100: (0.76, 0.7), 1000: (0.71, 0.7)}
@@ -88,9 +90,9 @@ def test_a_sweep_between_its_ends():
     assert found.fronts == {"rounds": [0, 1, 2, 3], "bytes": [0, 1, 2, 3, 6], "gradients": [2, 3]}
     assert found.advice == (
         "Choose lam=1 (the smaller lam, the more personal): accuracy 0.840 [0.820–0.860], 3.6 MB sent; lam=10 is "
-        "within the noise of that at a third of the bytes (1.2 MB). Both ends, Local 0.700 and FedAvg 0.620, are worse. "
-        "Clients differ by R = 0.42 while a client’s own n = 40 examples leave an error of 0.16: R is above that, so "
-        "personalisation should pay; theory would take lam near 0.74."
+        "within the noise of that at a third of the bytes (1.2 MB). Both ends, Local 0.700 and FedAvg 0.620, are "
+        "worse. Clients differ by R = 0.42 while a client’s own n = 40 examples leave an error of 0.16: R is above "
+        "that, so personalisation should pay; theory would take lam near 0.74."
     )
     told = found.summary()
     assert json.loads(json.dumps(told)) == told and told["choice"] == "FedCLUP lam=1"
@@ -286,6 +288,17 @@ def test_odd_comparisons_are_drawn_without_a_warning(results, tmp_path):
     page_of(results, tmp_path, weighed=weigh(results))
 
 
+def test_a_comparison_of_recommenders_fits_80_columns():
+    names = ("popularity", "fedals", "fedrecon")
+    results = [ranking(name, 0.5, gradients={"total": 40.0, "per_person_round": 10.0}) for name in names]
+    for weighed in (None, weigh(results)):
+        console = Console(width=80, file=io.StringIO())
+        console.print(tables.text_table(results, weighed))
+        text = console.file.getvalue()
+        assert max(map(len, text.splitlines())) <= 80 and "…" not in text and ("◆" in text) == bool(weighed)
+    assert "40 in all, 10 per person and round" in Page(report.render(results)).text
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_terminal_table_has_the_front(width):
     console = Console(width=width, file=io.StringIO())
@@ -297,3 +310,29 @@ def test_the_terminal_table_has_the_front(width):
         for part in ("0.830", "0.370", "0.690", "1.2", "rbg"):
             assert part in row
     assert "front" in text and "front" not in str(tables.text_table(EIGHT).columns)
+
+
+def test_names_from_outside_are_inert_in_the_advice():
+    results = [labelled(EVIL, 0.9), labelled("fedavg", 0.8), labelled("local", 0.7, settings={EVIL: 1})]
+    results.append(labelled("local", 0.6, settings={EVIL: 2}))
+    found = weigh(results)
+    text = report.render(results, plots.draw(results, weighed=found), weighed=found)
+    assert EVIL in found.advice and EVIL not in text and f"Choose {EVIL}" in Page(text).text
+
+
+def test_compare_keeps_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = tacit("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
+    told = found["tradeoff"]
+    assert told == weigh(found["results"]).summary() and told["metric"] == "seen.sampled.ndcg@10"
+    assert told["choice"] in ("Popularity", "FedALS") and told["front"].keys() == {"rounds", "bytes", "gradients"}
+    file = Path("both/compare.json")
+    kept = json.loads(file.read_text())
+    assert kept == {"runs": ["popularity", "fedals"], "heterogeneity": None}
+    file.write_text(json.dumps(kept | {"heterogeneity": MEASURED}))
+    again = " ".join(tacit("report", "both").out.split())
+    assert "Clients differ by R = 0.42" in again and told["advice"] in again
+    assert "Clients differ" in Path("both/report.html").read_text()
+    file.write_text(json.dumps({"runs": kept["runs"]}))  # as it was before there was a trade-off
+    assert "Clients differ" not in tacit("report", "both").out
+    assert tacit("compare", "--methods", "fedals", *QUICK, "--out", "one").json["tradeoff"] is None

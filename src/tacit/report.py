@@ -101,7 +101,7 @@ def render(
         title=title or default_title(results),
         subject=subject(results),
         headline=re.split(r"(\d+ %(?: \[.*?\])?)", headline(results)),  # odd pieces: kept on one line
-        advice=weighed.advice if weighed else "",
+        advice=re.split(r"(?<=\.) |$", weighed.advice, maxsplit=1) if weighed else [],  # the choice, the reasons
         chosen=weighed.choice if weighed else None,
         fronts=[weighed.on_front(i) for i in range(len(results))] if weighed else [],
         quality=weighed.quality.title if weighed else "",

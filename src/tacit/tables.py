@@ -280,6 +280,8 @@ def text_table(results: Sequence[Result], weighed: Tradeoff | None = None) -> Ta
     """The terminal's table: one row per result, the 95 % interval dim under its number, the best of a column green;
     of results that were weighed, also the costs on whose front they are."""
     shown = [column for column in columns(results) if column.in_terminal]
+    if len(shown) > 8:  # 80 characters do not hold them all
+        shown = [column for column in shown if column.path[0] != "gradients"]
     title = "; ".join([subject(results), *(f"{name} protocol" for name in protocols(results))])
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, title_style="bold", caption_style="dim")
     table.title, table.caption = Text(title), _caption(results, shown, weighed)
@@ -288,12 +290,12 @@ def text_table(results: Sequence[Result], weighed: Tradeoff | None = None) -> Ta
     for column in shown:
         table.add_column(Text(column.short, justify="right"), justify="right", no_wrap=True)
     if weighed:
-        table.add_column("front", no_wrap=True)
+        table.add_column("front" if len(shown) < 8 else "◆", no_wrap=True)
     best = [column.best(results) for column in shown]
     for i, (result, label) in enumerate(zip(results, labels(results))):
         cells = [_cell(column, result, top) for column, top in zip(shown, best)]
         if weighed:
-            cells.append(Text(" " + "".join(cost[0] if i in on else "·" for cost, on in weighed.fronts.items() if on)))
+            cells.append(Text("".join(cost[0] if i in on else "·" for cost, on in weighed.fronts.items() if on)))
         table.add_row(Text(label, style="bold" if weighed and weighed.choice == i else ""), *cells)
     return table
 
@@ -332,5 +334,7 @@ def _caption(results: Sequence[Result], shown: Sequence[Column], weighed: Tradeo
         text.append("(99): ranked among 99 sampled items; full: among all. ")
     if weighed and any(weighed.fronts.values()):
         costs = ", ".join(f"{cost} ({cost[0]})" for cost, on in weighed.fronts.items() if on)
-        text.append(f"front: no run has better {weighed.quality.title} for as little: {costs}.")
+        text.append(
+            f"{'front' if len(shown) < 8 else '◆'}: no run has better {weighed.quality.title} for as little: {costs}."
+        )
     return text
