@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -60,6 +60,7 @@ maybe = st.none() | st.integers(0, 4)
 pairs = st.lists(st.tuples(maybe, maybe), max_size=12)
 
 
+@settings(deadline=None)
 @given(pairs, st.sampled_from([1, -1]))
 def test_the_front_is_what_nothing_beats(points, better):
     values, paid = [v for v, _ in points], [c for _, c in points]
@@ -108,6 +109,7 @@ def test_a_sweep_between_its_ends():
 )
 def test_what_was_measured_stands_behind_it(far, words):
     assert words in weigh(EIGHT, MEASURED | {"R": far}).advice
+    assert "lam near 1,200." in weigh(EIGHT, MEASURED | {"lam": 1234.5}).advice
     assert "Clients differ" not in weigh(EIGHT, {"R": far, "noise": None}).advice
     assert "theory" not in weigh(EIGHT, MEASURED | {"lam": None}).advice
     assert "theory" not in weigh([LOCAL, FEDAVG], MEASURED).advice  # nobody here has a lam
@@ -139,6 +141,7 @@ def test_no_claim_where_intervals_overlap():
     assert "small differences may be noise" in bare and "worse" not in bare and "within" not in bare
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.2, 0.9), st.floats(0.001, 0.3)), min_size=2, max_size=6))
 def test_worse_is_only_said_of_what_is_apart(runs):
     results = [labelled("fedclup", level, lam=10.0**i, half=half) for i, (level, half) in enumerate(runs[1:])]
@@ -148,6 +151,29 @@ def test_worse_is_only_said_of_what_is_apart(runs):
     assert best == max(found.values)
     if "worse" in found.advice.replace("not clearly worse", ""):
         assert not low <= results[-1]["seen"]["accuracy"] <= high
+
+
+some = st.none() | st.floats(0.1, 0.9)
+runs = st.builds(
+    labelled, st.sampled_from(["fedclup", "ditto", "local", "fedavg", "centralised", "fedper"]), st.floats(0.1, 0.9),
+    some, lam=st.none() | st.sampled_from([0, 0.1, 1, 10]), half=st.none() | st.floats(0.001, 0.5),
+    traffic=st.none() | st.builds(lambda n: {"up_bytes": n, "down_bytes": n}, st.integers(0, 3)),
+)  # fmt: skip
+broken = st.builds(lambda run, key: {**run, key: None}, runs, st.sampled_from(["seen", "settings", "method", "rounds"]))
+
+
+@settings(deadline=None)
+@given(st.lists(runs | broken, min_size=2, max_size=7), st.none() | st.just(MEASURED))
+def test_any_mixture_is_weighed(results, measured):
+    found = weigh(results, measured)
+    if found is None:
+        assert all(result["seen"] is None for result in results)
+        return
+    assert found.advice.endswith(".") and not any(word in found.advice for word in ("None", "nan", "  ", " ,", ";."))
+    assert all(i in range(len(results)) for places in found.fronts.values() for i in places)
+    pooled = any(result["method"] == "centralised" for result in results)
+    if found.costs["bytes"][found.choice] is not None and not pooled:
+        assert found.choice in found.fronts["bytes"]
 
 
 def test_one_end_may_be_best():

@@ -10,7 +10,7 @@ import numpy as np
 
 from .canvas import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, line, log_axis, quiet_style, short
 from .clouds import Plane, clouds
-from .tables import Result, at, decimals, human_bytes, human_seconds, labels, number, pair, protocols
+from .tables import Result, at, decimals, digits, human_bytes, human_seconds, labels, number, pair, protocols
 from .tradeoff import Tradeoff
 from .tradeoff_plots import front_plot, sweep_plot
 
@@ -206,7 +206,7 @@ def accuracy_by_gradients(name: str, found: Sequence[Curve]) -> Plot:
     seen = [x for curve in known for x in curve.gradients]
     log_axis(axes, "x", min(seen), max(seen), short)
     legend(drawing, axes)
-    told = [f"{c.label} ends at {c.gradients[-1]:,.4g} with {decimals(c.values[-1])}" for c in known]
+    told = [f"{c.label} ends at {digits(c.gradients[-1])} with {decimals(c.values[-1])}" for c in known]
     caption = f"What {name} costs in computation: one evaluation is one pass over a person’s own data."
     alt = f"Line plot of {name} by gradient evaluations per person. " + "; ".join(told) + "."
     return finish("gradients", drawing, alt, caption)

@@ -29,6 +29,7 @@ from .tables import (
     by_client,
     columns,
     decimals,
+    digits,
     human_bytes,
     human_seconds,
     interval_text,
@@ -278,7 +279,7 @@ def run_facts(result: Result) -> list[tuple[str, str]]:
         "sent": parts("traffic", ("up_bytes", "down_bytes"), human_bytes),
         "sent by one person": f"{human_bytes(each)} up in a round" if each is not None else None,
         "gradient evaluations": ", ".join(
-            f"{n:,.4g} {what}" for n, what in ((passes, "in all"), (lap, "per person and round")) if n is not None
+            f"{digits(n)} {what}" for n, what in ((passes, "in all"), (lap, "per person and round")) if n is not None
         ),
         "privacy": ", ".join(f"{sign} = {n:g}" for sign, n in (("ε", epsilon), ("δ", delta)) if n is not None),
         "rejected updates": rejected,

@@ -103,6 +103,15 @@ def decimals(value: float) -> str:
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.1e}"
 
 
+def digits(n: float) -> str:
+    """A count or a size in three digits or more, never in powers of ten unless tiny.
+
+    >>> digits(0.4217), digits(12), digits(12.345), digits(1234.5), digits(2e6)
+    ('0.422', '12', '12.3', '1,234', '2,000,000')
+    """
+    return f"{n:,.0f}" if abs(n) >= 999.5 else f"{n:.3g}"
+
+
 def interval_text(interval: tuple[float, float]) -> str:
     return f"{decimals(interval[0])}–{decimals(interval[1])}"
 
@@ -139,7 +148,6 @@ OTHERS = (
     ("weights_error", "weights’ error", -1), ("personal_error", "personal error", -1),
     ("global_error", "global error", -1),
 )  # fmt: skip
-NOT_IN_TERMINAL = ("global_loss", "new.loss", "new.global_rmse", "new.global_accuracy", "new.global_error")
 
 
 def _metrics() -> list[Column]:
@@ -152,7 +160,7 @@ def _metrics() -> list[Column]:
                 found.append(Column((who, kind, key), f"{name}, {group}", title, short, 1, in_terminal=shown))
         for key, title, better in OTHERS:
             short = f"{tag}{title}" if tag else title.replace(" ", "\n")
-            shown = key not in NOT_IN_TERMINAL and f"{who}.{key}" not in NOT_IN_TERMINAL
+            shown = key != "global_loss" and (who == "seen" or key in ("rmse", "accuracy", "weights_error"))
             found.append(Column((who, key), name, title, short, better, in_terminal=shown))
     return found
 
@@ -161,7 +169,7 @@ METRICS = _metrics()
 COSTS = [
     Column(("privacy", "epsilon"), "Privacy", "ε", "ε", -1, lambda n: f"{n:g}"),
     Column(("rounds",), "Cost", "rounds", "rounds", 0, lambda n: f"{n:,.0f}"),
-    Column(("gradients", "total"), "Cost", "gradient evaluations", "gradients", -1, lambda n: f"{n:,.4g}"),
+    Column(("gradients", "total"), "Cost", "gradient evaluations", "gradients", -1, digits),
     Column(("traffic", "up_bytes_per_person_round"), "Cost", "up/person /round", "up/person\n/round", -1, human_bytes),
     Column(("traffic", "up_bytes"), "Cost", "total up", "", -1, human_bytes, False),
     Column(("traffic", "down_bytes"), "Cost", "total down", "", -1, human_bytes, False),

@@ -13,7 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .tables import METRICS, Column, Result, at, decimals, human_bytes, interval_text, labels, leaks, number, plain
+from .tables import (
+    METRICS,
+    Column,
+    Result,
+    at,
+    decimals,
+    digits,
+    human_bytes,
+    interval_text,
+    labels,
+    leaks,
+    number,
+    plain,
+)
 
 # Ratings have an accuracy too (within half a point), but are judged by RMSE
 PATHS: tuple[tuple[str, ...], ...] = (
@@ -27,7 +40,14 @@ SPRINGS = ("fedclup", "ditto", "pfedme")  # methods whose lam ties a personal mo
 ENDS = {"local": "nothing shared", "fedavg": "one model for all"}
 YARDSTICKS = ("centralised", "centralized")  # pools the data: a level to compare with, never a choice
 LEAST_SAVING = 0.95  # of the bytes: what saves less is not named as cheaper
-FRACTIONS = {1 / 2: "half", 1 / 3: "a third", 1 / 4: "a quarter", 1 / 5: "a fifth", 1 / 10: "a tenth", 0.01: "1 %"}
+FRACTIONS = {
+    3 / 4: "three quarters",
+    2 / 3: "two thirds",
+    1 / 2: "half",
+    1 / 3: "a third",
+    1 / 4: "a quarter",
+    0.1: "a tenth",
+}
 
 
 @dataclass(frozen=True)
@@ -118,7 +138,7 @@ def _choose(
     if leaks(results) or any(len({str(at(r, key)) for r in results}) > 1 for key in ("data", "protocol")):
         return None
     known = [(i, value) for i, value in enumerate(values) if value is not None]
-    ours = [pair for pair in known if _method(results[pair[0]]) not in YARDSTICKS] or known
+    ours = [pair for pair in known if method_key(results[pair[0]]) not in YARDSTICKS] or known
 
     def order(pair: tuple[int, float]) -> list[float]:
         paid = [costs[cost][pair[0]] for cost in ("bytes", "gradients", "rounds")]
@@ -127,19 +147,19 @@ def _choose(
     return min(ours, key=order)[0]
 
 
-def _method(result: Result) -> str:
+def method_key(result: Result) -> str:
     return str(at(result, "method")).lower()
 
 
 def find_sweep(results: Sequence[Result], choice: int | None = None) -> Sweep | None:
     """The swept number of the chosen run's method, or else of the method with most runs."""
-    found = [sweep for method in dict.fromkeys(map(_method, results)) if (sweep := _sweep_of(results, method))]
+    found = [sweep for method in dict.fromkeys(map(method_key, results)) if (sweep := _sweep_of(results, method))]
     return max(found, key=lambda sweep: (choice in sweep.places, len(sweep.places)), default=None)
 
 
 def _sweep_of(results: Sequence[Result], method: str) -> Sweep | None:
     """One setting with another number in every run; where several are like that, lam, from which others may follow."""
-    runs = [i for i, result in enumerate(results) if _method(result) == method]
+    runs = [i for i, result in enumerate(results) if method_key(result) == method]
     swept = {}
     for key in dict.fromkeys(key for i in runs for key in at(results[i], "settings") or ()):
         told = {i: value for i in runs if (value := number(at(results[i], "settings", key))) is not None}
@@ -157,7 +177,7 @@ class Words:
 
     def __init__(self, found: Tradeoff, results: Sequence[Result]) -> None:
         self.found, self.results, self.sweep = found, results, found.sweep
-        methods = [_method(result) for result in results]
+        methods = [method_key(result) for result in results]
         self.yardsticks = [i for i, method in enumerate(methods) if method in YARDSTICKS and i != found.choice]
         self.ends = [i for i, method in enumerate(methods) if method in ENDS]
         around = {i for i, method in enumerate(methods) if method in (*ENDS, *YARDSTICKS, "popularity")}
@@ -198,7 +218,7 @@ class Words:
             return ""
         if choice in self.sweep.places:
             return f" (the smaller {self.sweep.key}, the more personal)"
-        end = ENDS.get(_method(self.results[choice]))
+        end = ENDS.get(method_key(self.results[choice]))
         return f" ({end})" if end else ""
 
     def rivals(self, choice: int, others: list[int]) -> str:
@@ -268,19 +288,20 @@ class Words:
         if far is None or error is None:
             return ""
         own = "a client’s own examples" if n is None else f"a client’s own n = {n:,.0f} examples"
-        text = f"Clients differ by R = {far:.3g} while {own} leave an error of {error:.3g}: R is "
+        text = f"Clients differ by R = {digits(far)} while {own} leave an error of {digits(error)}: R is "
         if error / 1.2 <= far <= error * 1.2:
             text += "about that, so something between sharing and personalisation should pay"
         else:
             text += "above that, so personalisation should pay" if far > error else "below that, so sharing should pay"
-        springs = lam is not None and any(_method(result) in SPRINGS for result in self.results)
-        return f"{text}; theory would take lam near {lam:.2g}." if springs else f"{text}."
+        if lam is None or not any(method_key(result) in SPRINGS for result in self.results):
+            return f"{text}."
+        return f"{text}; theory would take lam near {digits(float(f'{lam:.2g}'))}."
 
 
 def _saving(cost: float, top: float) -> str:
     """`a third of the bytes (1.2 MB)`."""
     share = cost / top
-    word = next((word for part, word in FRACTIONS.items() if abs(share / part - 1) < 0.06), f"{100 * share:.2g} %")
+    word = next((word for part, word in FRACTIONS.items() if abs(share / part - 1) < 0.05), f"{100 * share:.2g} %")
     return f"{word} of the bytes ({human_bytes(cost)})"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .canvas import COLOURS, INK, MARKERS, MUTED, Plot, drawable, figure, finish, legend, line, log_axis, short
-from .tables import Column, Result, at, decimals, human_bytes, interval_text, method_name
-from .tradeoff import BY_PATH, Sweep, Tradeoff
+from .tables import Column, Result, decimals, human_bytes, interval_text, method_name
+from .tradeoff import BY_PATH, Sweep, Tradeoff, method_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,9 +69,9 @@ def sweep_plot(weighed: Tradeoff, results: Sequence[Result]) -> Plot | None:
     _band(axes, sweep, results, quality, 0, "personal models" if shared else quality.title)
     if shared:
         _band(axes, sweep, results, shared, 1, "shared model alone")
-    levels = [(i, v) for i, v in enumerate(weighed.values) if v is not None and at(results[i], "method") in LEVELS]
+    levels = [(i, v) for i, v in enumerate(weighed.values) if v is not None and method_key(results[i]) in LEVELS]
     for i, level in levels:
-        dash = LEVELS[str(at(results[i], "method"))]
+        dash = LEVELS[method_key(results[i])]
         axes.axhline(level, color=MUTED, ls=dash, lw=1.8, label=drawable(method_name(results[i])))
     if sweep.values[0] > 0:
         log_axis(axes, "x", sweep.values[0], sweep.values[-1], short)
