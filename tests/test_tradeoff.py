@@ -179,7 +179,9 @@ def test_any_mixture_is_weighed(results, measured):
 def test_one_end_may_be_best():
     found = weigh([*sweep(), LOCAL, labelled("fedavg", 0.9, 0.9)], MEASURED | {"R": 0.1})
     assert found.advice.startswith("Choose FedAvg (one model for all): accuracy 0.900")
-    assert "next comes lam=1 with 0.840" in found.advice and "sharing should pay" in found.advice
+    assert "next comes lam=1 with 0.840" in found.advice and "sharing should pay; theory" in found.advice
+    found = weigh([*sweep(), LOCAL, labelled("fedavg", 0.9, 0.9)], MEASURED)
+    assert "personalisation should pay, which these runs do not show; theory" in found.advice
     found = weigh([*sweep(), labelled("local", 0.85, mb=0)])
     assert found.advice.startswith("Choose Local (nothing shared): accuracy 0.850 [0.830–0.870], nothing sent; ")
     mixed = weigh([*sweep(), labelled("local", 0.825, mb=0), FEDAVG]).advice

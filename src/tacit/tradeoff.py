@@ -293,6 +293,9 @@ class Words:
             text += "about that, so something between sharing and personalisation should pay"
         else:
             text += "above that, so personalisation should pay" if far > error else "below that, so sharing should pay"
+            against = "fedavg" if far > error else "local"
+            chosen = self.found.choice is not None and method_key(self.results[self.found.choice])
+            text += ", which these runs do not show" if chosen == against else ""
         if lam is None or not any(method_key(result) in SPRINGS for result in self.results):
             return f"{text}."
         return f"{text}; theory would take lam near {digits(float(f'{lam:.2g}'))}."
