@@ -108,6 +108,8 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, f"{tag} is closed out of order"
+        if tag == "td":
+            self.cell = {}
 
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:

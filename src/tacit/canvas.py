@@ -110,8 +110,10 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         wide = max(map(len, names))
-        columns = 3 if wide <= 14 else 2 if wide <= 24 else 1
-        figure.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=10, handlelength=1.8)
+        columns, size = 3 if wide <= 14 else 2 if wide <= 24 else 1, 10
+        if len(names) > 6 and 14 < wide <= 18:  # many runs of one method: a little smaller leaves room for the plot
+            columns, size = 3, 9
+        figure.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=size, handlelength=1.8)
 
 
 def log_axis(axes: Axes, which: str, low: float, high: float, write: Callable[[float], str]) -> None:

@@ -148,6 +148,7 @@ def compare(
     from .methods import METHODS, find_method
     from .report import write_report
     from .runs import next_folder
+    from .tradeoff import weigh
 
     chosen = wanted_runs(methods, method, sweep, list(METHODS))
     for name, _ in chosen:
@@ -179,12 +180,16 @@ def compare(
         for label, settings in wanted.items():
             bars.label = f"{label}: "
             results.append(start(settings, loaded, path / label.replace("/", "-"), bars, made))
-    report_path = write_report(results, path, data=shape(loaded), runs=[Path(r["run"]) for r in results])
-    (path / "compare.json").write_text(json.dumps({"runs": [Path(r["run"]).name for r in results]}))
+    measured = None  # REPLACE: heterogeneity(settings, task) of experiment.py
+    weighed, folders = weigh(results, measured), [Path(r["run"]) for r in results]
+    report_path = write_report(results, path, data=shape(loaded), runs=folders, weighed=weighed)
+    kept = {"runs": [folder.name for folder in folders], "heterogeneity": measured}
+    (path / "compare.json").write_text(json.dumps(kept))
     if json_:
-        emit({"results": results, "report": str(report_path)})
+        told = weighed.summary() if weighed else None
+        emit({"results": results, "report": str(report_path), "tradeoff": told})
     else:
-        show(results, report_path)
+        show(results, report_path, weighed)
 
 
 @app.command()
@@ -216,16 +221,19 @@ def report(
     from .data.sources import load
     from .report import write_report
     from .runs import RunFolder
+    from .tradeoff import weigh
 
-    parts = [path]
+    parts, kept = [path], {}
     if (path / "compare.json").exists():
-        parts = [path / name for name in RunFolder(path).read("compare.json")["runs"]]
+        kept = RunFolder(path).read("compare.json")
+        parts = [path / name for name in kept["runs"]]
     folders = [RunFolder.open(part) for part in parts]
     results = [folder.result() for folder in folders]
     settings = folders[0].settings()
     loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
-    made = write_report(results, path, data=shape(loaded), runs=parts)
-    emit({"report": str(made)}) if json_ else show(results, made)
+    weighed = weigh(results, kept.get("heterogeneity"))
+    made = write_report(results, path, data=shape(loaded), runs=parts, weighed=weighed)
+    emit({"report": str(made)}) if json_ else show(results, made, weighed)
 
 
 @app.command()

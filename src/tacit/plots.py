@@ -10,7 +10,9 @@ import numpy as np
 
 from .canvas import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, line, log_axis, quiet_style, short
 from .clouds import Plane, clouds
-from .tables import Result, at, decimals, human_bytes, human_seconds, labels, number, pair, protocols
+from .tables import Result, at, decimals, digits, human_bytes, human_seconds, labels, number, pair, protocols
+from .tradeoff import Tradeoff
+from .tradeoff_plots import front_plot, sweep_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,19 +37,25 @@ class Curve:
     seconds: list[float]  # of training, all rounds so far
     values: list[float]
     best_round: float | None
+    gradients: list[float]  # a person's passes over their own data, all rounds so far; empty if a round does not tell
 
 
 def draw(
-    results: Sequence[Result], data: dict[str, Any] | None = None, planes: Sequence[Plane | None] = ()
-) -> list[Plot]:
+    results: Sequence[Result], data: dict[str, Any] | None = None, planes: Sequence[Plane | None] = (),
+    weighed: Tradeoff | None = None,
+) -> list[Plot]:  # fmt: skip
     """All plots for which there is something to draw; `planes` are the results' item rows, in the same order."""
     metric, found = curves(results)
-    name, plots = _metric_name(metric, results), []
+    name = _metric_name(metric, results)
     with quiet_style():
+        weighing = (front_plot(weighed), sweep_plot(weighed, results)) if weighed else ()
+        plots = [plot for plot in weighing if plot]
         if _tells(found):
             plots.append(convergence(name, found, memories(results) if metric == "hr@10" else []))
             if any(curve.sent for curve in found):
                 plots.append(accuracy_by_bytes(name, found))
+            if len(results) > 1 and _own_pace(found):
+                plots.append(accuracy_by_gradients(name, found))
             if len(results) > 1 and any(curve.seconds for curve in found):
                 plots.append(accuracy_by_seconds(name, found))
         plots += _small(results, metric)
@@ -92,8 +100,17 @@ def follow(results: Sequence[Result], value: Callable[[Point], float | None]) ->
             rounds, values = [float(p["round"]) for p, _ in path], [float(y) for _, y in path]
             seconds = [n * lap for n in rounds] if lap else []
             best = number(at(result, "best_round"))
-            found.append(Curve(place, label, rounds, sent if told else [], seconds, values, best))
+            passes = [number(p.get("gradients")) for p, _ in path]
+            gradients = [n for n in passes if n is not None and n > 0]
+            gradients = gradients if len(gradients) == len(path) else []
+            found.append(Curve(place, label, rounds, sent if told else [], seconds, values, best, gradients))
     return found
+
+
+def _own_pace(found: Sequence[Curve]) -> bool:
+    """Whether gradients are more than rounds times one number for all, which the plot by round shows already."""
+    paces = [n / of for curve in found for n, of in zip(curve.gradients, curve.rounds) if of]
+    return bool(paces) and max(paces) > min(paces) * (1 + 1e-6)
 
 
 def _points(result: Result) -> list[Point]:
@@ -179,6 +196,20 @@ def accuracy_by_bytes(name: str, found: Sequence[Curve]) -> Plot:
     if any(curve.sent and not any(curve.sent) for curve in found):
         caption += " A dotted level is a method that sends nothing."
     return finish("bytes", drawing, f"Line plot of {name} by bytes per person. " + "; ".join(told) + ".", caption)
+
+
+def accuracy_by_gradients(name: str, found: Sequence[Curve]) -> Plot:
+    drawing, axes = figure(f"{name} against computation", "gradient evaluations per person, all rounds so far", name)
+    known = [curve for curve in found if curve.gradients]
+    for curve in known:
+        line(axes, curve.place, curve.label, curve.gradients, curve.values, ms=9, markevery=[-1], mec=INK, mew=0.8)
+    seen = [x for curve in known for x in curve.gradients]
+    log_axis(axes, "x", min(seen), max(seen), short)
+    legend(drawing, axes)
+    told = [f"{c.label} ends at {digits(c.gradients[-1])} with {decimals(c.values[-1])}" for c in known]
+    caption = f"What {name} costs in computation: one evaluation is one pass over a person’s own data."
+    alt = f"Line plot of {name} by gradient evaluations per person. " + "; ".join(told) + "."
+    return finish("gradients", drawing, alt, caption)
 
 
 def accuracy_by_seconds(name: str, found: Sequence[Curve]) -> Plot:

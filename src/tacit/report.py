@@ -26,8 +26,10 @@ from .tables import (
     Column,
     Result,
     at,
+    by_client,
     columns,
     decimals,
+    digits,
     human_bytes,
     human_seconds,
     interval_text,
@@ -42,24 +44,39 @@ from .tables import (
     subject,
     weight_rows,
 )
+from .tradeoff import Tradeoff
 
-PLOTS = ("convergence", "bytes", "seconds", "loss", "zeros", "down", "items", "activity", "popularity")
+PLOTS = (
+    "tradeoff",
+    "sweep",
+    "convergence",
+    "bytes",
+    "gradients",
+    "seconds",
+    "loss",
+    "zeros",
+    "down",
+    "items",
+    "activity",
+    "popularity",
+)
 
 
 def write_report(
     results: list[Result], folder: Path, *, data: dict[str, Any] | None = None, runs: Sequence[Path] = (),
-    title: str | None = None,
+    title: str | None = None, weighed: Tradeoff | None = None,
 ) -> Path:  # fmt: skip
     """Write folder/report.html and folder/plots/*.png; return the path of the page.
 
     `data` may hold "activity" (interactions per person) and "popularity" (people per item), both plotted by rank.
     `runs` are the results' run folders, in the same order, for what is drawn from trained weights.
+    `weighed` is what `tradeoff.weigh` found in the same results: its advice, fronts and plots.
     """
     if not results:
         raise SettingError("A report was asked for no results; give at least one, e.g. [result].")
     planes = [plane(run, int(number(at(result, "items")) or 0)) for run, result in zip(runs, results)]
-    drawn = plots.draw(results, data, planes)
-    page = render(results, drawn, title=title)
+    drawn = plots.draw(results, data, planes, weighed)
+    page = render(results, drawn, title=title, weighed=weighed)
     folder = Path(folder)
     try:
         (folder / "plots").mkdir(parents=True, exist_ok=True)
@@ -73,7 +90,9 @@ def write_report(
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error
 
 
-def render(results: list[Result], drawn: Sequence[Plot] = (), *, title: str | None = None) -> str:
+def render(
+    results: list[Result], drawn: Sequence[Plot] = (), *, title: str | None = None, weighed: Tradeoff | None = None
+) -> str:
     """The page as text."""
     names = labels(results)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -83,12 +102,17 @@ def render(results: list[Result], drawn: Sequence[Plot] = (), *, title: str | No
         title=title or default_title(results),
         subject=subject(results),
         headline=re.split(r"(\d+ %(?: \[.*?\])?)", headline(results)),  # odd pieces: kept on one line
+        advice=re.split(r"(?<=\.) |$", weighed.advice, maxsplit=1) if weighed else [],  # the choice, the reasons
+        chosen=weighed.choice if weighed else None,
+        fronts=[weighed.on_front(i) for i in range(len(results))] if weighed else [],
+        quality=weighed.quality.title if weighed else "",
         warnings=warnings(results),
         leak=leak_notes(results),
         tiles=tiles(results[0]) if len(results) == 1 else [],
         table=result_table(results),
         plots=[(plot, _data_uri(plot.light), _data_uri(plot.dark)) for plot in drawn],
         names=names,
+        clients=by_client(results),
         settings=settings_table(results),
         weights=[(name, rows) for name, result in zip(names, results) if (rows := weight_rows(result))],
         runs=[(name, run_facts(result), at(result, "command")) for name, result in zip(names, results)],
@@ -242,6 +266,7 @@ def run_facts(result: Result) -> list[tuple[str, str]]:
         return ", ".join(f"{write(n)} {key}" for n, key in found if n is not None)
 
     each, memory = number(at(result, "traffic", "up_bytes_per_person_round")), number(at(result, "peak_rss_mb"))
+    passes, lap = (number(at(result, "gradients", key)) for key in ("total", "per_person_round"))
     epsilon, delta = (number(at(result, "privacy", key)) for key in ("epsilon", "delta"))
     judged = [(number(at(result, who, "people")), who) for who in ("seen", "new")]
     rejected, reason = at(result, "rejected_updates"), at(result, "stopped", "reason")
@@ -253,6 +278,9 @@ def run_facts(result: Result) -> list[tuple[str, str]]:
         "best round": at(result, "best_round"),
         "sent": parts("traffic", ("up_bytes", "down_bytes"), human_bytes),
         "sent by one person": f"{human_bytes(each)} up in a round" if each is not None else None,
+        "gradient evaluations": ", ".join(
+            f"{digits(n)} {what}" for n, what in ((passes, "in all"), (lap, "per person and round")) if n is not None
+        ),
         "privacy": ", ".join(f"{sign} = {n:g}" for sign, n in (("ε", epsilon), ("δ", delta)) if n is not None),
         "rejected updates": rejected,
         "time": parts("seconds", ("setup", "train", "evaluate"), human_seconds),

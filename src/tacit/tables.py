@@ -10,12 +10,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from .tradeoff import Tradeoff
 
 Result = dict[str, Any]
 NONE = "–"  # shown where a result has no value
@@ -100,6 +103,15 @@ def decimals(value: float) -> str:
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.1e}"
 
 
+def digits(n: float) -> str:
+    """A count or a size in three digits or more, never in powers of ten unless tiny.
+
+    >>> digits(0.4217), digits(12), digits(12.345), digits(1234.5), digits(2e6)
+    ('0.422', '12', '12.3', '1,234', '2,000,000')
+    """
+    return f"{n:,.0f}" if abs(n) >= 999.5 else f"{n:.3g}"
+
+
 def interval_text(interval: tuple[float, float]) -> str:
     return f"{decimals(interval[0])}–{decimals(interval[1])}"
 
@@ -130,7 +142,12 @@ class Column:
         return max(values) if self.better > 0 else min(values)
 
 
-OTHERS = (("rmse", "RMSE", -1), ("accuracy", "accuracy", 1), ("weights_error", "weights’ error", -1))
+OTHERS = (
+    ("rmse", "RMSE", -1), ("accuracy", "accuracy", 1), ("loss", "loss", -1),
+    ("global_rmse", "global RMSE", -1), ("global_accuracy", "global accuracy", 1), ("global_loss", "global loss", -1),
+    ("weights_error", "weights’ error", -1), ("personal_error", "personal error", -1),
+    ("global_error", "global error", -1),
+)  # fmt: skip
 
 
 def _metrics() -> list[Column]:
@@ -142,7 +159,9 @@ def _metrics() -> list[Column]:
                 shown = who == "seen" or (kind, key) == ("sampled", "hr@10")
                 found.append(Column((who, kind, key), f"{name}, {group}", title, short, 1, in_terminal=shown))
         for key, title, better in OTHERS:
-            found.append(Column((who, key), name, title, f"{tag}{title}" if tag else title.replace(" ", "\n"), better))
+            short = f"{tag}{title}" if tag else title.replace(" ", "\n")
+            shown = key != "global_loss" and (who == "seen" or key in ("rmse", "accuracy", "weights_error"))
+            found.append(Column((who, key), name, title, short, better, in_terminal=shown))
     return found
 
 
@@ -150,6 +169,7 @@ METRICS = _metrics()
 COSTS = [
     Column(("privacy", "epsilon"), "Privacy", "ε", "ε", -1, lambda n: f"{n:g}"),
     Column(("rounds",), "Cost", "rounds", "rounds", 0, lambda n: f"{n:,.0f}"),
+    Column(("gradients", "total"), "Cost", "gradient evaluations", "gradients", -1, digits),
     Column(("traffic", "up_bytes_per_person_round"), "Cost", "up/person /round", "up/person\n/round", -1, human_bytes),
     Column(("traffic", "up_bytes"), "Cost", "total up", "", -1, human_bytes, False),
     Column(("traffic", "down_bytes"), "Cost", "total down", "", -1, human_bytes, False),
@@ -171,14 +191,21 @@ def method_name(result: Result) -> str:
 
 def labels(results: Sequence[Result]) -> list[str]:
     """One name per result, all different: the method, and what tells it from other runs of the same method."""
+    found = _told_apart(results, without="rounds")  # which often follow from what is set
+    if len(set(found)) < len(found):
+        found = _told_apart(results)
+    turn = [found[: i + 1].count(label) for i, label in enumerate(found)]  # equal in all of that: numbered
+    return [f"{label} #{n}" if found.count(label) > 1 else label for label, n in zip(found, turn)]
+
+
+def _told_apart(results: Sequence[Result], without: str = "") -> list[str]:
     names = [method_name(result) for result in results]
     found = []
     for result, name in zip(results, names):
         twins = [other for other, theirs in zip(results, names) if theirs == name]
-        parts = [f"{key}={plain(value)}" for key, value in _facts(result).items() if _differs(key, twins)]
-        found.append(f"{name} {' '.join(parts)}" if parts else name)
-    turn = [found[: i + 1].count(label) for i, label in enumerate(found)]  # equal in all of that: numbered
-    return [f"{label} #{n}" if found.count(label) > 1 else label for label, n in zip(found, turn)]
+        facts = {key: value for key, value in _facts(result).items() if key != without and _differs(key, twins)}
+        found.append(" ".join([name, *(f"{key}={plain(value)}" for key, value in facts.items())]))
+    return found
 
 
 def _facts(result: Result) -> dict[str, Any]:
@@ -232,19 +259,52 @@ def leaks(results: Sequence[Result]) -> bool:
     return any(at(result, "protocol") == "published" or at(result, "leak", "leaks") is True for result in results)
 
 
-def text_table(results: Sequence[Result]) -> Table:
-    """The terminal's table: one row per result, the 95 % interval dim under its number, the best of a column green."""
+def by_client(results: Sequence[Result]) -> dict[str, Any] | None:
+    """Rows of clients, columns of the runs that tell them; the best of a row is marked. None if no run does."""
+    told = [(name, found) for name, result in zip(labels(results), results) if (found := _clients(result))]
+    metric, better = next((m for m in (("accuracy", 1), ("rmse", -1)) if any(_has(m[0], c) for _, c in told)), ("", 0))
+    rows = []
+    for client in dict.fromkeys(client for _, found in told for client in found) if metric else ():
+        here = [found.get(client) for _, found in told]
+        values = [number(at(entry, metric)) for entry in here]
+        known = [better * value for value in values if value is not None]
+        top = better * max(known) if len(known) > 1 and min(known) < max(known) else None
+        size = next((n for entry in here if (n := number(at(entry, "examples"))) is not None), None)
+        cells = [{"text": NONE if v is None else decimals(v), "best": v is not None and v == top} for v in values]
+        rows.append({"client": client, "examples": NONE if size is None else f"{size:,.0f}", "cells": cells})
+    return {"metric": metric, "names": [name for name, _ in told], "rows": rows} if rows else None
+
+
+def _clients(result: Result) -> dict[str, Result]:
+    entries = at(result, "by_client")
+    return {plain(at(entry, "client")): entry for entry in entries} if isinstance(entries, list) else {}
+
+
+def _has(metric: str, clients: dict[str, Result]) -> bool:
+    return any(number(at(entry, metric)) is not None for entry in clients.values())
+
+
+def text_table(results: Sequence[Result], weighed: Tradeoff | None = None) -> Table:
+    """The terminal's table: one row per result, the 95 % interval dim under its number, the best of a column green;
+    of results that were weighed, also the costs on whose front they are."""
     shown = [column for column in columns(results) if column.in_terminal]
+    if len(shown) > 8:  # 80 characters do not hold them all
+        shown = [column for column in shown if column.path[0] != "gradients"]
     title = "; ".join([subject(results), *(f"{name} protocol" for name in protocols(results))])
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, title_style="bold", caption_style="dim")
-    table.title, table.caption = Text(title), _caption(results, shown)
+    table.title, table.caption = Text(title), _caption(results, shown, weighed)
     table.title_justify = table.caption_justify = "left"
     table.add_column("method", overflow="fold", min_width=10)
     for column in shown:
         table.add_column(Text(column.short, justify="right"), justify="right", no_wrap=True)
+    if weighed:
+        table.add_column("front" if len(shown) < 8 else "◆", no_wrap=True)
     best = [column.best(results) for column in shown]
-    for result, label in zip(results, labels(results)):
-        table.add_row(Text(label), *(_cell(column, result, top) for column, top in zip(shown, best)))
+    for i, (result, label) in enumerate(zip(results, labels(results))):
+        cells = [_cell(column, result, top) for column, top in zip(shown, best)]
+        if weighed:
+            cells.append(Text("".join(cost[0] if i in on else "·" for cost, on in weighed.fronts.items() if on)))
+        table.add_row(Text(label, style="bold" if weighed and weighed.choice == i else ""), *cells)
     return table
 
 
@@ -271,7 +331,7 @@ def _tight(low: float, high: float) -> str:
     return "–".join(end.removeprefix("0") for end in ends)
 
 
-def _caption(results: Sequence[Result], shown: Sequence[Column]) -> Text:
+def _caption(results: Sequence[Result], shown: Sequence[Column], weighed: Tradeoff | None) -> Text:
     text = Text()
     if leaks(results):
         warning = "The protocol of these numbers leaks: do not compare them with clean ones.\n"
@@ -279,5 +339,10 @@ def _caption(results: Sequence[Result], shown: Sequence[Column]) -> Text:
     if any(column.interval(result) for column in shown for result in results):
         text.append("Below a number: its 95 % interval. ")
     if any(column.path[:2] == ("seen", "sampled") for column in shown):
-        text.append("(99): ranked among 99 sampled items; full: among all.")
+        text.append("(99): ranked among 99 sampled items; full: among all. ")
+    if weighed and any(weighed.fronts.values()):
+        costs = ", ".join(f"{cost} ({cost[0]})" for cost, on in weighed.fronts.items() if on)
+        text.append(
+            f"{'front' if len(shown) < 8 else '◆'}: no run has better {weighed.quality.title} for as little: {costs}."
+        )
     return text

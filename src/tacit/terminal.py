@@ -65,11 +65,13 @@ def emit(value: Any) -> None:
     sys.stdout.flush()
 
 
-def show(results: list[dict[str, Any]], report: Path) -> None:
+def show(results: list[dict[str, Any]], report: Path, weighed: Any = None) -> None:
     from .report import warnings
     from .tables import text_table
 
-    out.print(text_table(results))
+    out.print(text_table(results, weighed))
+    if weighed:
+        out.print(weighed.advice, style="bold", markup=False)
     for note in dict.fromkeys(note for result in results for note in result["notes"]):
         out.print(note, style="dim", markup=False)
     for warning in warnings(results):
