@@ -14,7 +14,7 @@ from tacit.engine.checkpoint import load_state, same_bytes, save_state
 from tacit.engine.run import begin, run
 from tacit.federation import of_histories
 from tacit.methods import METHODS, build, settings_of
-from worlds import ITEMS, PEOPLE, histories, model_of, world
+from worlds import FEATURES, ITEMS, PEOPLE, histories, model_of, world
 
 SOLVED = {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}
 TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink": 1.0}
@@ -69,6 +69,38 @@ TABLE = [
         {"lr": 0.2, "table_lr": 4.0, "passes": 3, "lam": 0.5, "mu": 0.5, "penalty": "none", "released": True,
          "schedule": "sin", "parts": "own", "prox": 0.1, "bound": 1.0},
     ),
+    ("fedbn", {"lr": 0.1}, ["pictures"], {"lr": 0.2, "passes": 2}),
+    (
+        "ditto",
+        {"lr": 0.1, "own_lr": 0.1, "lam": 0.5},
+        ["ranking", "ratings", "pictures"],
+        {"lr": 0.2, "passes": 2, "own_lr": 0.2, "own_passes": 2, "lam": 1.0},
+    ),
+    (
+        "pfedme",
+        {"lam": 0.5},
+        ["ranking", "ratings", "pictures"],
+        {"lam": 1.0, "lr": 0.2, "passes": 2, "turns": 2, "eta": 0.5, "beta": 0.5},
+    ),
+    ("fedclup", {"passes": 3}, ["labels", "numbers"], {"lam": 0.5, "lr": 0.2, "passes": 2, "rate": 0.9}),
+    (
+        "fedclup",
+        {"lam": 0.5, "lr": 0.1, "rate": 1.1, "passes": 3},
+        ["ranking", "ratings", "pictures"],
+        {"lam": 1.0, "lr": 0.2, "passes": 2, "rate": 1.0},
+    ),
+    (
+        "apfl",
+        {"lr": 0.1},
+        ["ranking", "ratings", "pictures"],
+        {"lr": 0.2, "passes": 2, "alpha": 0.2, "alpha_lr": 0.5},
+    ),
+    (
+        "lgmix",
+        {"lr": 0.1},
+        ["ranking", "ratings", "pictures"],
+        {"lr": 0.2, "passes": 2, "trace": "gram", "share": 0.9},
+    ),
     (
         "pfedrec",
         {"lr": 0.1, "item_scale": 1.0},
@@ -76,7 +108,7 @@ TABLE = [
         {"lr": 0.2, "item_scale": 2.0, "passes": 2, "tuned": False},
     ),
 ]  # fmt: skip
-VARIANT = ("solver", "parts", "keep", "schedule")  # what tells two rows of one method apart
+VARIANT = ("solver", "parts", "keep", "schedule", "rate")  # what tells two rows of one method apart
 
 
 def label(name, settings):
@@ -201,7 +233,9 @@ def test_every_setting_changes_the_result(name, settings, tasks, key, value):
     def outcome(task, settings):
         state = trained(name, settings, task)[-1].state
         method, _, federation = world(name, settings, task)
-        held = of_histories(histories(task), ITEMS, examples=method.examples, negatives=0).examples(np.array([0]), 0)
+        if task not in FEATURES:
+            federation = of_histories(histories(task), ITEMS, examples=method.examples, negatives=0)
+        held = federation.examples(np.array([0]), 0)
         own = {n: v[0] for n, v in state.private.gather(np.array([0])).items()} if not method.pooled else {}
         served = method.personalize(state.shared, own, Examples(*(x[0] for x in held.pad())))
         return everything(state) | served

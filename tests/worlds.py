@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from tacit.core import Method, Model
 from tacit.data.interactions import Histories
-from tacit.federation import Federation, of_histories, pooled
+from tacit.federation import Federation, of_arrays, of_histories, pooled
 from tacit.methods import build
-from tacit.models import factorization, ranker
+from tacit.models import cnn, factorization, linear, logistic, ranker
 
 PEOPLE, ITEMS, K = 24, 40, 5
 torch.set_num_threads(1)  # tests run in two processes
+FEATURES = ("numbers", "labels", "pictures")  # tasks of clients with features; the others are of people and items
 MODELS = {
     "pfedrec": "scorer",
     "fedrap": "additive",
@@ -30,7 +33,20 @@ def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, s
     return Histories(starts, taken, values.astype(np.float32))
 
 
+def arrays(task: str, people: int = PEOPLE, seed: int = 0) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Clients with 3 to 19 examples: vectors and numbers, vectors and labels, or pictures and labels."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 20, people)
+    shape = (1, 4, 4) if task == "pictures" else (6,)
+    inputs = tuple(rng.normal(size=(n, *shape)).astype(np.float32) for n in lengths)
+    if task == "numbers":
+        return inputs, tuple((x @ rng.normal(size=6) + rng.normal(size=len(x))).astype(np.float32) for x in inputs)
+    return inputs, tuple(rng.integers(0, 3, n).astype(np.float32) for n in lengths)
+
+
 def model_of(task: str, settings: dict, items: int = ITEMS, method: str = "") -> Model:
+    if task in FEATURES:
+        return {"numbers": linear(6), "labels": logistic(6, 3), "pictures": cnn((1, 4, 4), 3, width=2)}[task]
     if method in MODELS:
         return ranker(items, model=MODELS[method], k=K)
     loss = "squared" if task == "ratings" or settings.get("solver") == "exact" else "bce"
@@ -43,9 +59,14 @@ def world(
     name: str, settings: dict, task: str, *, data: Histories | None = None, **options
 ) -> tuple[Method, Model, Federation]:
     """A method, a model and a federation that fit together."""
-    data = histories(task) if data is None else data
     model = model_of(task, settings, method=name)
     method = build(name, model, settings)
+    if task in FEATURES:
+        made = of_arrays(*arrays(task), batch=8)
+        members = options.get("members")
+        made = made if members is None else replace(made, members=np.asarray(members))
+        return method, model, pooled(made) if method.pooled else made
+    data = histories(task) if data is None else data
     negatives = 0 if task == "ratings" else 2
     made = of_histories(data, ITEMS, examples=method.examples, negatives=negatives, batch=8, **options)
     return method, model, pooled(made) if method.pooled else made

@@ -23,19 +23,23 @@ _HOMES = {
     "data.importing": ["BroughtSplit"],
     "data.synthetic": ["synthetic"],
     "data.supervised": ["Supervised"],
+    "data.partitions": ["by_label", "dirichlet"],
     "data.splits": ["Split", "leave_one_out", "temporal", "held_out_people", "support_query"],
     "federation": ["Federation", "of_histories", "of_arrays", "pooled"],
-    "models": ["factorization", "scorer", "additive", "linear", "ncf"],
-    "local": ["descend", "split", "nest", "unnest", "square_distance", "ridge"],
+    "models": ["factorization", "scorer", "additive", "linear", "ncf", "logistic", "cnn", "digit_network", "wrap"],
+    "local": ["descend", "slope", "curvature", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
     + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
-    + ["fedtrail", "fedrap", "pfedrec", "fcf", "fedmf", "fedncf"],
+    + ["fedtrail", "fedrap", "pfedrec", "fcf", "fedmf", "fedncf"]
+    + ["fedbn", "ditto", "pfedme", "fedclup", "apfl", "lgmix"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
     "evaluation.metrics": ["ranking_metrics", "rating_metrics"],
     "settings": ["Settings"],
     "experiment": ["execute"],
+    "heterogeneity": ["heterogeneity"],
+    "tradeoff": ["weigh"],
     "report": ["write_report"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from .core import Download, Examples, Method, Model, Params, Stage, Upload, chain
     from .data.importing import BroughtSplit
     from .data.interactions import Histories, Interactions
+    from .data.partitions import by_label, dirichlet
     from .data.sources import SOURCES, load
     from .data.splits import Split, held_out_people, leave_one_out, support_query, temporal
     from .data.supervised import Supervised
@@ -67,14 +72,19 @@ if TYPE_CHECKING:
     from .evaluation.scoring import personal_scores, top_items
     from .experiment import execute
     from .federation import Federation, of_arrays, of_histories, pooled
-    from .local import descend, nest, ridge, split, square_distance, unnest
+    from .heterogeneity import heterogeneity
+    from .local import curvature, descend, nest, ridge, slope, split, square_distance, unnest
     from .methods import (
         METHODS,
+        apfl,
         build,
         centralised,
+        ditto,
         fcf,
         fedals,
         fedavg,
+        fedbn,
+        fedclup,
         fedmf,
         fedncf,
         fedper,
@@ -84,11 +94,14 @@ if TYPE_CHECKING:
         fedrep,
         fedsgd,
         fedtrail,
+        lgmix,
         local,
+        pfedme,
         pfedrec,
         popularity,
     )
     from .methods.servers import server_step
-    from .models import additive, factorization, linear, ncf, scorer
+    from .models import additive, cnn, digit_network, factorization, linear, logistic, ncf, scorer, wrap
     from .report import write_report
     from .settings import Settings
+    from .tradeoff import weigh

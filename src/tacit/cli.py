@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -126,7 +125,7 @@ def run(
         emit(result)
     else:
         show([result], path / "report.html")
-        if result["task"] != "regression":
+        if result["items"]:
             out.print(f"Next: tacit recommend {path} --likes TITLE", markup=False, soft_wrap=True)
 
 
@@ -134,7 +133,9 @@ def run(
 def compare(
     methods: Annotated[str | None, typer.Option("--methods", help="Names with commas between, or all.")] = None,
     method: Annotated[str | None, typer.Option("--method", help="The one method of a sweep.")] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="key=v1,v2,...: once for every value.")] = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="key=v1,v2,...: once for every value; --methods may stand beside it.")
+    ] = None,
     data: DataOption = "ml-100k", task: TaskOption = None, set_: SetOption = None, rounds: RoundsOption = None,
     cohort: CohortOption = None, dropout: DropoutOption = 0.0, protocol: ProtocolOption = "clean",
     split: SplitOption = "leave-one-out", new_people: NewOption = None, tolerance: ToleranceOption = None,
@@ -143,12 +144,11 @@ def compare(
     threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
+    from .comparison import compare as compare_runs
     from .data.sources import load
     from .experiment import make_task
     from .methods import METHODS, find_method
-    from .report import write_report
     from .runs import next_folder
-    from .tradeoff import weigh
 
     chosen = wanted_runs(methods, method, sweep, list(METHODS))
     for name, _ in chosen:
@@ -175,16 +175,13 @@ def compare(
                 raise
             say(f"{label} is left out: {error}")
             del wanted[label]
-    results = []
     with Bars() as bars:
-        for label, settings in wanted.items():
+
+        def one(label: str, settings: Any, folder: Path) -> dict[str, Any]:
             bars.label = f"{label}: "
-            results.append(start(settings, loaded, path / label.replace("/", "-"), bars, made))
-    measured = None  # REPLACE: heterogeneity(settings, task) of experiment.py
-    weighed, folders = weigh(results, measured), [Path(r["run"]) for r in results]
-    report_path = write_report(results, path, data=shape(loaded), runs=folders, weighed=weighed)
-    kept = {"runs": [folder.name for folder in folders], "heterogeneity": measured}
-    (path / "compare.json").write_text(json.dumps(kept))
+            return start(settings, loaded, folder, bars, made)
+
+        results, report_path, weighed = compare_runs(wanted, made, path, seed, shape(loaded), one, say)
     if json_:
         told = weighed.summary() if weighed else None
         emit({"results": results, "report": str(report_path), "tradeoff": told})

@@ -18,7 +18,7 @@ DataOption = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    str | None, typer.Option("--task", help="ranking, ratings or regression; told from the data when left out.")
+    str | None, typer.Option("--task", help="ranking, ratings, regression or labels; told from the data when left out.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -100,7 +100,7 @@ def make_settings(**values: Any) -> Any:
     for name, known in (
         ("protocol", ("clean", "published")),
         ("split", ("leave-one-out", "temporal", "random")),
-        ("task", ("ranking", "ratings", "regression")),
+        ("task", ("ranking", "ratings", "regression", "labels")),
     ):
         if values[name] is not None and values[name] not in known:
             raise SettingError(did_you_mean(values[name], known, name))
@@ -158,9 +158,10 @@ def wanted_runs(
     """(method, settings of its own) of every run of a comparison."""
     if sweep:
         key, equals, values = sweep.partition("=")
-        if not (key.strip() and equals and values.strip(", ") and method and not methods):
+        if not (key.strip() and equals and values.strip(", ") and method):
             raise SettingError("A sweep needs one method and values: --method fedals --sweep lam=0.003,0.01,0.03.")
-        return [(method, {key.strip(): v}) for v in dict.fromkeys(map(str.strip, values.split(","))) if v]
+        swept = [(method, {key.strip(): v}) for v in dict.fromkeys(map(str.strip, values.split(","))) if v]
+        return swept + (wanted_runs(methods, None, None, known) if methods else [])
     if method or methods is None or not methods.strip(", "):
         raise SettingError(
             "Say what to compare: --methods popularity,fedals, or --methods all, or --method NAME --sweep k=8,32."

@@ -14,6 +14,7 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ import numba
 import numpy as np
 import torch
 
+from .client_tasks import supervised
+from .core import Download, Examples
 from .data import splits
 from .data.importing import BroughtSplit
 from .data.interactions import Interactions
@@ -29,9 +32,10 @@ from .data.supervised import Supervised
 from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
+from .local import Meter
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
-from .tasks import Task, ranking, ratings, regression
+from .tasks import Task, ranking, ratings
 from .wire.packing import pack
 
 FOLDS = 10
@@ -80,20 +84,20 @@ class Stopwatch:
 def make_task(settings: Settings, data: Data) -> Task:
     """The task that the data and the settings ask for."""
     wanted = settings.task or (data.task if isinstance(data, Supervised) else "ranking")
-    if isinstance(data, Supervised) != (wanted == "regression"):
-        fits = "regression" if isinstance(data, Supervised) else "ranking or ratings"
+    fits = data.task if isinstance(data, Supervised) else "ranking or ratings"
+    if wanted not in fits.split():
         raise SettingError(f"--task {wanted} was asked of {data.name}, which fits {fits}. Leave --task out.")
     unread: dict[str, tuple[Any, ...]] = (
         {"protocol": ("clean",), "split": ("leave-one-out",)} if wanted != "ranking" else {}
     )
-    if wanted == "regression":
+    if isinstance(data, Supervised):
         unread["new_people"] = (None,)
     for name, usual in unread.items():
         if getattr(settings, name) not in usual:
             option = f"--{name.replace('_', '-')} {getattr(settings, name)}"
             raise SettingError(f"{option} would change nothing for {wanted}. Leave it out.")
     if isinstance(data, Supervised):
-        return regression(data)
+        return supervised(data, seed=settings.seed)
     share = settings.new_share
     if wanted == "ratings":
         return ratings(data, new_people=share, seed=settings.seed)
@@ -171,10 +175,11 @@ def train(
     watch.phase(progress.phase, rounds, state.round)
     clock, saved, cost = Stopwatch(progress), time.perf_counter(), 0.0
     reason, lap = f"all {rounds} rounds were run", time.perf_counter()
-    for done in run(
+    rounds_run = run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
-    ):  # fmt: skip
+    )  # fmt: skip
+    while (done := _next(rounds_run, folder, state, progress)) is not None:
         state, metrics = done.state, None
         progress.laps.append(round(time.perf_counter() - lap, 6))
         if searching and task.validate and (done.number % made.every == 0 or done.number == rounds):
@@ -206,6 +211,32 @@ def train(
     if searching or not progress.stopped:
         progress.stopped = reason
     return state
+
+
+def _next(rounds: Iterator[Round], folder: RunFolder, state: State, progress: Progress) -> Round | None:
+    """The next round, or None after the last; if the numbers are lost in it, the state before it is kept."""
+    try:
+        return next(rounds, None)
+    except DivergedError:
+        folder.save(state, progress)
+        raise
+
+
+def _gradients(made: Plan, task: Task, state: State) -> tuple[float, float] | None:
+    """(in the first round, in a later one): gradients that one person takes, each over all of their data. Counted by
+    running the first person's client; None where nothing is descended on a device."""
+    method = made.method
+    if method.pooled or method.examples == "history":
+        return None
+    federation = task.federation("final", method, made.sampling, None)
+    who = federation.members[:1]
+    held = Examples(*(x[0] for x in federation.examples(who, 0).pad()))
+    found = []
+    for at in (begin(method, made.model, federation, made.seed), state):
+        own, before = {n: v[0] for n, v in at.private.gather(who).items()}, Meter.gradients
+        method.client(Download(at.shared, torch.tensor(float(at.round))), own, held)
+        found.append((Meter.gradients - before) / held.mask.shape[0])
+    return (found[0], found[1]) if any(found) else None
 
 
 def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, searches: bool) -> None:
@@ -266,7 +297,10 @@ def _judge(
         new = Judged.joined(progress.folds)
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
-    uploads, extra = progress.traffic["uploads"], task.extra(state)
+    uploads, extra = progress.traffic["uploads"], task.extra(made.method, made.model, state)
+    taken = _gradients(made, task, state)
+    for point in progress.curve:
+        point["gradients"] = None if taken is None else taken[0] + (point["round"] - 1) * taken[1]
     silence = [] if uploads else ["Nobody answered in any round: this is the untrained model."]
     if made.method.pooled:
         uploads = task.people * state.round
@@ -282,6 +316,9 @@ def _judge(
         "traffic": {
             "up_bytes": progress.traffic["up_bytes"], "down_bytes": progress.traffic["down_bytes"],
             "up_bytes_per_person_round": round(progress.traffic["up_bytes"] / uploads) if uploads else 0,
+        },
+        "gradients": None if taken is None else {
+            "per_person_round": taken[1], "total": taken[0] + max(state.round - 1, 0) * taken[1],
         },
         "privacy": None,
         "seconds": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .data.interactions import Histories
 from .data.sampling import COHORT, DROPOUT, TRAIN, Ragged, key_of, samples, uniform
-from .errors import SettingError
+from .errors import DataError, SettingError
 
 People = NDArray[np.int64]
 
@@ -23,6 +23,11 @@ class Federation:
     members: People  # those who take part in training
     examples: Callable[[People, int], Ragged]
     catalogue: int = 0  # items, where inputs are items
+    names: tuple[str, ...] = ()  # of people, where they have any, for messages
+
+    def name(self, person: int) -> str:
+        """A person as a message names them."""
+        return f'client {person} ("{self.names[person]}")' if self.names else f"person {person}"
 
     def cohort(
         self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0
@@ -72,18 +77,44 @@ def of_histories(
     return Federation(histories.people, everybody[histories.lengths[everybody] > 0], held, catalogue)
 
 
-def of_arrays(features: tuple[NDArray, ...], targets: tuple[NDArray, ...], *, batch: int = 0) -> Federation:
-    """Every client holds rows of features and a target for each."""
+def of_arrays(
+    features: Sequence[NDArray], targets: Sequence[NDArray], *, batch: int = 0, seed: int = 0,
+    names: tuple[str, ...] = (),
+) -> Federation:  # fmt: skip
+    """Every client holds rows of features and a target for each; with a batch, in another order every round."""
+    check_clients(features, targets)
     starts = np.concatenate([[0], np.cumsum([len(x) for x in targets])]).astype(np.int64)
     inputs = np.concatenate(features).astype(np.float32)
     outputs = np.concatenate(targets).astype(np.float32)
 
     def held(people: People, round: int) -> Ragged:
         index = np.concatenate([np.arange(starts[p], starts[p + 1]) for p in people])
+        if batch:
+            draw, owner = uniform(index, key_of(seed, TRAIN, round)), np.repeat(people, np.diff(starts)[people])
+            place = np.empty(len(starts), np.int64)
+            place[people] = np.arange(len(people))
+            index = index[np.lexsort((draw, place[owner]))]
         lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[people])]).astype(np.int64)
         return Ragged(lengths, inputs[index], outputs[index], batch)
 
-    return Federation(len(targets), np.flatnonzero(np.diff(starts)), held)
+    return Federation(len(targets), np.flatnonzero(np.diff(starts)), held, names=names)
+
+
+def check_clients(features: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+    """Clients whose arrays do not fit together are told apart from a bug, here, where they enter."""
+    if len(features) != len(targets) or not sum(len(y) for y in targets):
+        raise DataError(
+            f"Features of {len(features)} clients and targets of {len(targets)} were got, {sum(map(len, targets))} "
+            "examples in all. Expected as many of one as of the other, and at least one example."
+        )
+    for client, (x, y) in enumerate(zip(features, targets)):
+        if len(x) != len(y):
+            raise DataError(f"Client {client} has {len(x)} examples and {len(y)} targets; expected one for each.")
+        if np.shape(x)[1:] != np.shape(features[0])[1:]:
+            raise DataError(
+                f"Client {client} has examples of shape {np.shape(x)[1:]}, client 0 of {np.shape(features[0])[1:]}; "
+                "expected one shape for all. Cut or pad the features of one of them."
+            )
 
 
 def pooled(federation: Federation) -> Federation:
@@ -91,9 +122,10 @@ def pooled(federation: Federation) -> Federation:
 
     def held(people: People, round: int) -> Ragged:
         apart = federation.examples(federation.members, round)
-        inputs = apart.inputs
+        inputs, ends = apart.inputs, np.array([0, len(apart.targets)])
         if federation.catalogue:
-            inputs = np.stack([np.repeat(federation.members, apart.lengths), apart.inputs], 1)
-        return Ragged(np.array([0, len(apart.targets)]), inputs, apart.targets)
+            return Ragged(ends, np.stack([np.repeat(federation.members, apart.lengths), inputs], 1), apart.targets)
+        order = np.argsort(uniform(np.arange(len(inputs)), key_of(0, TRAIN, round)), kind="stable")  # clients mixed
+        return Ragged(ends, inputs[order], apart.targets[order], apart.batch)
 
     return Federation(1, np.zeros(1, np.int64), held)

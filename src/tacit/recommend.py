@@ -85,8 +85,8 @@ def recommend(
     result = folder.result()
     items = folder.items(result["items"])
     facts = Facts(result["task"], result["items"], False, tuple(result["scale"]))
-    if facts.kind == "regression":
-        raise SettingError(f"{path} is a regression; there are no items to recommend.")
+    if facts.kind not in ("ranking", "ratings"):
+        raise SettingError(f"{path} is about {facts.kind}; there are no items to recommend.")
     if sum((bool(likes), person is not None, file is not None)) != 1:
         raise SettingError("Say for whom: either --likes TITLE (repeatable), or --person NAME, or --from FILE.")
     if person is not None:

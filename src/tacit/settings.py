@@ -14,7 +14,7 @@ from .core import Method, Model, step_by_mean
 from .errors import SettingError, did_you_mean
 from .methods import SERVER, build, coerce, find_method, settings_of
 from .methods.servers import server_step
-from .models import factorization, linear, ranker
+from .models import classifier, factorization, linear, ranker
 from .tasks import Facts, Sampling
 
 
@@ -25,7 +25,7 @@ class Settings(BaseModel):
 
     data: str = "ml-100k"
     """A name of `tacit data list`, a CSV or Parquet file, or a folder with a split."""
-    task: Literal["ranking", "ratings", "regression"] | None = None
+    task: Literal["ranking", "ratings", "regression", "labels"] | None = None
     """Told from the data when left out."""
     method: str = "fedals"
     set: dict[str, str] = {}
@@ -109,7 +109,19 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "regression": {
         "": {"rounds": 500, "tolerance": 1e-6, "lr": 0.1, "batch": 0},
+        "fedclup": {"lr": 0.0, "passes": 20},
+        "ditto": {"own_lr": 0.1},
     },
+    "labels": {
+        "": {"rounds": 50, "model": "logistic", "batch": 0, "lr": 0.1, "passes": 10, "patience": 0},
+        "fedclup": {"lr": 0.0},
+        "ditto": {"own_lr": 0.1, "own_passes": 10},
+    },
+}
+PICTURES: dict[str, dict[str, Any]] = {  # labels of pictures: a network, in batches
+    "": {"rounds": 40, "model": "cnn", "batch": 32, "lr": 0.1, "passes": 1},
+    "fedclup": {"lr": 0.1, "rate": 1.0, "lam": 0.1},
+    "ditto": {"own_lr": 0.1, "own_passes": 1},
 }
 PRESETS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {  # what papers chose for a data set, by method and data
     "ranking": {
@@ -121,8 +133,11 @@ PRESETS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {  # what papers cho
 LOOP = ("rounds", "tolerance", "patience")
 MODEL = {
     "ranking": ("model", "k", "loss", "spread"),
-    "ratings": ("k", "spread"),
-}  # a rating is a number: its loss is squared
+    "ratings": ("k", "spread"),  # a rating is a number: its loss is squared
+    "regression": (),
+    "labels": ("model", "width"),
+}
+HOMES: dict[str, Callable[..., Model]] = {"ranking": ranker, "ratings": factorization, "labels": classifier}
 UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0}  # weights by age that are flat, where no order is known
 
 
@@ -132,7 +147,9 @@ def plan(settings: Settings, task: Facts) -> Plan:
     by_task = DEFAULTS[task.kind]
     preset = PRESETS.get(task.kind, {}).get((settings.method, settings.data), {})
     chosen = {**by_task[""], **by_task.get(settings.method, {}), **preset}
-    homes = _homes(method, task, settings.set.get("model", chosen.get("model", "factorization")))
+    if task.kind == "labels" and len(task.shape) > 1:
+        chosen |= PICTURES[""] | PICTURES.get(settings.method, {})
+    homes = _homes(method, task, settings.set.get("model", chosen.get("model")))
     for name in settings.set:
         if name not in homes:
             hint = f" It is an option of its own: --{name} 8." if name in LOOP else ""
@@ -193,7 +210,9 @@ def _first(asked: Any, default: Any) -> Any:
 def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]:
     """Settings that this method does not read on this task, and why."""
     dead: dict[str, str] = {}
-    if values.get("model", "factorization") != "factorization":
+    if task.kind == "labels" and values.get("model") != "cnn":
+        dead["width"] = f"model={values.get('model')} does not read it"
+    if task.kind == "ranking" and values.get("model", "factorization") != "factorization":
         dead |= dict.fromkeys(("loss", "spread"), f"model={values['model']} does not read it")
     if method == "popularity":
         dead |= dict.fromkeys(("model", "k", "spread", "loss"), "popularity has no factors")
@@ -206,7 +225,7 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
         if task.kind == "ratings":
             dead["alpha0"] = "what was not rated says nothing about ratings"
     if method == "centralised":
-        unread = ("lam", "alpha0", "recency", "floor") if task.kind == "regression" else ("lr",)
+        unread = ("lr", "passes") if task.items else ("lam", "alpha0", "recency", "floor")
         dead |= dict.fromkeys(unread, f"centralised does not read it for {task.kind}")
     if method == "fedrecon":
         exact = values.get("solver") == "exact"
@@ -249,14 +268,15 @@ def _plain(name: str) -> str:
     return {"server": "name", "server_lr": "lr"}.get(name, name)
 
 
-def _homes(method: Callable[..., Method], task: Facts, model: str) -> dict[str, tuple[Callable[..., Any], Any]]:
+def _homes(method: Callable[..., Method], task: Facts, model: str | None) -> dict[str, tuple[Callable[..., Any], Any]]:
     """Every setting that may be given, with the function it belongs to."""
     homes: dict[str, tuple[Callable[..., Any], Any]] = {}
-    trial = method(make_model(task, {"model": coerce(ranker, "model", model)}))
-    if task.kind != "regression":
-        home = ranker if task.kind == "ranking" else factorization
+    home = HOMES.get(task.kind)
+    picked = {} if home is None or model is None else {"model": coerce(home, "model", model)}
+    trial = method(make_model(task, picked))
+    if home is not None:
         homes |= {n: (home, p) for n, p in settings_of(home).items() if n in MODEL[task.kind]}
-    if trial.examples == "samples" and not trial.pooled:
+    if trial.examples == "samples" and not (trial.pooled and task.items):
         homes |= {n: (sampling, p) for n, p in settings_of(sampling).items() if task.kind == "ranking" or n == "batch"}
     homes |= {n: (method, p) for n, p in settings_of(method).items()}
     if trial.server is step_by_mean and not trial.pooled:
@@ -269,6 +289,8 @@ def make_model(task: Facts, values: Mapping[str, Any]) -> Model:
     if task.kind == "regression":
         return linear(task.width)
     own = {name: values[name] for name in MODEL[task.kind] if name in values}
+    if task.kind == "labels":
+        return classifier(task.shape, task.classes, **own)
     if task.kind == "ratings":
         return factorization(task.items, biases=True, loss="squared", mean=sum(task.scale) / 2, **own)
     return ranker(task.items, **own)
@@ -307,9 +329,29 @@ def _check(values: Mapping[str, Any], task: Facts) -> None:
         ("recon_passes", 1),
         ("private_passes", 1),
         ("spread", 0),
+        ("own_lr", 0),
+        ("own_passes", 1),
+        ("turns", 1),
+        ("eta", 0),
+        ("beta", 0),
+        ("rate", 0),
+        ("alpha_lr", 0),
+        ("width", 1),
     ):
-        if name in values and values[name] < low:
+        if isinstance(values.get(name), (int, float)) and values[name] < low:
             raise SettingError(f"{name}={values[name]} was got; at least {low} is expected.")
-    for name in ("recency", "floor", "support", "momentum", "step_decay", "round_decay", "fade", "mix", "fast", "slow"):
+    for name in (
+        "recency",
+        "floor",
+        "support",
+        "momentum",
+        "step_decay",
+        "round_decay",
+        "fade",
+        "mix",
+        "fast",
+        "slow",
+        "alpha",
+    ):
         if name in values and not 0 <= values[name] <= 1:
             raise SettingError(f"{name}={values[name]} was got; a number from 0 to 1 is expected.")

@@ -1,6 +1,6 @@
 """Tasks: what a data set is used for, and so what is learnt from, what chooses the round, and what judges.
 
-A Task hides the difference between ranking, ratings and regression from the experiment:
+A Task hides the difference between ranking, ratings, regression and labels (client_tasks.py) from the experiment:
     federation(phase, method)    "search" learns without validation data, "final" with it
     validate(...)                a dict of metrics; `better` says how to compare them
     judge(...)                   metrics and intervals of seen or of new people
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .core import Download, Examples, Method, Model, Params, Stage
+from .core import Download, Method, Model, Params, Stage
 from .data import splits
 from .data.importing import BroughtSplit
 from .data.interactions import Histories, Interactions, count
 from .data.sampling import SERVE, SPLIT, key_of, some
-from .data.supervised import Supervised
 from .engine.backends import choose, collect
 from .engine.run import State
 from .engine.store import Store
@@ -29,7 +28,7 @@ from .errors import DataError
 from .evaluation import protocol
 from .evaluation.metrics import ranking_metrics, rating_metrics
 from .evaluation.protocol import Judged
-from .federation import Federation, of_arrays, of_histories, pooled
+from .federation import Federation, of_histories, pooled
 
 People = NDArray[np.int64]
 JUDGED = 20_000  # people who are judged, at most: ranking whole catalogues for everybody would be people x items
@@ -49,11 +48,13 @@ class Sampling:
 class Facts:
     """What a model and a method must know of a task; small enough to be kept with a run."""
 
-    kind: str  # ranking, ratings, regression
+    kind: str  # ranking, ratings, regression, labels
     items: int = 0
     timed: bool = False
     scale: tuple[float, float] = (0.0, 1.0)  # of ratings
     width: int = 0  # features, where inputs are not items
+    shape: tuple[int, ...] = ()  # of an example with features: (d,), or (channels, height, width)
+    classes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class Task:
     newcomers: People  # who takes no part in training
     leak: Callable[[], dict[str, Any] | None]
     better: tuple[str, int]  # the metric that chooses, and 1 or -1
-    extra: Callable[[State], dict[str, Any]] = lambda state: {}
+    extra: Callable[[Method, Model, State], dict[str, Any]] = lambda method, model, state: {}
 
     @property
     def seen(self) -> People:
@@ -294,41 +295,4 @@ def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) 
         Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, notes,
         federation, validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged),
         lambda: None, ("rmse", -1),
-    )  # fmt: skip
-
-
-def regression(data: Supervised) -> Task:
-    """Numbers from features; every client is judged on its own test rows."""
-
-    def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
-        made = of_arrays(data.features, data.targets, batch=sampling.batch)
-        return pooled(made) if method.pooled else made
-
-    def judge(
-        method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None
-    ) -> Judged:
-        errors, owners = [], []
-        home = of_arrays(data.features, data.targets)
-        for person in people:
-            own = {} if method.pooled else {n: v[0] for n, v in state.private.gather(np.array([person])).items()}
-            held = Examples(*(x[0] for x in home.examples(np.array([person]), 0).pad()))
-            params = method.personalize(state.shared, own, held)
-            guess = model.score(params, torch.from_numpy(data.test_features[person])).detach().numpy()
-            errors.append(guess.astype(float) - data.test_targets[person])
-            owners.append(np.full(len(guess), person))
-        return protocol.judge_ratings(np.concatenate(errors), np.concatenate(owners), stars=False)
-
-    def extra(state: State) -> dict[str, Any]:
-        if data.truth is None or "weight" not in state.shared:
-            return {}
-        found = state.shared["weight"].double().numpy()
-        weights = {"weights": found.round(6).tolist(), "true_weights": np.asarray(data.truth, float).round(6).tolist()}
-        return weights | {"seen": {"weights_error": float(np.abs(found - data.truth).max())}}
-
-    rows = sum(len(t) for t in (*data.targets, *data.test_targets))
-    everyone = np.arange(len(data.targets))
-    notes = (*data.notes, f"{count(len(everyone), 'client')} with {data.features[0].shape[1]} features each.")
-    return Task(
-        Facts("regression", width=data.features[0].shape[1]), len(everyone), rows, notes, federation, None, judge,
-        everyone, everyone[:0], lambda: None, ("rmse", -1), extra,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from ..wire.ledger import decode, encode
 from .store import Store
 
 People = NDArray[np.int64]
-Outcome = tuple[Upload | None, Counter[str]]
+Outcome = tuple[Upload | None, Counter[str], int | None]  # the sum; refusals by reason; somebody who was refused
 Device = Callable[[Download, Params, Examples], tuple[Upload, Params]]
 
 PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
@@ -57,7 +57,7 @@ def collect(
     if backend == "kernel":
         assert method.kernel is not None
         upload, refused = method.kernel(down, store, people, examples)
-        return upload, Counter({reason: count for reason, count in refused.items() if count})
+        return upload, Counter({reason: count for reason, count in refused.items() if count}), None
 
     def device(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
         upload, own = method.client(down, own, held)
@@ -72,6 +72,7 @@ def loop(method: Method, wire: Stage, down: Download, store: Store, people: Peop
     total: Upload | None = None
     expected: Params | None = None
     refused: Counter[str] = Counter()
+    first: int | None = None
     for place in range(len(people)):
         who = people[place : place + 1]
         held = Examples(*(x[0] for x in examples.pad(np.array([place]))))
@@ -84,21 +85,23 @@ def loop(method: Method, wire: Stage, down: Download, store: Store, people: Peop
         reason = refusal(upload, expected) or (None if finite(own, 0) else "non-finite")
         if reason:
             refused[reason] += 1
+            first = int(people[place]) if first is None else first
             continue
         total = upload if total is None else total + upload
         store.put(who, {name: value[None] for name, value in own.items()})
-    return total, refused
+    return total, refused, first
 
 
 def batched(device: Device, method: Method, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
     total: Upload | None = None
     refused: Counter[str] = Counter()
+    first: int | None = None
     follow = [name for name in down.params if name in method.rows]
     compact = bool(follow or store.rows)
     catalogue = next((down.params[n].shape[0] for n in follow), 0) or max(
         (store.initial[n].shape[0] for n in store.rows), default=0
     )
-    for chunk in chunks(examples, _width(method, down, store), method.bulk):
+    for chunk in chunks(examples, _width(method, down, store, examples), method.bulk or _bulk(down, store, compact)):
         held = examples.pad(chunk)
         params, rows = down.params, None
         if compact:
@@ -110,17 +113,27 @@ def batched(device: Device, method: Method, down: Download, store: Store, people
         uploads, own = run(Download(params, down.round), own, held)
         good, reasons = admitted(uploads, finite(own, 1))
         refused += reasons
+        if first is None and not good.all():
+            first = int(people[chunk][int((~good).nonzero()[0])])
         if good.any():
             total = add_people(total, uploads, good, rows, method.rows, catalogue)
         kept = good.nonzero()[:, 0]
         store.put(
             people[chunk][kept.numpy()], {n: v[kept] for n, v in own.items()}, None if rows is None else rows[kept]
         )
-    return total, refused
+    return total, refused, first
 
 
-def _width(method: Method, down: Download, store: Store) -> int:
-    """Numbers that one example may occupy: the widest catalogue leaf, as a factorisation's outer products are."""
+def _bulk(down: Download, store: Store, compact: bool) -> int:
+    """Numbers that a person's model takes, with its gradient, where it is not compacted to what the person touches."""
+    return 0 if compact else 2 * sum(v.numel() for v in (*down.params.values(), *store.initial.values()))
+
+
+def _width(method: Method, down: Download, store: Store, examples: Ragged) -> int:
+    """Numbers that one example may occupy: the widest catalogue leaf, as a factorisation's outer products are; or the
+    example itself, where it has features."""
+    if examples.inputs.ndim > 1:
+        return 4 * int(np.prod(examples.inputs.shape[1:]))
     leaves = [*down.params.items(), *store.initial.items()]
     width = max((v[0].numel() for n, v in leaves if n in method.rows), default=1)
     return width * (width + 3) // 2 if method.examples == "history" else 2 * width

@@ -87,9 +87,10 @@ def run(
         ledger.sent_down(down._replace(params=written), 0 if method.pooled else len(asked))
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
+        first: int | None = None
         if len(people):
             held = federation.examples(people, number)
-            upload, rejected = collect(backend, method, wire, down, state.private, people, held)
+            upload, rejected, first = collect(backend, method, wire, down, state.private, people, held)
             if method.pooled and number == 0:  # a bound: everybody hands over their data, once
                 data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
                 ledger.sent_up(Upload(data, torch.ones(())), 1)
@@ -102,29 +103,33 @@ def run(
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)
             if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
-                raise diverged(number, "the server's step")
+                raise diverged(number, "the server's step", None)
             state = State(shared, memory, state.private, number + 1)
         else:
             state = State(state.shared, state.memory, state.private, number + 1)
         lost = lost + 1 if rejected and not answered else 0
         if lost == LOST:
-            raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,")
+            what = f"everybody's upload, for the {LOST}rd time in a row,"
+            raise diverged(number, what, None if first is None else federation.name(first))
         yield Round(
             state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared), ledger.up_bytes,
             ledger.down_bytes,
         )  # fmt: skip
 
 
-def diverged(number: int, what: str) -> DivergedError:
+def diverged(number: int, what: str, who: str | None) -> DivergedError:
+    named = f" ({who} was the first)" if who else ""
     return DivergedError(
-        f"In round {number + 1} {what} left the finite numbers; the last good state is kept. "
-        "A learning rate (lr, recon_lr, private_lr, table_lr or server_lr), or a penalty that pushes apart (lam of "
-        "fedrap), is likely too large: try a tenth of it."
+        f"In round {number + 1} {what} left the finite numbers{named}; the last good state is kept. "
+        "A learning rate (lr, own_lr, recon_lr, private_lr, table_lr, server_lr or rate), or a penalty that pushes "
+        "apart (lam of fedrap), is likely too large: try a tenth of it."
     )
 
 
 def relative_change(new: Params, old: Params) -> float:
-    """|new - old| / the larger of |new| and |old|, over all shared parameters."""
+    """|new - old| / the larger of |new| and |old|, over all shared parameters; NaN where nothing is shared."""
+    if not new:
+        return math.nan
 
     def square(of: Callable[[str], Tensor]) -> float:
         return sum(float((of(name).double() ** 2).sum()) for name in new)

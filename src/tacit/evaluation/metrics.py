@@ -56,6 +56,15 @@ def interval(values: Array, *, draws: int = 1000, seed: int = 0) -> list[float]:
     return _bounds(_resample(len(values), draws, seed) @ values / len(values))
 
 
+def stratified(shares: Array, examples: Array) -> list[float]:
+    """95 % interval of the mean of clients' shares, for these clients and other examples of theirs; a share of 0 or 1
+    is taken as if two more examples had come out one each way (Agresti and Coull)."""
+    near = (shares * examples + 1) / (examples + 2)
+    error = 1.96 * float(np.sqrt(np.sum(near * (1 - near) / examples))) / len(shares)
+    middle = float(np.mean(shares))
+    return [round(max(middle - error, 0.0), 6), round(min(middle + error, 1.0), 6)]
+
+
 def rating_intervals(
     errors: Array, owners: NDArray[np.integer], *, draws: int = 1000, seed: int = 0
 ) -> dict[str, list[float]]:

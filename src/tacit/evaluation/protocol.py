@@ -21,21 +21,25 @@ from ..core import Method, Model, Params
 from ..data.interactions import Histories
 from ..data.sampling import SPLIT, TRAIN, Ragged, key_of, samples, some
 from ..engine.store import Store
-from .metrics import interval, means, ranking_metrics, rating_intervals, rating_metrics
+from .metrics import interval, means, ranking_metrics, rating_intervals, rating_metrics, stratified
 from .scoring import full_ranks, personal_scores, sampled_ranks
 
 PROTOCOLS = ("clean", "published")
+MANY = 30  # clients, from which on an interval is over clients and not over the examples of given ones
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
     """Some people's metrics. `raw` is what they are computed from, as plain lists: metrics by person for a ranking
-    ({"sampled": {...}, "full": {...}}), or {"errors": [...], "owners": [...], "stars": bool} for numbers."""
+    ({"sampled": {...}, "full": {...}}), {"errors": [...], "owners": [...], "stars": bool} for numbers, or {"metrics":
+    {...}, "examples": [...]} by client for labels."""
 
     raw: dict[str, Any]
 
     @property
     def values(self) -> dict[str, Any]:
+        if "metrics" in self.raw:
+            return {"people": len(self.raw["examples"]), **means(self.raw["metrics"])}
         if "errors" in self.raw:
             found = self._numbers(rating_metrics(np.array(self.raw["errors"])))
             return {"people": len(set(self.raw["owners"])), **{n: round(v, 6) for n, v in found.items()}}
@@ -44,6 +48,11 @@ class Judged:
 
     @property
     def intervals(self) -> dict[str, Any]:
+        if "metrics" in self.raw:
+            shares = {n: np.array(v) for n, v in self.raw["metrics"].items() if n.endswith("accuracy")}
+            if len(self.raw["examples"]) >= MANY:
+                return {name: interval(values) for name, values in shares.items()}
+            return {name: stratified(values, np.array(self.raw["examples"])) for name, values in shares.items()}
         if "errors" in self.raw:
             return self._numbers(rating_intervals(np.array(self.raw["errors"]), np.array(self.raw["owners"])))
         return {kind: {n: interval(np.array(v)) for n, v in metrics.items()} for kind, metrics in self.raw.items()}
@@ -100,6 +109,10 @@ def rank_full(
 def judge_ranking(sampled: tuple[NDArray, NDArray], full: tuple[NDArray, NDArray], k: int = 10) -> Judged:
     kinds = {"sampled": ranking_metrics(*sampled, k), "full": ranking_metrics(*full, k)}
     return Judged({kind: {n: v.tolist() for n, v in metrics.items()} for kind, metrics in kinds.items()})
+
+
+def judge_clients(metrics: dict[str, list[float]], examples: list[int]) -> Judged:
+    return Judged({"metrics": metrics, "examples": examples})
 
 
 def judge_ratings(errors: NDArray[np.float64], owners: NDArray[np.integer], *, stars: bool = True) -> Judged:

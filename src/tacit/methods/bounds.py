@@ -57,16 +57,23 @@ def local(model: Model, *, lr: float = 1.0, passes: int = 5) -> Method:
 
 
 def centralised(
-    model: Model, *, lam: float = 0.01, alpha0: float = 0.3, recency: float = 0.75, floor: float = 0.02, lr: float = 0.1
+    model: Model,
+    *,
+    lam: float = 0.01,
+    alpha0: float = 0.3,
+    recency: float = 0.75,
+    floor: float = 0.02,
+    lr: float = 0.1,
+    passes: int = 1,
 ) -> Method:
     """One place holds everybody's data. A factorisation alternates exact solves over the pooled table, with FedALS's
-    objective and its way of serving; any other model takes full-batch steps of `lr`."""
+    objective and its way of serving; any other model descends over everybody's examples, `passes` times a round."""
     if model.design is None and model.catalogue:
         raise SettingError("centralised needs model=factorization where there are items. Leave model out.")
     if model.design is None:
 
         def descent(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-            params = descend(model, down.params, whole(held), lr, down.params)
+            params = descend(model, down.params, held, lr, down.params, passes)
             return change(params, down.params, torch.ones(())), {}
 
         return Method(lambda params: (params, {}), descent, pooled=True)

@@ -26,6 +26,7 @@ from torch.nn import functional
 from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import tiles
 from ..errors import SettingError
+from ..local import Meter
 
 SCHEDULES = {  # of the round a = 0, 1, ...; square and frac are our reading of the paper's ablations
     "tanh": lambda a: torch.tanh(a / 10),
@@ -94,6 +95,7 @@ def fedrap(
             at = step % held.mask.shape[0]
             batch = Examples(held.inputs[at], held.targets[at], held.mask[at])
             moving = {name: sizes[name] * table for name, table in tables.items()} | vector
+            Meter.gradients += 1
             slope, value = grad_and_value(cost)(moving, batch, strength)
             live = (batch.mask.sum() > 0).float()  # a batch of pure padding is no step
             fast, slow = live * speed * table_lr, live * speed * lr

@@ -1,9 +1,9 @@
 """Own and shared, mixed: APFL (Deng et al. 2020) and LG-Mix (Jiang et al., ICLR 2024).
 
 APFL     a person is served alpha v + (1 - alpha) w; v learns in the mixture, and alpha may learn too
-LG-Mix   a person's model takes a part c of its own change and 1 - c of everybody's, c by how fast each converges. The
-         rate of convergence is told by the spread of what the last layer sees, on the person's own examples: T with the
-         own model, after training, and with the shared one. c is the mean of T_own / (T_own + T_shared) over the rounds.
+LG-Mix   a person's model takes a part c of its own change and 1 - c of everybody's, c by how fast each converges. That
+         is told by the spread of what the last layer sees, on the person's own examples: T with the own model, after
+         training, and with the shared one. c is the mean of T_own / (T_own + T_shared) over the rounds.
          Both are looked at in the same way, with the kept statistics of batch norm, so that equal models give a half.
 """
 
@@ -68,7 +68,7 @@ def lgmix(
         return shared, personal | own | {"ratio": torch.full((), 0.5 if share < 0 else share), "turns": torch.zeros(())}
 
     def served(shared: Params, own: Params) -> Params:
-        """w + c x own last change + (1 - c) x what the others did since: mixed when it is needed, not when it is sent."""
+        """w + c x own last change + (1 - c) x what the others did since: mixed when it is needed, not when sent."""
         w, seen, last = (unnest(leaf, own) for leaf in leaves)
         c = own["ratio"]
         return {n: w[n] + c * last[n] + (1 - c) * (g - seen[n]) for n, g in shared.items()}

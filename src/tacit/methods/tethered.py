@@ -30,10 +30,11 @@ def fedclup(
     `lr` 0 is 1 / (L + lam), `rate` 0 is 1 + lam/L, both with L measured on each person's own data. lam="auto" takes the
     spring that people's data ask for: see `_measured`.
     """
-    auto, measuring = lam == "auto", not (lr and rate) or lam == "auto"
+    auto, fixed = lam == "auto", 0.0 if lam == "auto" else float(lam)
+    measuring = auto or not (lr and rate)
     if auto and model.rows:
         raise SettingError("lam=auto measures whole models; with item tables say a number, as in --set lam=0.001.")
-    keep = Rows(model, started=auto or lam > 0)
+    keep = Rows(model, started=auto or fixed > 0)
 
     def init(params: Params) -> tuple[Params, Params]:
         shared, personal = split(params, model.private)
@@ -42,7 +43,7 @@ def fedclup(
 
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
         g = {name: value for name, value in down.params.items() if name != "lam"}
-        spring = down.params["lam"] if auto else torch.tensor(float(lam))
+        spring = down.params["lam"] if auto else torch.tensor(fixed)
         personal = split(own, ("own.*", "met", "bend"))[0]
         params = keep.warm(g, own) | personal
         bend = once(own["bend"], lambda: curvature(model, params, held, params)) if measuring else torch.ones(2)
@@ -57,7 +58,8 @@ def fedclup(
         mean = keep.mean(upload)
         speed = rate or 1 / mean["stiff"]
         moved = {n: v + (1.0 if n in model.buffers else speed) * mean[n] for n, v in shared.items() if n != "lam"}
-        return moved | ({"lam": _chosen(mean)} if auto else {}), memory
+        told = like(mean, ("square", "noise", "usual")) if auto else {}  # kept for whoever asks what was measured
+        return moved | ({"lam": _chosen(mean)} if auto else {}), told
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
         g = {name: value for name, value in shared.items() if name != "lam"}
@@ -122,8 +124,8 @@ def _measured(model: Model, g: Params, v: Params, held: Examples, bend: Tensor) 
     which examples they have, told from the parts of their data, dealt out in turn, at v; how curved their loss is."""
     dealt = [Examples(*(x[0] for x in part)) for part in parts(whole(held), DEALT)]
     slopes = [slope(model, v, part, g)[0] for part in dealt]
-    mean = {name: sum(s[name] for s in slopes) / DEALT for name in slopes[0]}
-    noise = sum(square_distance(s, mean) for s in slopes) / (DEALT * (DEALT - 1))
+    mean = {name: torch.stack([s[name] for s in slopes]).mean(0) for name in slopes[0]}
+    noise = torch.stack([square_distance(s, mean) for s in slopes]).sum() / (DEALT * (DEALT - 1))
     first = slope(model, v | g, Examples(*(x[0] for x in whole(held))), g)[0]
     return {"square": dot(first, first), "noise": noise, "usual": bend[1]}
 

@@ -51,8 +51,10 @@ class MaskedNorm(nn.Module):
     def __init__(self, norm: Any, name: str, now: list[Pass]) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.running_mean: Tensor
+        self.running_var: Tensor
         self.momentum = 0.1 if norm.momentum is None else norm.momentum
-        self.prefix, self.now = f"{name}." if name else "", now
+        self.prefix, self.now = f"{name}.", now
         self.kept = norm.running_mean is not None
         if self.kept:
             self.register_buffer("running_mean", norm.running_mean)
