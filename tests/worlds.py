@@ -36,7 +36,7 @@ def histories(task: str = "ranking", people: int = PEOPLE, items: int = ITEMS, s
 def arrays(task: str, people: int = PEOPLE, seed: int = 0) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Clients with 3 to 19 examples: vectors and numbers, vectors and labels, or pictures and labels."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, 20, people)
+    lengths = rng.integers(12, 20, people) if task == "pictures" else rng.integers(3, 20, people)
     shape = (1, 4, 4) if task == "pictures" else (6,)
     inputs = tuple(rng.normal(size=(n, *shape)).astype(np.float32) for n in lengths)
     if task == "numbers":
@@ -62,7 +62,7 @@ def world(
     model = model_of(task, settings, method=name)
     method = build(name, model, settings)
     if task in FEATURES:
-        made = of_arrays(*arrays(task), batch=8)
+        made = of_arrays(*arrays(task), batch=0 if task == "pictures" else 8)  # batch norm wants more than a few
         members = options.get("members")
         made = made if members is None else replace(made, members=np.asarray(members))
         return method, model, pooled(made) if method.pooled else made
