@@ -91,9 +91,8 @@ def load_state(path: Path, fresh: State) -> tuple[State, dict[str, Any]]:
             f"{path} holds other parameters than its settings describe. Restore the folder from a copy, or run again."
         )
     fresh.private.unpack(unnest("private", parts))
-    shared, memory = ({n: v.clone() for n, v in part.items()} for part in (shared, unnest("memory", parts)))
-    return State(shared, memory, fresh.private, int(about["round"])), about  # copies start where a fresh tensor would:
-    # what convolutions add up depends, in the last bit, on where a tensor lies in memory
+    shared = {name: shared[name] for name in fresh.shared}  # in the order it had: sums over leaves follow it
+    return State(shared, unnest("memory", parts), fresh.private, int(about["round"])), about
 
 
 def same_bytes(a: Params, b: Params) -> bool:
