@@ -116,12 +116,16 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "": {"rounds": 50, "model": "logistic", "batch": 0, "lr": 0.1, "passes": 10, "patience": 0},
         "fedclup": {"lr": 0.0},
         "ditto": {"own_lr": 0.1, "own_passes": 10},
+        "fedrep": {"private_lr": 0.1},
     },
 }
 PICTURES: dict[str, dict[str, Any]] = {  # labels of pictures: a network, in batches
     "": {"rounds": 40, "model": "cnn", "batch": 32, "lr": 0.1, "passes": 1},
     "fedclup": {"lr": 0.1, "rate": 1.0, "lam": 0.1},
     "ditto": {"own_lr": 0.1, "own_passes": 1},
+    "fedrep": {"private_lr": 0.1, "private_passes": 1},
+    "pfedme": {"lam": 1.0, "passes": 3},
+    "fedrecon": {"recon_lr": 0.1},
 }
 PRESETS: dict[str, dict[tuple[str, str], dict[str, Any]]] = {  # what papers chose for a data set, by method and data
     "ranking": {
