@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from .bench_clients import NETWORKS, speed_of_clients
 from .core import Download, Examples, Method, Model
 from .data.interactions import Histories, Interactions
 from .data.sampling import distinct_negatives, key_of
@@ -129,13 +130,17 @@ def measure(
     method: str | None = None, *, quick: bool, seed: int, say: Callable[[str], None], cache: Path | None
 ) -> dict[str, Any]:
     """Ratios of backends on ML-100K's size and on 6,040 x 3,706, and CPU time against interactions with a fit."""
-    if method not in (None, *JOBS):
-        raise SettingError(did_you_mean(str(method), JOBS, "measured method"))
-    jobs = [job for job in JOBS if method in (None, job)]
+    known = (*JOBS, *NETWORKS)
+    if method not in (None, *known):
+        raise SettingError(did_you_mean(str(method), known, "thing that is measured"))
+    jobs, networks = ([job for job in jobs if method in (None, job)] for jobs in (JOBS, NETWORKS))
     threads = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
     numba.set_num_threads(1)
     try:
+        clients = [row for job in networks for row in speed_of_clients(job, seed, one_round, say)]
+        if not jobs:
+            return {"threads": 1, "speed": clients, "growth": []}
         worlds: list[Interactions] = []
         first = load("ml-100k", cache=cache, say=say)
         assert isinstance(first, Interactions)
@@ -143,7 +148,7 @@ def measure(
         if not quick:
             say("making a world of 6,040 people x 3,706 items x 1,000,000 interactions")
             worlds.append(synthetic(6_040, 3_706, 1_000_000, seed=seed))
-        rows = [speed(job, data, say) for data in worlds for job in jobs]
+        rows = [speed(job, data, say) for data in worlds for job in jobs] + clients
         return {"k": K, "threads": 1, "speed": rows, "growth": [growth(job, quick, seed, say) for job in jobs]}
     finally:
         torch.set_num_threads(threads[0])
@@ -217,14 +222,10 @@ def table(found: dict[str, Any]) -> Table:
         title="CPU seconds of one round for all people, one thread; then times as fast as loop",
     )
     for row in found["speed"]:
-        seconds = [f"{row[f'{b}_cpu_seconds']:.3f}" for b in REPEATS]
-        shown.add_row(
-            f"{row['people']:,} x {row['items']:,}",
-            row["method"],
-            *seconds,
-            f"{row['vmap_times_loop']} x",
-            f"{row['kernel_times_loop']} x",
-        )
+        cells = [f"{row[f'{b}_cpu_seconds']:.3f}" if f"{b}_cpu_seconds" in row else "" for b in REPEATS]
+        cells += [f"{row[name]} x" if (name := f"{b}_times_loop") in row else "" for b in ("vmap", "kernel")]
+        size = f"{row['people']:,} x {row['items']:,}" if "items" in row else f"{row['people']} x {row['data']}"
+        shown.add_row(size, row["method"], *cells)
     for line in found["growth"]:
         fit, ends = line["fit"], (line["points"][0], line["points"][-1])
         sizes = " to ".join(f"{p['interactions']:,}" for p in ends)

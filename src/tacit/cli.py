@@ -262,7 +262,9 @@ def recommend(
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller worlds: a minute instead of several.")] = False,
-    method: Annotated[str | None, typer.Option("--method", help="One of the methods that are measured.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="fedals, fedrecon, fedrap, logistic, cnn or cnn-16.")
+    ] = None,
     seed: SeedOption = 0,
     json_: JsonOption = False,
 ) -> None:
