@@ -9,7 +9,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Read when the thread pools are loaded, which is later: threads that wait should sleep. On a busy machine rounds were
 # four times slower with threads that spin.
