@@ -20,6 +20,7 @@ from .cli_options import (
     DataOption,
     DownloadOption,
     DropoutOption,
+    JobsOption,
     JsonOption,
     NewOption,
     OutOption,
@@ -141,14 +142,14 @@ def compare(
     split: SplitOption = "leave-one-out", new_people: NewOption = None, tolerance: ToleranceOption = None,
     patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
     backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
-    threads: ThreadsOption = None, json_: JsonOption = False,
+    threads: ThreadsOption = None, jobs: JobsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
-    from .comparison import compare as compare_runs
+    from .comparison import conclude, jobs_for, one_by_one, side_by_side
     from .data.sources import load
     from .experiment import make_task
     from .methods import METHODS, find_method
-    from .runs import next_folder
+    from .runs import RunFolder, next_folder
 
     chosen = wanted_runs(methods, method, sweep, list(METHODS))
     for name, _ in chosen:
@@ -175,13 +176,21 @@ def compare(
                 raise
             say(f"{label} is left out: {error}")
             del wanted[label]
+    folders = {label: path / label.replace("/", "-") for label in wanted}
     with Bars() as bars:
 
         def one(label: str, settings: Any, folder: Path) -> dict[str, Any]:
             bars.label = f"{label}: "
             return start(settings, loaded, folder, bars, made)
 
-        results, report_path, weighed = compare_runs(wanted, made, path, seed, shape(loaded), one, say)
+        if (many := jobs_for(len(wanted), jobs)) > 1:
+            for label, folder in folders.items():
+                RunFolder.create(folder, wanted[label].model_dump(), loaded, __version__)
+            bars.phase(f"runs, {many} at a time", len(wanted), 0)
+            results = side_by_side(folders, many, lambda number: bars.round(number, None), say)
+        else:
+            results = one_by_one(wanted, path, one, say)
+        report_path, weighed = conclude(results, made, path, seed, shape(loaded))
     if json_:
         told = weighed.summary() if weighed else None
         emit({"results": results, "report": str(report_path), "tradeoff": told})

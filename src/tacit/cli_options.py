@@ -61,6 +61,9 @@ StoreOption = Annotated[
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, loop, vmap or kernel.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Runs at a time (default: one for few runs, else one a core).")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
 

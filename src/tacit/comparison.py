@@ -1,27 +1,35 @@
-"""Several runs on the same data under the same protocol: run one after the other, weighed, and put into one report."""
+"""Several runs on the same data under the same protocol: run, weighed, and put into one report.
+
+A few runs are made one after the other in this process. Many are made side by side, one process for each core: every
+run has a folder that holds all it needs, so a process is told to go on with a run that has not begun.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import DivergedError
+from .errors import DivergedError, RunError
 from .heterogeneity import heterogeneity
 from .report import write_report
 from .runs import RunFolder
 from .tasks import Task
 from .tradeoff import Tradeoff, weigh
 
+FEW = 6  # runs that are not worth the start of further processes
+Say = Callable[[str], None]
 Run = Callable[[str, Any, Path], dict[str, Any]]
 
 
-def compare(
-    wanted: dict[str, Any], task: Task, path: Path, seed: int, shape: dict[str, Any] | None, run: Run,
-    say: Callable[[str], None],
-) -> tuple[list[dict[str, Any]], Path, Tradeoff | None]:  # fmt: skip
-    """(results, the report's path, what they weigh). A run whose numbers are lost is left out, with the reason; the
-    others are not lost with it."""
+def one_by_one(wanted: dict[str, Any], path: Path, run: Run, say: Say) -> list[dict[str, Any]]:
+    """The results. A run whose numbers are lost is left out, with the reason; the others are not lost with it."""
     results, lost = [], None
     for label, settings in wanted.items():
         try:
@@ -31,8 +39,54 @@ def compare(
             say(f"{label} is left out: {error}")
     if lost is not None and not results:
         raise lost
+    return results
+
+
+def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None], say: Say) -> list[dict[str, Any]]:
+    """The results of runs that were prepared in these folders, `jobs` at a time; those that fail are left out."""
+    waiting, running = list(folders), {}
+    with tempfile.TemporaryDirectory() as words:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    label = waiting.pop(0)
+                    with open(Path(words) / str(len(waiting)), "w+") as told:
+                        command = [sys.executable, "-m", "tacit.cli", "resume", str(folders[label]), "--json"]
+                        running[label] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told), told.name
+                time.sleep(0.1)
+                for label in [name for name, (process, _) in running.items() if process.poll() is not None]:
+                    process, told_in = running.pop(label)
+                    if process.returncode:
+                        say(f"{label} is left out: {_reason(told_in)}")
+                    done(len(folders) - len(waiting) - len(running))
+        finally:
+            for process, _ in running.values():
+                process.send_signal(signal.SIGINT)
+            for process, _ in running.values():
+                process.wait()
+    results = [RunFolder(folder).result() for folder in folders.values() if RunFolder(folder).finished]
+    if not results:
+        raise RunError("None of the runs came to an end; the reasons are above.")
+    return results
+
+
+def _reason(path: str) -> str:
+    lines = Path(path).read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else "it ended without a word"
+
+
+def jobs_for(runs: int, asked: int | None) -> int:
+    """How many at a time: as asked, or one for few runs and one for each core for many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return asked if asked is not None else 1 if runs < FEW else min(cores, runs)
+
+
+def conclude(
+    results: list[dict[str, Any]], task: Task, path: Path, seed: int, shape: dict[str, Any] | None
+) -> tuple[Path, Tradeoff | None]:
+    """(the report's path, what the results weigh)."""
     measured = heterogeneity(task, seed)
     weighed, folders = weigh(results, measured), [Path(result["run"]) for result in results]
     report = write_report(results, path, data=shape, runs=folders, weighed=weighed)
     RunFolder(path).write("compare.json", {"runs": [folder.name for folder in folders], "heterogeneity": measured})
-    return results, report, weighed
+    return report, weighed
