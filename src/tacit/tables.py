@@ -245,8 +245,9 @@ def subject(results: Sequence[Result]) -> str:
     names = list(dict.fromkeys(str(at(result, "data") or "unnamed data") for result in results))
     if len(names) > 1:
         return ", ".join(names)
-    sizes = [(number(at(results[0], key)), key) for key in ("people", "items", "interactions")]
-    text = ", ".join(f"{n:,.0f} {key}" for n, key in sizes if n)
+    words = ("people", "items", "interactions") if number(at(results[0], "items")) else ("clients", "", "examples")
+    sizes = zip((number(at(results[0], key)) for key in ("people", "items", "interactions")), words)
+    text = ", ".join(f"{n:,.0f} {word}" for n, word in sizes if n)
     return f"{names[0]}: {text}" if text else names[0]
 
 
