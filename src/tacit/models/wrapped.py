@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import filter as matches
@@ -130,8 +131,9 @@ def wrap(
         try:
             out = functional_call(body, params, (inputs,))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if "randomness" in str(error) or "inplace" in str(error):  # what vmap says of them
-                raise SettingError(DRAWS if "randomness" in str(error) else CHANGES) from error
+            for why, said in ((DRAWS, "randomness"), (CHANGES, "in.?place")):  # as torch calls them in a transform
+                if re.search(said, str(error)):
+                    raise SettingError(why) from error
             shape = " x ".join(map(str, inputs.shape[1:])) or "one number"
             raise SettingError(
                 f"The module cannot take these examples, of {shape} each: {str(error).splitlines()[0]} "
@@ -176,8 +178,9 @@ def wrap(
 
 
 def _marks(body: nn.Module) -> list[tuple[int, int]]:
-    """What changes when a buffer does."""
-    return [(id(buffer), buffer._version) for buffer in body.buffers()]
+    """What changes when a constant does."""
+    layers = [layer for layer in body.modules() if not isinstance(layer, MaskedNorm)]
+    return [(id(b), b._version) for layer in layers for b in layer._buffers.values() if b is not None]
 
 
 def _check_private(private: tuple[str, ...], known: list[str], module: nn.Module) -> None:
