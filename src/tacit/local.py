@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp
+from torch.func import grad
 
 from .core import Examples, Model, Params, Upload
 
@@ -118,7 +118,7 @@ def curvature(model: Model, params: Params, examples: Examples, only: Iterable[s
     turn = {name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()}
     usual, largest = None, torch.zeros(())
     for _ in range(probes):
-        turned = jvp(first, (moving,), (turn,))[1]
+        turned = grad(lambda moving, turn=turn: dot(first(moving), turn))(moving)
         if usual is None:
             usual = dot(turn, turned) / dot(turn, turn)
         largest = dot(turned, turned).sqrt()
