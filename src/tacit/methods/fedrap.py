@@ -59,7 +59,7 @@ def fedrap(
     `weight_decay`, `step_decay` and `round_decay` are the released code's; `schedule` is the paper's."""
     if "own" not in model.rows:
         raise SettingError(
-            "fedrap ranks items, with model=additive. Leave model and task out, or use fedavg for features."
+            "fedrap ranks with model=additive (common and own items). Leave model and task out, or use fedavg."
         )
     if released and max(lr, table_lr) * weight_decay >= 1:
         raise SettingError(

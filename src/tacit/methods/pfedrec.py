@@ -19,7 +19,7 @@ def pfedrec(model: Model, *, lr: float = 0.1, item_scale: float = 80.0, passes: 
     code, lr x items x `item_scale`. `tuned=False` serves people by the shared table."""
     if model.rows != ("item",) or model.design is not None:
         raise SettingError(
-            "pfedrec ranks items, with model=scorer. Leave model and task out, or use fedavg for features."
+            "pfedrec ranks with model=scorer and does nothing else. Leave model and task out, or use fedavg."
         )
     item_lr = lr * model.catalogue * item_scale
 
