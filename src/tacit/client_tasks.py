@@ -98,7 +98,8 @@ def _kept(examples: int, client: int, seed: int) -> np.ndarray:
 def predict(
     method: Method, model: Model, shared: Params, store: Store, people: People, home: Any, inputs: Arrays
 ) -> list[np.ndarray]:
-    """Outputs of each person's own model on their inputs; people of similar length at once."""
+    """Outputs of each person's own model on their inputs, people of similar length at once. Who has nothing to learn
+    from is served by the shared model, where it is whole."""
     if method.pooled:
         return shared_outputs(method, model, shared, [inputs[person] for person in people]) or []
     held = of_arrays(*home).examples(people, 0)
@@ -108,11 +109,15 @@ def predict(
     def one(own: Params, examples: Any, x: torch.Tensor) -> torch.Tensor:
         return model.score(method.personalize(shared, own, examples), x)
 
-    for chunk in chunks(asked, 4 * asked.inputs[0].size):
+    together = chunks(asked, 4 * asked.inputs[0].size)
+    for chunk in np.arange(len(people))[:, None] if model.alone else together:
         wanted = asked.pad(chunk)
         scores = vmap(one)(store.gather(people[chunk]), held.pad(chunk), wanted.inputs[:, 0]).detach().numpy()
         for place, row in zip(chunk, scores):
             found[place] = row[: asked.lengths[place]].astype(float)
+    for place in np.flatnonzero(held.lengths == 0):
+        whole = shared_outputs(method, model, shared, [inputs[people[place]]])
+        found[place] = found[place] if whole is None else whole[0]
     return found
 
 

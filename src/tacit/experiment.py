@@ -175,12 +175,14 @@ def train(
     watch.phase(progress.phase, rounds, state.round)
     clock, saved, cost = Stopwatch(progress), time.perf_counter(), 0.0
     reason, lap = f"all {rounds} rounds were run", time.perf_counter()
+    first = ""
     rounds_run = run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
     )  # fmt: skip
     while (done := _next(rounds_run, folder, state, progress)) is not None:
         state, metrics = done.state, None
+        first = first or (f", {done.refused}'s in round {done.number} first" if done.refused else "")
         progress.laps.append(round(time.perf_counter() - lap, 6))
         if searching and task.validate and (done.number % made.every == 0 or done.number == rounds):
             clock.stop()
@@ -201,9 +203,10 @@ def train(
         lap = time.perf_counter()
     clock.stop()
     if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
+        folder.save(state, progress)
         raise DivergedError(
-            f"Every upload was refused ({', '.join(f'{n}: {c:,}' for n, c in progress.rejected.items())}): nothing was "
-            "learnt. A learning rate, or lam of fedrap, is likely too large: try a tenth of it."
+            f"Every upload was refused ({', '.join(f'{n}: {c:,}' for n, c in progress.rejected.items())}{first}): "
+            "nothing was learnt. A learning rate (lr), or lam of fedrap, is likely too large: try a tenth of it."
         )
     if searching:
         taken = [(score, -n) for n, score in enumerate(_scores(progress.curve, task), 1) if score is not None]

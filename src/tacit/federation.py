@@ -27,7 +27,9 @@ class Federation:
 
     def name(self, person: int) -> str:
         """A person as a message names them."""
-        return f'client {person} ("{self.names[person]}")' if self.names else f"person {person}"
+        if self.names:
+            return f'client {person} ("{self.names[person]}")'
+        return f"person {person}" if self.catalogue else f"client {person}"
 
     def cohort(
         self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0

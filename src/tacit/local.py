@@ -102,10 +102,10 @@ def step(
     params: Params, gradient: Params, settled: Params, lr: float | Tensor, batch: Examples, only: Iterable[str]
 ) -> Params:
     """One step of descent; a batch of pure padding moves nothing, penalties and buffers included."""
-    live = (batch.mask.sum() > 0).float()
-    moved = {name: params[name] - lr * live * value for name, value in gradient.items()}
-    kept = {name: params[name] + live * (settled[name] - params[name]) for name in only if name in settled}
-    return params | moved | kept
+    live = batch.mask.sum() > 0
+    moved = {name: params[name] - lr * value for name, value in gradient.items()}
+    kept = {name: settled[name] for name in only if name in settled}
+    return params | {name: torch.where(live, value, params[name]) for name, value in (moved | kept).items()}
 
 
 def curvature(model: Model, params: Params, examples: Examples, only: Iterable[str], probes: int = 12) -> Tensor:

@@ -51,6 +51,7 @@ class Round:
     zeros: float  # the share of exact zeros among the shared numbers
     up_bytes: int
     down_bytes: int
+    refused: str | None = None  # somebody whose upload was
 
 
 def begin(method: Method, model: Model, federation: Federation, seed: int = 0, folder: Path | None = None) -> State:
@@ -103,17 +104,17 @@ def run(
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)
             if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
-                raise diverged(number, "the server's step", None)
+                raise diverged(number, "the server's step", None if first is None else federation.name(first))
             state = State(shared, memory, state.private, number + 1)
         else:
             state = State(state.shared, state.memory, state.private, number + 1)
         lost = lost + 1 if rejected and not answered else 0
+        refused = None if first is None else federation.name(first)
         if lost == LOST:
-            what = f"everybody's upload, for the {LOST}rd time in a row,"
-            raise diverged(number, what, None if first is None else federation.name(first))
+            raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,", refused)
         yield Round(
             state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared), ledger.up_bytes,
-            ledger.down_bytes,
+            ledger.down_bytes, refused,
         )  # fmt: skip
 
 

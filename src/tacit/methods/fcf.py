@@ -22,7 +22,9 @@ TAU = 1e-6  # the mean slope of an item that few people have is small
 def fcf(model: Model, *, lam: float = 0.01, alpha0: float = 0.3, lr: float = 0.05) -> Method:
     """`lr` is the server's; `lam` and `alpha0` are as in FedALS."""
     if model.design is None or "item_bias" in model.rows:
-        raise SettingError("fcf ranks with model=factorization. Leave model out, or use fedals for ratings.")
+        raise SettingError(
+            "fcf ranks with model=factorization. Leave model out, or use fedals for ratings, fedavg for features."
+        )
     exact = fedals(model, lam=lam, alpha0=alpha0, recency=1.0)
     step = server_step("adam", lr=lr, tau=TAU)
 

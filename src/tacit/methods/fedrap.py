@@ -58,7 +58,9 @@ def fedrap(
     """`lr` moves u and b, `table_lr` C and D. `parts`: common + own, only common (no D), or only own (nothing is sent).
     `weight_decay`, `step_decay` and `round_decay` are the released code's; `schedule` is the paper's."""
     if "own" not in model.rows:
-        raise SettingError("fedrap ranks with model=additive (common and own items). Leave model and task out.")
+        raise SettingError(
+            "fedrap ranks with model=additive (common and own items). Leave model and task out, or use fedavg."
+        )
     if released and max(lr, table_lr) * weight_decay >= 1:
         raise SettingError(
             f"weight_decay={weight_decay:g} with a learning rate of {max(lr, table_lr):g} would turn every number "

@@ -74,7 +74,8 @@ def lgmix(
         return {n: w[n] + c * last[n] + (1 - c) * (g - seen[n]) for n, g in shared.items()}
 
     def spread(params: Params, one: Examples) -> Tensor:
-        found, mask = see(params, one.inputs), one.mask[:, None] / one.mask.sum().clamp(min=1)  # type: ignore[misc]
+        mask = one.mask[:, None] / one.mask.sum().clamp(min=1)
+        found = torch.where(mask > 0, see(params, one.inputs), 0.0)  # type: ignore[misc]
         middle = (found * mask).sum(0) if trace == "covariance" else torch.zeros(())
         return ((found - middle) ** 2 * mask).sum()
 

@@ -18,7 +18,9 @@ def pfedrec(model: Model, *, lr: float = 0.1, item_scale: float = 80.0, passes: 
     """`lr` is the scorer's. An item is in few batches and in few people's, so the table's step is, as in the released
     code, lr x items x `item_scale`. `tuned=False` serves people by the shared table."""
     if model.rows != ("item",) or model.design is not None:
-        raise SettingError("pfedrec ranks with model=scorer and does nothing else. Leave model and task out.")
+        raise SettingError(
+            "pfedrec ranks with model=scorer and does nothing else. Leave model and task out, or use fedavg."
+        )
     item_lr = lr * model.catalogue * item_scale
 
     def learn(shared: Params, own: Params, held: Examples) -> Params:

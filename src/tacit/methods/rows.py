@@ -7,6 +7,8 @@ over those who named it ("reach" counts them), since the mean over everybody wou
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,8 @@ class Rows:
     otherwise as they were at first."""
 
     def __init__(self, model: Model, started: bool = True) -> None:
-        self.tables, self.started = model.rows, started
+        self.started = started
+        self.tables = tuple(n for n in model.rows if not any(fnmatch(n, glob) for glob in model.private))
         self.rows = (*model.rows, *(f"own.{name}" for name in model.rows), "met", "reach") if model.rows else ()
 
     def init(self, params: Params) -> Params:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import filter as matches
@@ -34,6 +35,14 @@ LOSSES: dict[str, Loss] = {  # of a batch: [batch]
 }
 OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
 DROPS = (nn.modules.dropout._DropoutNd, nn.RReLU)
+DRAWS = (
+    "The module's forward draws at random; a client must give the same answer every time, or no run could be resumed "
+    "or checked. Leave the draw out."
+)
+CHANGES = (
+    "The module's forward changes a buffer, other than those of batch norm; a client keeps nothing that is not among "
+    "its parameters. Leave it out, or use a layer that keeps no statistics."
+)
 
 
 @dataclass
@@ -53,17 +62,15 @@ class MaskedNorm(nn.Module):
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
         self.running_mean: Tensor
         self.running_var: Tensor
-        self.momentum = 0.1 if norm.momentum is None else norm.momentum
-        self.prefix, self.now = f"{name}.", now
-        self.kept = norm.running_mean is not None
-        if self.kept:
-            self.register_buffer("running_mean", norm.running_mean)
-            self.register_buffer("running_var", norm.running_var)
+        self.momentum, self.prefix, self.now = norm.momentum, f"{name}.", now
+        self.statistics = _statistics(norm)
+        for own in self.statistics:
+            self.register_buffer(own, 1.0 * getattr(norm, own))
 
     def forward(self, x: Tensor) -> Tensor:
         now, over = self.now[0], [0, *range(2, x.ndim)]
         flat = (1, -1, *[1] * (x.ndim - 2))
-        if now.mask is None and self.kept:
+        if now.mask is None and self.statistics:
             mean, var = self.running_mean, self.running_var
         else:
             mask = torch.ones(len(x)) if now.mask is None else now.mask
@@ -71,12 +78,25 @@ class MaskedNorm(nn.Module):
             count = mask.sum().clamp(min=1)
             mean = (x * mask).sum(over) / count
             var = ((x - mean.reshape(flat)) ** 2 * mask).sum(over) / count
-            if self.kept:
+            if self.statistics:
                 wide = var * count / (count - 1).clamp(min=1)
-                for name, new in (("running_mean", mean), ("running_var", wide)):
-                    now.settled[self.prefix + name] = (1 - self.momentum) * getattr(self, name) + self.momentum * new
+                old = {n: now.settled.get(self.prefix + n, getattr(self, n)) for n in self.statistics}
+                if self.momentum is None:  # the plain mean of all batches so far
+                    new = {"num_batches_tracked": old["num_batches_tracked"] + 1}
+                    part = 1 / new["num_batches_tracked"]
+                else:
+                    new, part = {}, self.momentum
+                new |= {n: (1 - part) * old[n] + part * v for n, v in (("running_mean", mean), ("running_var", wide))}
+                now.settled |= {self.prefix + n: v for n, v in new.items()}
         x = (x - mean.reshape(flat)) * (var.reshape(flat) + self.eps).rsqrt()
         return x if self.weight is None else x * self.weight.reshape(flat) + self.bias.reshape(flat)
+
+
+def _statistics(norm: Any) -> tuple[str, ...]:
+    """What a batch norm keeps; the number of batches only where it decides something."""
+    if norm.running_mean is None:
+        return ()
+    return ("running_mean", "running_var", *(["num_batches_tracked"] if norm.momentum is None else []))
 
 
 def wrap(
@@ -94,27 +114,35 @@ def wrap(
     """
     made = module if isinstance(module, nn.Module) else _fresh(module, 0)
     now, body = [Pass()], _prepared(made)
-    norms = _replace_norms(body, now)
+    buffers, alone = _replace_norms(body, now)
     body.requires_grad_(False)
-    params = {n: p for n, p in made.named_parameters() if p.requires_grad}
-    buffers = tuple(f"{n}.{kind}" if n else kind for n in norms for kind in ("running_mean", "running_var"))
-    known = [*params, *buffers]
-    for glob in private:
-        if not matches(known, glob):
-            raise SettingError(did_you_mean(glob, known, "parameter"))
-    _watch(body, features, now)
+    known = [*(n for n, p in made.named_parameters() if p.requires_grad), *buffers]
+    if not known:
+        raise SettingError("The module has nothing to learn: no parameters, or all of them frozen (requires_grad).")
+    _check_private(private, known, made)
+    watched = _watch(body, features, now)
     each, name = _each(loss)
 
     def forward(params: Params, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Pass]:
         now[0] = Pass(mask)
+        if mask is not None:  # padding is made of real numbers, as a slope through 1/0 is not a number even times 0
+            inputs = torch.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)) > 0, inputs, inputs[:1])
+        before, drawn = _marks(body), torch.random.get_rng_state()
         try:
             out = functional_call(body, params, (inputs,))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            for why, said in ((DRAWS, "randomness"), (CHANGES, "in.?place")):  # as torch calls them in a transform
+                if re.search(said, str(error)):
+                    raise SettingError(why) from error
             shape = " x ".join(map(str, inputs.shape[1:])) or "one number"
             raise SettingError(
                 f"The module cannot take these examples, of {shape} each: {str(error).splitlines()[0]} "
                 "Change its first layer, or bring examples of the shape it expects."
             ) from error
+        if not torch.equal(drawn, torch.random.get_rng_state()):
+            raise SettingError(DRAWS)
+        if _marks(body) != before:
+            raise SettingError(CHANGES)
         if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != len(inputs):
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise SettingError(f"The module gave {got} for {len(inputs)} examples; expected one row for each.")
@@ -122,8 +150,15 @@ def wrap(
 
     def learn(params: Params, batch: Examples) -> tuple[Tensor, Params]:
         out, done = forward(params, batch.inputs, batch.mask)
-        value = (each(out, batch.targets) * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-        return value, done.settled
+        try:
+            losses = each(out, batch.targets)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise SettingError(
+                f"The loss {name} cannot take outputs of shape {tuple(out.shape)} and targets of shape "
+                f"{tuple(batch.targets.shape)}, which are floats: {str(error).splitlines()[0]} Change the last layer, "
+                "or the loss."
+            ) from error
+        return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1), done.settled
 
     def penultimate(params: Params, inputs: Tensor) -> Tensor:
         found = forward(params, inputs, None)[1].features
@@ -133,13 +168,36 @@ def wrap(
     def init(generator: torch.Generator) -> Params:
         new = made if isinstance(module, nn.Module) else _fresh(module, generator.initial_seed())
         state = new.state_dict()
-        return {name: state[name].detach().clone() for name in known}
+        return {name: 1.0 * state[name].detach() for name in known}
 
-    watched = any(layer._forward_pre_hooks for layer in body.modules())
     return Model(
         init, lambda params, batch: learn(params, batch)[0], lambda params, inputs: forward(params, inputs, None)[0],
-        (), private, loss_name=name, features=penultimate if watched else None, buffers=buffers, learn=learn,
+        (), private, loss_name=name, features=penultimate if watched and not alone else None, buffers=buffers,
+        learn=learn, alone=alone,
     )  # fmt: skip
+
+
+def _marks(body: nn.Module) -> list[tuple[int, int]]:
+    """What changes when a constant does."""
+    layers = [layer for layer in body.modules() if not isinstance(layer, MaskedNorm)]
+    return [(id(b), b._version) for layer in layers for b in layer._buffers.values() if b is not None]
+
+
+def _check_private(private: tuple[str, ...], known: list[str], module: nn.Module) -> None:
+    """Refuse a glob that matches nothing, or one of the names of a weight that has several."""
+    names: dict[int, list[str]] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    for glob in private:
+        if not matches([*known, *(n for tied in names.values() for n in tied if tied[0] in known)], glob):
+            raise SettingError(did_you_mean(glob, known, "parameter"))
+    for tied in names.values():
+        inside = [name for name in tied if any(matches([name], glob) for glob in private)]
+        if inside and len(inside) < len(tied) and tied[0] in known:
+            raise SettingError(
+                f"{' and '.join(tied)} are one weight under several names, and only {' and '.join(inside)} would be "
+                "private. Make all of them private, or none."
+            )
 
 
 def _fresh(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -153,7 +211,7 @@ def _fresh(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 def _prepared(module: nn.Module) -> nn.Module:
     """A copy to call, after a look at what could not work."""
-    if any(nn.parameter.is_lazy(p) for p in module.parameters()):
+    if any(nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
         raise SettingError("The module has layers without a size yet. Call it once on an example before wrapping it.")
     names = list(inspect.signature(module.forward).parameters.values())
     needed = [p.name for p in names if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -172,22 +230,23 @@ def _prepared(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module)
 
 
-def _replace_norms(body: nn.Module, now: list[Pass]) -> list[str]:
-    """Put MaskedNorm where batch norm stands; the names of those that keep statistics."""
-    kept = []
-    for name, layer in list(body.named_modules()):
+def _replace_norms(body: nn.Module, now: list[Pass]) -> tuple[tuple[str, ...], bool]:
+    """Put MaskedNorm where batch norm stands; (the names of their statistics, whether some norm keeps none)."""
+    made: dict[int, MaskedNorm] = {}
+    for name, layer in list(body.named_modules(remove_duplicate=False)):
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
             continue
         if not name:
             raise SettingError("The module is a batch norm and nothing else. Put it into an nn.Sequential.")
         home, _, own = name.rpartition(".")
-        setattr(body.get_submodule(home), own, MaskedNorm(layer, name, now))
-        kept += [name] if layer.running_mean is not None else []
-    return kept
+        norm = made.setdefault(id(layer), MaskedNorm(layer, name, now))  # under its first name, where it has several
+        setattr(body.get_submodule(home), own, norm)
+    buffers = tuple(norm.prefix + kind for norm in made.values() for kind in norm.statistics)
+    return buffers, not all(norm.statistics for norm in made.values())
 
 
-def _watch(body: nn.Module, features: str | None, now: list[Pass]) -> None:
-    """Note what goes into the layer whose input is the features."""
+def _watch(body: nn.Module, features: str | None, now: list[Pass]) -> bool:
+    """Note what goes into the layer whose input is the features; whether there is one."""
     layers = dict(body.named_modules())
     if features is None:
         features = next((n for n, layer in reversed(layers.items()) if isinstance(layer, nn.Linear)), None)
@@ -199,6 +258,7 @@ def _watch(body: nn.Module, features: str | None, now: list[Pass]) -> None:
             now[0].features = args[0]
 
         layers[features].register_forward_pre_hook(note)
+    return features is not None
 
 
 def _each(loss: str | Callable[[Tensor, Tensor], Tensor]) -> tuple[Loss, str]:
@@ -206,8 +266,21 @@ def _each(loss: str | Callable[[Tensor, Tensor], Tensor]) -> tuple[Loss, str]:
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise SettingError(did_you_mean(loss, LOSSES, "loss"))
-        return LOSSES[loss], loss
-    classes = loss in OF_CLASSES or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+        wide = loss == "cross_entropy"
+
+        def named(out: Tensor, y: Tensor) -> Tensor:
+            if (out.ndim == 2) != wide:  # or it would be spread over the others without a word
+                raise ValueError(f"it takes {'a number for each class' if wide else 'one number'} of an example.")
+            return LOSSES[loss](out, y)
+
+        return named, loss
+    told = getattr(loss, "func", loss)  # functools.partial
+    classes = told in OF_CLASSES or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+    if classes and getattr(loss, "weight", None) is not None and getattr(loss, "reduction", "") == "mean":
+        raise SettingError(
+            "The loss weighs classes and divides by the weights of a batch; asked for one example at a time, the "
+            'weights would cancel out. Give it reduction="sum".'
+        )
 
     def one(out: Tensor, target: Tensor) -> Tensor:
         value = loss(out[None], target[None])

@@ -1,0 +1,457 @@
+"""Any torch module as a Model: what torch itself would do, and sentences for what cannot work."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.nn import functional
+
+from tacit.core import Download, Examples
+from tacit.data.supervised import Supervised
+from tacit.engine.run import begin, run
+from tacit.errors import DataError, SettingError
+from tacit.federation import of_arrays
+from tacit.local import descend, slope
+from tacit.methods import fedavg, fedbn, lgmix
+from tacit.models import wrap
+from test_laws import assert_close
+
+N, WIDE, CLASSES = 7, 6, 3
+
+
+class Net(nn.Module):
+    """A layer, a norm of choice, a head; a picture of 2 x 3 where the norm is of pictures."""
+
+    def __init__(self, norm=None):
+        super().__init__()
+        self.flat = not isinstance(norm, nn.BatchNorm2d)
+        self.first = nn.Linear(WIDE, 4) if self.flat else nn.Conv2d(1, 4, 2, padding=1)
+        self.norm = nn.Identity() if norm is None else norm
+        self.head = nn.Linear(4 if self.flat else 48, CLASSES)
+
+    def forward(self, x):
+        x = x if self.flat else x.reshape(-1, 1, 2, 3)
+        return self.head(torch.tanh(self.norm(self.first(x))).flatten(1))
+
+
+class Twice(nn.Module):
+    """One layer and one norm, each used twice; the norm has two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE), nn.Linear(WIDE, CLASSES)
+        self.again = self.norm
+
+    def forward(self, x):
+        return self.head(self.again(self.layer(torch.tanh(self.norm(self.layer(x))))))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.there, self.back, self.head = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, CLASSES)
+        self.back.weight = self.there.weight
+
+    def forward(self, x):
+        return self.head(self.back(torch.tanh(self.there(x))))
+
+
+def norm1(**options):
+    return lambda: Net(nn.BatchNorm1d(4, **options))
+
+
+def norm2(**options):
+    return lambda: Net(nn.BatchNorm2d(4, **options))
+
+
+NETS = {
+    "plain": Net,
+    "1d": norm1(),
+    "2d": norm2(),
+    "1d momentum": norm1(momentum=0.3, eps=1e-2),
+    "1d affine=False": norm1(affine=False),
+    "2d affine=False": norm2(affine=False),
+    "1d track=False": norm1(track_running_stats=False),
+    "2d track=False": norm2(track_running_stats=False),
+    "1d momentum=None": norm1(momentum=None),
+    "2d momentum=None": norm2(momentum=None),
+    "twice": Twice,
+    "tied": Tied,
+}
+every_net = pytest.mark.parametrize("make", NETS.values(), ids=NETS)
+
+
+def seeded(make, seed=0):
+    torch.manual_seed(seed)
+    return make()
+
+
+def batch(n=N, padding=0, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, WIDE, generator=rng), torch.randint(0, CLASSES, (n,), generator=rng).float()
+    gap = torch.zeros(padding)
+    return Examples(torch.cat([x, torch.zeros(padding, WIDE)]), torch.cat([y, gap]), torch.cat([torch.ones(n), gap]))
+
+
+def held(*parts):
+    return Examples(*(torch.stack(x) for x in zip(*parts)))
+
+
+def start(model):
+    return model.init(torch.Generator().manual_seed(0))
+
+
+def torch_steps(module, parts, lr):
+    """What torch does in a training loop; its state by name, and its outputs afterwards."""
+    module = copy.deepcopy(module).train()
+    optimiser = torch.optim.SGD(module.parameters(), lr)
+    for part in parts:
+        optimiser.zero_grad()
+        functional.cross_entropy(module(part.inputs), part.targets.long()).backward()
+        optimiser.step()
+    return module.eval()
+
+
+# As torch does
+
+
+@every_net
+def test_three_steps_are_those_of_torch(make):
+    """Weights, statistics and what is then answered."""
+    module, parts = seeded(make), [batch(seed=seed) for seed in range(3)]
+    model = wrap(module)
+    after = descend(model, start(model), held(*parts), 0.5, start(model))
+    native = torch_steps(module, parts, 0.5)
+    expected = native.state_dict()
+    assert_close(after, {name: expected[name].float() for name in after}, 1e-5)
+    trained = {name for name, _ in native.named_parameters()}
+    kept = {n for n in expected if "running" in n and not n.startswith("again")}
+    assert set(after) - {"norm.num_batches_tracked"} == trained | kept
+    assert torch.allclose(model.score(after, parts[0].inputs), native(parts[0].inputs), atol=1e-5)
+
+
+@every_net
+def test_the_loss_is_that_of_torch_in_training(make):
+    module = seeded(make)
+    model = wrap(module)
+    expected = functional.cross_entropy(copy.deepcopy(module).train()(batch().inputs), batch().targets.long())
+    assert float(model.loss(start(model), batch())) == pytest.approx(expected.item(), abs=1e-6)
+
+
+@every_net
+def test_padding_changes_nothing(make):
+    model = wrap(seeded(make))
+    only = start(model)
+    plain, padded = (
+        descend(model, start(model), held(*(batch(padding=p, seed=s) for s in range(2))), 0.5, only) for p in (0, 5)
+    )
+    assert_close(plain, padded, 1e-6)
+    empty = batch()._replace(mask=torch.zeros(N))
+    assert_close(descend(model, only, held(empty), 0.5, only), only, 0)
+
+
+@every_net
+def test_people_at_once_are_people_one_by_one(make):
+    model = wrap(seeded(make))
+    rng = np.random.default_rng(0)
+    sizes = (5, 9, 20, 6)
+    inputs = [rng.normal(size=(n, WIDE)).astype(np.float32) for n in sizes]
+    federation = of_arrays(inputs, [rng.integers(0, CLASSES, n).astype(np.float32) for n in sizes], batch=8)
+    loop, many = (
+        list(run(fedavg(model, lr=0.3, passes=2), model, federation, rounds=3, backend=backend))[-1].state.shared
+        for backend in ("loop", "vmap")
+    )
+    assert_close(loop, many, 1e-5)
+
+
+def test_padding_is_harmless_where_zero_is_not_allowed():
+    """The length of nothing has no slope."""
+
+    class Directions(Net):
+        def forward(self, x):
+            return super().forward(x / x.norm(dim=1, keepdim=True))
+
+    model = wrap(seeded(Directions))
+    only = start(model)
+    plain = descend(model, only, held(batch()), 0.5, only)
+    padded = descend(model, only, held(batch(padding=4), batch(n=0, padding=N + 4)), 0.5, only)
+    assert_close(plain, padded, 1e-6)
+
+
+def test_a_factory_starts_elsewhere_for_every_seed_and_an_instance_where_it_is():
+    made, module = wrap(Net), seeded(Net)
+    one, same, other = (made.init(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert_close(one, same, 0)
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+    before = torch.random.get_rng_state()
+    made.init(torch.Generator().manual_seed(3))
+    assert torch.equal(before, torch.random.get_rng_state())
+    for seed in (1, 2):
+        assert_close(wrap(module).init(torch.Generator().manual_seed(seed)), dict(module.state_dict()), 0)
+
+
+def test_an_instance_is_never_changed():
+    module = seeded(norm1())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    model = wrap(module)
+    first = start(model)
+    for part in (model.init(torch.Generator()), first):
+        for value in descend(model, part, held(batch()), 0.5, part).values():
+            value += 1
+    first["head.weight"] += 1
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.training and all(p.requires_grad for p in module.parameters())
+    assert not any(layer._forward_pre_hooks for layer in module.modules())
+
+
+def test_frozen_weights_and_constants_are_not_parameters():
+    module = seeded(norm1())
+    module.first.weight.requires_grad_(False)
+    module.register_buffer("constant", torch.ones(3))
+    model = wrap(module)
+    assert set(start(model)) == {
+        "first.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "head.weight", "head.bias",
+    }  # fmt: skip
+    assert model.buffers == ("norm.running_mean", "norm.running_var")
+    expected = copy.deepcopy(module).eval()(batch().inputs)
+    assert torch.allclose(model.score(start(model), batch().inputs), expected, atol=1e-6)
+
+
+LOSSES = {
+    "function": functional.cross_entropy,
+    "module": nn.CrossEntropyLoss(),
+    "partial": functools.partial(functional.cross_entropy, label_smoothing=0.0),
+    "lambda": lambda out, y: functional.cross_entropy(out, y.long(), reduction="none").mean(),
+    "nll": lambda out, y: functional.nll_loss(out.log_softmax(1), y.long()),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_is_brought_is_the_named_one(loss):
+    module = seeded(norm1())
+    named, own = wrap(module), wrap(module, loss)
+    part = batch(padding=3)
+    one, two = (slope(model, start(model), part, start(model))[0] for model in (named, own))
+    assert_close(one, two, 1e-6)
+    assert float(named.loss(start(named), part)) == pytest.approx(float(own.loss(start(own), part)), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, loss", [("squared", nn.MSELoss()), ("bce", functional.binary_cross_entropy_with_logits)]
+)
+def test_losses_of_one_output(name, loss):
+    module, part = seeded(lambda: nn.Linear(WIDE, 1)), batch(padding=2)
+    part = part._replace(targets=(part.targets > 0).float())
+    real = part.mask > 0
+    expected = loss(module(part.inputs[real])[:, 0], part.targets[real]).item()
+    for given in (name, loss):
+        model = wrap(module, given)
+        assert float(model.loss(start(model), part)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_features_are_what_the_last_linear_layer_or_the_named_one_sees():
+    module = seeded(norm1()).eval()
+    x = batch().inputs
+    hidden = torch.tanh(module.norm(module.first(x)))
+    for name, expected in ((None, hidden), ("head", hidden), ("first", x), ("norm", module.first(x))):
+        model = wrap(module, features=name)
+        assert torch.allclose(model.features(start(model), x), expected, atol=1e-6)
+    assert wrap(nn.Sequential(nn.Conv1d(WIDE, CLASSES, 1), nn.Flatten())).features is None
+
+
+def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
+    """Then what stands beside an example changes its score: people are asked one at a time."""
+    from tacit.client_tasks import predict
+
+    module = seeded(norm1(track_running_stats=False))
+    model = wrap(module)
+    assert model.alone and model.features is None and not wrap(norm1()).alone
+    inputs = tuple(batch(n, seed=n).inputs.numpy() for n in (4, 6, 7))
+    home = (inputs, tuple(np.zeros(len(x), np.float32) for x in inputs))
+    method = fedavg(model)
+    state = begin(method, model, of_arrays(*home))
+    found = predict(method, model, state.shared, state.private, np.arange(3), home, inputs)
+    for x, out in zip(inputs, found):
+        assert np.allclose(out, module(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
+    with pytest.raises(SettingError, match="tells no features"):
+        lgmix(model)
+
+
+# Private parts
+
+
+def clients(n=4, seed=0):
+    rng = np.random.default_rng(seed)
+    x = [rng.normal(size=(9 + i, WIDE)).astype(np.float32) for i in range(n)]
+    return x, [rng.integers(0, CLASSES, len(part)).astype(np.float32) for part in x]
+
+
+def test_what_is_private_stays_and_is_everybodys_own():
+    model = wrap(norm1(), private=("head.*", "norm.running_*"))
+    method, federation = fedavg(model, lr=0.3), of_arrays(*clients())
+    mine = {"head.weight", "head.bias", "norm.running_mean", "norm.running_var"}
+    state = begin(method, model, federation)
+    own = {name: value[0] for name, value in state.private.gather(np.array([0])).items()}
+    one = Examples(*(x[0] for x in federation.examples(np.array([0]), 0).pad()))
+    upload, kept = method.client(Download(state.shared, torch.tensor(0.0)), own, one)
+    assert set(own) == set(kept) == mine and not mine & {*upload.total, *state.shared}
+    for done in run(method, model, federation, rounds=2):
+        heads = done.state.private.gather(np.arange(4))["head.weight"]
+        assert set(done.state.shared) == set(start(model)) - mine
+        assert len({tuple(head.flatten().tolist()) for head in heads}) == 4
+
+
+def test_fedbn_keeps_every_norm():
+    method = fedbn(wrap(norm2(momentum=None)))
+    shared, own = method.init(start(wrap(norm2(momentum=None))))
+    assert {name.split(".")[0] for name in shared} == {"first", "head"}
+    assert {name.split(".")[1] for name in own} == {
+        "weight", "bias", "running_mean", "running_var", "num_batches_tracked",
+    }  # fmt: skip
+
+
+def test_tied_weights_are_one_weight_and_are_private_together_or_not_at_all():
+    model = wrap(Tied)
+    assert "there.weight" in start(model) and "back.weight" not in start(model)
+    with pytest.raises(SettingError, match="there.weight and back.weight are one weight.*only back.weight"):
+        wrap(Tied, private=("back.*",))
+    shared, own = fedavg(wrap(Tied, private=("back.*", "there.*"))).init(start(model))
+    assert set(own) == {"there.weight", "there.bias", "back.bias"} and set(shared) == {"head.weight", "head.bias"}
+
+
+# What cannot work
+
+
+def refuses(*parts):
+    return pytest.raises(SettingError, match=".*".join(parts))
+
+
+class Two(nn.Linear):
+    def forward(self, x, other):
+        return super().forward(x + other)
+
+
+class Named(nn.Linear):
+    def forward(self, *, x):
+        return super().forward(x)
+
+
+class Draws(nn.Linear):
+    def forward(self, x):
+        return functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class Pair(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Counts(nn.Linear):
+    def __init__(self, *size):
+        super().__init__(*size)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return super().forward(x)
+
+
+class Follows(Counts):
+    def forward(self, x):
+        self.seen = self.seen + 1
+        return nn.Linear.forward(self, x)
+
+
+AT_ONCE = {
+    "two inputs": (lambda: wrap(Two(6, 3)), [r"takes \(x, other\)", "exactly one", "default"]),
+    "named input": (lambda: wrap(Named(6, 3)), [r"takes \(x\)", "exactly one"]),
+    "dropout": (lambda: wrap(nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1))), ["'1'", "Dropout", "p=0"]),
+    "rrelu": (lambda: wrap(nn.Sequential(nn.Linear(6, 3), nn.RReLU())), ["RReLU", "at random"]),
+    "lazy": (lambda: wrap(nn.LazyLinear(3)), ["without a size", "Call it once"]),
+    "lazy norm": (lambda: wrap(nn.Sequential(nn.LazyBatchNorm1d(affine=False))), ["without a size"]),
+    "a norm alone": (lambda: wrap(nn.BatchNorm1d(3)), ["nothing else", "Sequential"]),
+    "nothing to learn": (lambda: wrap(nn.ReLU()), ["nothing to learn"]),
+    "all frozen": (lambda: wrap(nn.Linear(6, 3).requires_grad_(False)), ["nothing to learn", "frozen"]),
+    "private": (lambda: wrap(Net, private=("heed.weight",)), ["not a parameter", 'Did you mean "head.weight"']),
+    "private glob": (lambda: wrap(Net, private=("tail.*",)), ["not a parameter", "head.bias"]),
+    "features": (lambda: wrap(Net, features="haed"), ["not a layer", 'Did you mean "head"']),
+    "loss": (lambda: wrap(Net, "cross_entrpy"), ["not a loss", 'Did you mean "cross_entropy"']),
+    "weighted": (lambda: wrap(Net, nn.CrossEntropyLoss(torch.ones(3))), ["weighs classes", 'reduction="sum"']),
+    "not a module": (lambda: wrap(lambda: 3), ["makes int", "makes a module"]),
+}
+IN_USE = {
+    "width": (nn.Linear(WIDE + 1, 3), "cross_entropy", ["cannot take these examples, of 6 each", "first layer"]),
+    "pictures": (nn.Conv2d(1, 3, 1), "cross_entropy", ["cannot take these examples, of 6 each"]),
+    "no rows": (nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten(0)), "cross_entropy", ["shape", "one row for each"]),
+    "too many axes": (nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 3, 1)), "cross_entropy", ["one row"]),
+    "a tuple": (Pair(WIDE, 3), "cross_entropy", ["gave tuple", "one row"]),
+    "too few classes": (nn.Linear(WIDE, 2), "cross_entropy", ["cannot take", "out of bounds", "last layer"]),
+    "one output": (nn.Linear(WIDE, 1), "cross_entropy", ["cross_entropy cannot take", "for each class"]),
+    "many outputs": (nn.Linear(WIDE, N), "squared", ["squared cannot take", "one number of an example"]),
+    "many logits": (nn.Linear(WIDE, N), "bce", ["bce cannot take", "one number"]),
+    "loss by example": (
+        nn.Linear(WIDE, 3), nn.CrossEntropyLoss(reduction="none"), [r"The loss returned shape \(1,\)", r"\.mean\(\)"],
+    ),
+    "a loss of floats": (nn.Linear(WIDE, 3), lambda out, y: 3.0, ["returned float", "one number"]),
+    "labels as floats": (
+        nn.Linear(WIDE, 3), lambda out, y: functional.cross_entropy(out, y), ["cannot take outputs", "floats"],
+    ),
+    "a draw in the forward": (Draws(WIDE, 3), "cross_entropy", ["draws at random"]),
+    "a buffer changed": (Counts(WIDE, 3), "cross_entropy", ["changes a buffer"]),
+    "a buffer replaced": (Follows(WIDE, 3), "cross_entropy", ["changes a buffer"]),
+    "instance norm": (
+        nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(),
+                      nn.Linear(WIDE, 3)), "cross_entropy", ["changes a buffer"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make, parts", AT_ONCE.values(), ids=AT_ONCE)
+def test_what_cannot_work_is_refused_when_it_is_wrapped(make, parts):
+    with refuses(*parts):
+        make()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("module, loss, parts", IN_USE.values(), ids=IN_USE)
+def test_what_does_not_fit_the_data_is_a_sentence(module, loss, parts, backend):
+    model = wrap(module, loss)
+    rng = np.random.default_rng(0)
+    x, y = [rng.normal(size=(N, WIDE)).astype(np.float32)] * 2, [np.array([0, 1, 2, 2, 1, 0, 2], np.float32)] * 2
+    with refuses(*parts) as told:
+        list(run(fedavg(model), model, of_arrays(x, y), rounds=1, backend=backend))
+    assert "\n" not in str(told.value)
+
+
+def test_dropout_that_drops_nothing_is_allowed():
+    model = wrap(nn.Sequential(nn.Linear(WIDE, 3), nn.Dropout(0)))
+    assert model.score(start(model), batch().inputs).shape == (N, 3)
+
+
+def test_clients_of_two_widths_are_refused_where_they_enter():
+    x, y = clients()
+    x[2] = x[2][:, :4]
+    with pytest.raises(DataError, match="Client 2 has examples of shape .4,., client 0 of .6,."):
+        of_arrays(x, y)
+    with pytest.raises(DataError, match="client 2 has examples of 4, client 0 of 6"):
+        Supervised("mine", "labels", x, y, x, y, classes=CLASSES)
+
+
+def test_clients_without_any_examples_are_refused():
+    x, y = [np.zeros((0, WIDE), np.float32)] * 2, [np.zeros(0, np.float32)] * 2
+    with pytest.raises(DataError, match="at least one example"):
+        of_arrays(x, y)
+
+
+def test_vmap_sees_through_a_wrapped_loss():
+    model = wrap(norm2())
+    parts = held(batch(seed=0), batch(seed=1, n=4, padding=3))
+    together = vmap(model.loss, (None, 0))(start(model), parts)
+    apart = [model.loss(start(model), Examples(*(x[i] for x in parts))) for i in range(2)]
+    assert torch.allclose(together, torch.stack(apart), atol=1e-6)
