@@ -83,7 +83,7 @@ def supervised(data: Supervised, *, seed: int) -> Task:
     return Task(
         Facts(data.task, width=data.width, shape=data.shape, classes=data.classes), len(everyone), rows, notes,
         federation, validate if labels and len(choosers) else None, judge, judged, everyone[:0], lambda: None,
-        ("accuracy", 1) if labels else ("rmse", -1), extra,
+        ("loss", -1) if labels else ("rmse", -1), extra,
     )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ def one_by_one(wanted: dict[str, Any], path: Path, run: Run, say: Say) -> list[d
 
 def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None], say: Say) -> list[dict[str, Any]]:
     """The results of runs that were prepared in these folders, `jobs` at a time; those that fail are left out."""
-    waiting, running = list(folders), {}
+    waiting = list(folders)
+    running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
     with tempfile.TemporaryDirectory() as words:
         try:
             while waiting or running:
