@@ -46,7 +46,7 @@ def apfl(model: Model, *, lr: float = 1.0, passes: int = 1, alpha: float = 0.5, 
         return change(w, g, held.mask.sum()), keep.kept(v, own, held) | personal | {"alpha": share}
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
-        return mixed(keep.warm(shared, own), shared, own["alpha"]) | split(own, ("own.*", "met", "alpha"))[0]
+        return mixed(keep.served(shared, own, held), shared, own["alpha"]) | split(own, ("own.*", "met", "alpha"))[0]
 
     return Method(init, client, personalize=personalize, rows=keep.rows)
 

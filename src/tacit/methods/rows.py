@@ -37,6 +37,14 @@ class Rows:
         met = {n: _column(own["met"], v) if n in self.tables else torch.ones(()) for n, v in mine.items()}
         return pick(met, mine, mine | shared)
 
+    def served(self, shared: Params, own: Params, held: Examples) -> Params:
+        """The own copy, as far as the examples at hand name it. Of other rows the spring's exact answer is the shared
+        one; what was left there rounds ago, when they were drawn as negatives, would be stale."""
+        mine = self.warm(shared, own)
+        if not self.tables or not self.started:
+            return mine
+        return pick(touched(mine, self.tables, held), mine, mine | shared)
+
     def kept(self, mine: Params, own: Params, held: Examples) -> Params:
         """What is stored: of tables, the rows that these examples named, and what was there before."""
         before = unnest("own", own)

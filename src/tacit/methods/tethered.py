@@ -63,7 +63,7 @@ def fedclup(
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
         g = {name: value for name, value in shared.items() if name != "lam"}
-        return keep.warm(g, own) | split(own, ("own.*", "met", "bend"))[0]
+        return keep.served(g, own, held) | split(own, ("own.*", "met", "bend"))[0]
 
     return Method(init, client, server, personalize, rows=keep.rows)
 
@@ -85,7 +85,7 @@ def ditto(
         v = descend(model, v, held, own_lr, v, own_passes, lambda p: lam / 2 * square_distance(p, g))
         return change(w, g, held.mask.sum()), keep.kept(v, own, held) | like(w, personal)
 
-    return Method(init, client, personalize=lambda shared, own, held: keep.warm(shared, own), rows=keep.rows)
+    return Method(init, client, personalize=keep.served, rows=keep.rows)
 
 
 def pfedme(
@@ -114,7 +114,7 @@ def pfedme(
         return {n: v + (1.0 if n in model.buffers else beta) * mean[n] for n, v in shared.items()}, memory
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
-        return keep.warm(shared, own) | split(own, ("own.*", "met"))[0]
+        return keep.served(shared, own, held) | split(own, ("own.*", "met"))[0]
 
     return Method(init, client, server, personalize, rows=keep.rows)
 
