@@ -20,12 +20,23 @@ import degree_page
 import numpy as np
 import torch
 from degree_worlds import (
-    Array, Quadratic, bends, errors, last, released, released_start, side_by_side, together, trained, two_classes,
-)  # fmt: skip
+    Array,
+    Quadratic,
+    bends,
+    errors,
+    last,
+    released,
+    released_start,
+    side_by_side,
+    together,
+    trained,
+    two_classes,
+)
 
 import tacit
 from tacit.data.generated import least_squares, logistic
 from tacit.data.supervised import Supervised
+from tacit.methods import local as alone  # tacit.local is the module of verbs
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "degree.json"
 SPREADS = (0.1, 0.3, 1.0, 3.0)
@@ -136,7 +147,7 @@ def parity(only: Sequence[str] = ("fedavg", "0.02", "0.1", "0.5", "local")) -> T
     """(global, local) error of the released code's settings on its data, start and steps, by method and R."""
     data = released()
     federation = tacit.of_arrays(data.features, data.targets)
-    found = {}
+    found: Table = {"still": float(np.linalg.norm(released_start().mean(0)) * 2**0.5)}
     for name in only:
         g, v = _as_released(name, federation)
         found[name] = {f"{r:.3f}": errors(data, r, g, v) for r in LOGISTIC_SPREADS}
@@ -146,13 +157,13 @@ def parity(only: Sequence[str] = ("fedavg", "0.02", "0.1", "0.5", "local")) -> T
 def _as_released(name: str, federation: tacit.Federation) -> tuple[Array, Array]:
     model = two_classes(10, released_start())
     if name == "local":
-        _, g, v = last(tacit.local(model, lr=0.001, passes=150), model, federation, 250)
+        _, g, v = last(alone(model, lr=0.001, passes=150), model, federation, 250)
         return g, v
     if name == "fedavg":  # its people are judged by what they have before the last mean is taken
         method = tacit.fedavg(model, lr=0.01, passes=150)
         before, after = [g for *_, g, _ in trained(method, model, federation, 50)][-2:]
-        alone = two_classes(10, before)
-        return after, last(tacit.local(alone, lr=0.01, passes=150), alone, federation, 1)[2]
+        here = two_classes(10, before)
+        return after, last(alone(here, lr=0.01, passes=150), here, federation, 1)[2]
     lam = float(name)
     _, g, v = last(tacit.fedclup(model, lam=lam, lr=1 / (ONE_L + lam), rate=1.0, passes=150), model, federation, 50)
     return g, v

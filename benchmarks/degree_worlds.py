@@ -31,8 +31,8 @@ def two_classes(features: int, start: Array) -> Model:
 
 
 def side_by_side(method: Method) -> Method:
-    """Independent federations as one, each exactly as it would be alone; every leaf has a first axis of worlds. Client k
-    is client k of all of them, with as many examples in each (`together`)."""
+    """Independent federations as one, each exactly as it would be alone; every leaf has a first axis of worlds. Client
+    k is client k of all of them, with as many examples in each (`together`)."""
 
     def client(down: Download, own: tacit.Params, held: Examples) -> tuple[Upload, tacit.Params]:
         inputs, targets = held.inputs[..., :-1].movedim(-2, 0), held.inputs[..., -1].movedim(-1, 0)
