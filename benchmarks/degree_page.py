@@ -163,6 +163,8 @@ def parity(found: Table) -> str:
         "FedCLUP by 1 / (9.13 + lambda) with a server rate of 1; 150 local steps; FedAvg's people are judged by their "
         "own models before the last mean; the first example of each client is lost. Labels do not depend on R, so a "
         "column is one run, judged against three truths.",
+        "FedCLUP's columns agree in round 1 and part a little later: with L taken from one client, the step is too long "
+        "for some others, whose models never settle, so that single and double precision lead to different places.",
         f"What the two classes' weights have in common changes no prediction, so that part of the start never moves; "
         f"it alone has the norm {found['still']:.2f}. The global errors are mostly that, and tell little about the "
         "methods.",
