@@ -163,8 +163,9 @@ def parity(found: Table) -> str:
         "FedCLUP by 1 / (9.13 + lambda) with a server rate of 1; 150 local steps; FedAvg's people are judged by their "
         "own models before the last mean; the first example of each client is lost. Labels do not depend on R, so a "
         "column is one run, judged against three truths.",
-        "FedCLUP's columns agree in round 1 and part a little later: with L taken from one client, the step is too long "
-        "for some others, whose models never settle, so that single and double precision lead to different places.",
+        "FedCLUP's columns agree in round 1 and part a little later: with L taken from one client, the step is too "
+        "long for some others, whose models never settle, so that single and double precision lead to different "
+        "places.",
         f"What the two classes' weights have in common changes no prediction, so that part of the start never moves; "
         f"it alone has the norm {found['still']:.2f}. The global errors are mostly that, and tell little about the "
         "methods.",
@@ -236,7 +237,7 @@ def figure(found: Table) -> None:
         for i, row in enumerate(found["rows"]):
             canvas.line(axes, i, f"R = {row['R']:g}", found["grid"], list(row["error"].values()), markevery=1)
             place = float(np.exp(np.log(row["auto"]["lam"]).mean()))
-            label = "chosen by auto" if not i else None
+            label = "chosen by auto" if row is found["rows"][-1] else None
             look = {"color": canvas.COLOURS[i], "mec": canvas.INK, "mew": 1.2, "ms": 16, "ls": "none", "zorder": 5}
             axes.plot(place, row["auto"]["error"], marker="*", label=label, **look)
         values = [e for row in found["rows"] for e in row["error"].values()]
