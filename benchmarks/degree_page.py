@@ -89,9 +89,9 @@ def chosen(rows: list[Table]) -> list[str]:
         f"- Best lambda as expected (at least 30, then 10, .3, .1): {good[0]} of {len(rows)}.",
         f'- `lam="auto"` within 10 % of the best: on the mean over seeds for {good[1]} of {len(rows)} R, on the worst '
         f"seed for {good[2]}. Where R is below what one client can tell from noise, it is measured as a small "
-        "difference of two large numbers, which 50 clients do not settle; what is lost there is little against being "
-        f"alone (R = {rows[0]['R']:g}: {rows[0]['auto']['error']:.4f} with auto, {rows[0]['error']['0.01']:.3f} "
-        "alone).",
+        "difference of two large numbers, which 50 clients do not settle; and the noise is read at v, which fits its "
+        "own examples, so it is understated and lambda with it. What is lost is little against being alone "
+        f"(R = {rows[0]['R']:g}: {rows[0]['auto']['error']:.4f} with auto, {rows[0]['error']['0.01']:.3f} alone).",
         "- The released rule takes the distance between fitted models for R. That distance holds each model's own "
         "error too, so it never gets small, and the rule shares too little just where sharing pays: up to "
         f"{worst['pilot']:.0f} times the error. Told the true R, which nobody knows, up to {worst['true R']:.2f} "
