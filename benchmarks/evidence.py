@@ -1,6 +1,6 @@
 """`make evidence`: slow figures, written to docs/evidence/ with the command and the date. Minutes, not seconds.
 
-python benchmarks/evidence.py [name ...]      all, or some of JOBS
+python benchmarks/evidence.py [name ...]      all, or some of JOBS and SCRIPTS
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "bench": ["bench --method fedals", "bench --method fedrecon"],
     "bench-fedrap": ["bench --method fedrap"],
 }
+SCRIPTS = {"degree": "benchmarks/degree.py"}  # name -> a program that writes its own file
 DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
 THIN = 10  # of the curve every tenth round and the first two are kept
 
@@ -80,7 +81,11 @@ def slim(value: object, name: str = "") -> object:
 
 def main(names: list[str]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
-    for name in names or JOBS:
+    for name in names or [*JOBS, *SCRIPTS]:
+        if name in SCRIPTS:
+            print(f"python {SCRIPTS[name]}", flush=True)
+            subprocess.run([sys.executable, SCRIPTS[name]], cwd=ROOT, check=True)
+            continue
         found = []
         for command in JOBS[name]:
             print(f"tacit {command} --json", flush=True)

@@ -1,0 +1,258 @@
+"""How personal should a model be? FedCLUP's theory and released figures, asked of tacit's methods; docs/degree.md.
+
+python benchmarks/degree.py [spring] [rounds] [parity] [crossover] [sampled]      all parts, or some of them
+
+Writes docs/evidence/degree.json, docs/degree.md and docs/degree.png. The reference is "Understanding the Accuracy-
+Communication Trade-off in Personalized Federated Learning" (Yu, He, Sun, Xue, Li; ICML 2025).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import degree_page
+import numpy as np
+import torch
+from degree_worlds import (
+    Array,
+    Quadratic,
+    bends,
+    errors,
+    last,
+    released,
+    released_start,
+    side_by_side,
+    together,
+    trained,
+    two_classes,
+)
+
+import tacit
+from tacit.data.generated import least_squares, logistic
+from tacit.data.supervised import Supervised
+from tacit.methods import local as alone  # tacit.local is the module of verbs
+
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "degree.json"
+SPREADS = (0.1, 0.3, 1.0, 3.0)
+GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SEEDS = range(5)
+LOGISTIC_SPREADS = tuple(float(r) for r in np.linspace(0.1, 3, 10)[[0, 4, 8]])  # .1, 1.389, 2.678
+ONE_L = 9.13  # the released code's curvature, that of one client, for all
+Table = dict[str, Any]
+
+
+# ---- a: the best lambda by R
+
+
+def spring(spreads: Sequence[float] = SPREADS, seeds: Sequence[int] = SEEDS, grid: Sequence[float] = GRID) -> Table:
+    """Mean squared distance of v_i to w*_i on least squares, for every lambda and for the choice of lam="auto"."""
+    keys = [(r, s) for r in spreads for s in seeds]
+    worlds = [least_squares(spread=r, seed=s) for r, s in keys]
+    fitted = {lam: _distances(worlds, lam)[0] for lam in grid}  # [worlds] each
+    auto, chosen = _distances(worlds, "auto")
+    rows = []
+    for i, r in enumerate(spreads):
+        here = slice(i * len(seeds), (i + 1) * len(seeds))
+        table = np.array([fitted[lam][here] for lam in grid])  # [grid, seeds]
+        ratio = auto[here] / table.min(0)
+        rules = {name: _by_rule(worlds[here], rule) for name, rule in (("pilot", None), ("true R", r))}
+        rows.append({
+            "R": r, "error": dict(zip(map(str, grid), table.mean(1).tolist())),
+            "best": grid[int(table.mean(1).argmin())],
+            "auto": {"lam": [float(x) for x in chosen[here]], "error": float(auto[here].mean()),
+                     "mean_ratio": float(ratio.mean()), "worst_ratio": float(ratio.max())},
+            "released_rule": {name: {"lam": lam, "error": float(found.mean()),
+                                     "mean_ratio": float((found / table.min(0)).mean()),
+                                     "worst_ratio": float((found / table.min(0)).max())}
+                              for name, (lam, found) in rules.items()},
+        })  # fmt: skip
+    exact = {lam: np.array([_exact(world, lam) for world in worlds]) for lam in grid}
+    off = max(float(np.abs(fitted[lam] / exact[lam] - 1).max()) for lam in grid)
+    return {"rows": rows, "grid": list(grid), "seeds": len(seeds), "off_closed_form": off}
+
+
+def _distances(worlds: Sequence[Supervised], lam: Any, rounds: int = 15, passes: int = 20) -> tuple[Array, Array]:
+    """(the error of every world, the lambda it ended with)."""
+    model = tacit.linear(10)
+    many = tacit.Model(lambda g: {"weight": torch.zeros(len(worlds), 10)}, model.loss, model.score)
+    state, _, v = last(side_by_side(tacit.fedclup(model, lam=lam, passes=passes)), many, together(worlds), rounds)
+    truth = np.stack([np.asarray(w.truth, np.float64) for w in worlds], 1)
+    return ((v - truth) ** 2).sum(2).mean(0), state.shared.get("lam", torch.zeros(len(worlds))).numpy()
+
+
+def _exact(world: Supervised, lam: float) -> float:
+    return float(((Quadratic(world).best(lam)[1] - world.truth) ** 2).sum(1).mean())
+
+
+def _by_rule(worlds: Sequence[Supervised], spread: float | None) -> tuple[list[float], Array]:
+    """The released choice of lambda, its R measured on models fitted alone (or told), and the errors it leads to."""
+    chosen = []
+    for world in worlds:
+        n, (g, v) = len(world.targets[0]), Quadratic(world).best(1e-6)
+        apart = spread or float(np.linalg.norm(v - g, axis=1).mean())
+        chosen.append(5 / (n * apart**2) if apart >= n**-0.5 else 5 / (n**0.5 * apart))
+    return chosen, np.array([_exact(world, lam) for world, lam in zip(worlds, chosen)])
+
+
+# ---- b: rounds and gradients by lambda
+
+
+def rounds(springs: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0), target: float = 1e-8, most: int = 400) -> Table:
+    """Rounds until the objective is within `target` of its minimum, and gradient evaluations until then."""
+    data = least_squares(condition=11.0)
+    problem = Quadratic(data)
+    high, low = problem.most, problem.least
+    found = []
+    for lam in springs:
+        steps = math.ceil(2 * (lam + high) / (lam + low))
+        row: Table = {"lam": lam, "steps": steps, "predicted": high / low * (lam + low) / (lam + high)}
+        for name, rate in (("default", 0.0), ("theory", 1 + lam / high)):
+            gaps = _gaps(data, problem, lam, steps, rate, target * 1e-3, most)
+            reached = next((i + 1 for i, gap in enumerate(gaps) if gap < target), None)
+            row[name] = {"rounds": reached, "gradients": reached and reached * steps, "slope": _slope(gaps, target)}
+        found.append(row)
+    return {"L": high, "mu": low, "kappa": high / low, "target": target, "rows": found}
+
+
+def _gaps(
+    data: Supervised, problem: Quadratic, lam: float, steps: int, rate: float, until: float, most: int
+) -> list[float]:
+    """The gap to the minimum after every round; in double precision, of a state in single."""
+    least = problem.value(*problem.best(lam), lam)
+    model = tacit.linear(10)
+    method, gaps = tacit.fedclup(model, lam=lam, passes=steps, rate=rate), []
+    for _, _, g, v in trained(method, model, tacit.of_arrays(data.features, data.targets), most):
+        gaps.append(problem.value(g, v, lam) - least)
+        if gaps[-1] < until:
+            break
+    return gaps
+
+
+def _slope(gaps: Sequence[float], target: float) -> float:
+    """How much log(gap) falls in a round, where it falls steadily."""
+    taken = [(i, math.log(gap)) for i, gap in enumerate(gaps) if target * 1e-3 < gap < 1e-2]
+    return -float(np.polyfit(*zip(*taken), 1)[0]) if len(taken) > 1 else math.nan
+
+
+# ---- c: the released figures, and who wins with the intended method
+
+
+def parity(only: Sequence[str] = ("fedavg", "0.02", "0.1", "0.5", "local")) -> Table:
+    """(global, local) error of the released code's settings on its data, start and steps, by method and R."""
+    data = released()
+    federation = tacit.of_arrays(data.features, data.targets)
+    found: Table = {"still": float(np.linalg.norm(released_start().mean(0)) * 2**0.5)}
+    for name in only:
+        g, v = _as_released(name, federation)
+        found[name] = {f"{r:.3f}": errors(data, r, g, v) for r in LOGISTIC_SPREADS}
+    return found
+
+
+def _as_released(name: str, federation: tacit.Federation) -> tuple[Array, Array]:
+    model = two_classes(10, released_start())
+    if name == "local":
+        _, g, v = last(alone(model, lr=0.001, passes=150), model, federation, 250)
+        return g, v
+    if name == "fedavg":  # its people are judged by what they have before the last mean is taken
+        method = tacit.fedavg(model, lr=0.01, passes=150)
+        before, after = [g for *_, g, _ in trained(method, model, federation, 50)][-2:]
+        here = two_classes(10, before)
+        return after, last(alone(here, lr=0.01, passes=150), here, federation, 1)[2]
+    lam = float(name)
+    _, g, v = last(tacit.fedclup(model, lam=lam, lr=1 / (ONE_L + lam), rate=1.0, passes=150), model, federation, 50)
+    return g, v
+
+
+def crossover(seeds: Sequence[int] = SEEDS, rounds: int = 50, steps: int = 150) -> Table:
+    """Local error with each client's own L and the intended server step, from weights of 0 and of N(0, 1)."""
+    starts = ("0", "N(0, 1)")
+    worlds = [logistic(spread=1.0, seed=s) for s in seeds]
+    first = [np.random.default_rng(1000 + s).normal(size=(2, 10)) for s in seeds]
+    start = np.stack([np.zeros((2, 10))] * len(seeds) + first)
+    model = two_classes(10, start)
+    federation = together(worlds * 2)
+    bend = bends(model, federation, worlds=True)  # [clients, worlds, 2]
+    methods = {
+        "fedavg": (tacit.fedavg(model, lr=float(1 / bend[..., 0].max()), passes=steps), None),
+        "0.02": (tacit.fedclup(model, lam=0.02, passes=steps), bend),
+        "0.5": (tacit.fedclup(model, lam=0.5, passes=steps), bend),
+        "local": (tacit.fedclup(model, lam=0.0, passes=steps), bend),  # no spring: everybody alone
+    }
+    table: dict[str, list[Any]] = {}
+    for name, (method, known) in methods.items():
+        for number, _, g, v in trained(side_by_side(method), model, federation, rounds, bend=known):
+            if number == rounds or (name == "local" and number == rounds // 10):
+                key = name if number == rounds else f"local {number}"
+                table[key] = [[errors(w, r, g[i], v[:, i]) for i, w in enumerate(worlds * 2)] for r in LOGISTIC_SPREADS]
+    split = {name: np.array(t).reshape(len(LOGISTIC_SPREADS), 2, len(seeds), 2) for name, t in table.items()}
+    found = {s: {n: t[:, i].tolist() for n, t in split.items()} for i, s in enumerate(starts)}
+    return {"R": list(LOGISTIC_SPREADS), "rounds": rounds, "largest_L": float(bend[..., 0].max()), "errors": found}
+
+
+# ---- d: many clients, few at a time
+
+
+def sampled(clients: int = 1000, rounds: int = 40, at: Sequence[int] = (1, 10, 40)) -> Table:
+    """|g - mean W| at R = 1 with a tenth of the clients a round and lambda .5, by what is taken for L and the step."""
+    data, lam = released(clients), 0.5
+    federation = tacit.of_arrays(data.features, data.targets)
+    model = two_classes(10, released_start())
+    own = bends(model, federation)
+    every: dict[str, tuple[dict[str, float], Any]] = {
+        "L of one client": ({"lr": 1 / (ONE_L + lam), "rate": 1 + lam / ONE_L}, None),
+        "L of one client, rate 1": ({"lr": 1 / (ONE_L + lam), "rate": 1.0}, None),
+        "own L, at weights of 0": ({}, own),
+        "own L, at the start": ({}, None),
+    }
+    found: Table = {}
+    for name, (more, bend) in every.items():
+        method = tacit.fedclup(model, lam=lam, passes=150, **more)
+        told = {n: errors(data, 1.0, g, v)[0] for n, _, g, v in trained(method, model, federation, rounds, 0.1, bend)}
+        found[name] = {str(n): told[n] for n in at}
+    start = released_start()
+    return {
+        "error": found, "start": errors(data, 1.0, start, np.repeat(start[None], clients, 0))[0],
+        "L": np.percentile(own[:, 0].numpy(), [5, 50, 95]).tolist(), "median_L_at_start": _at_start(model, federation),
+    }  # fmt: skip
+
+
+def _at_start(model: tacit.Model, federation: tacit.Federation) -> float:
+    state, *_ = last(tacit.fedclup(model, lam=1.0, passes=1), model, federation, 1)
+    return float(state.private.gather(np.arange(federation.people))["bend"][:, 0].median())
+
+
+PARTS: dict[str, Callable[[], Table]] = {
+    "spring": spring, "rounds": rounds, "parity": parity, "crossover": crossover, "sampled": sampled,
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    """Parts that are not asked for keep what was found before."""
+    torch.set_num_threads(1)
+    page = json.loads(EVIDENCE.read_text()) if names and EVIDENCE.exists() else {"results": {}}
+    for name in names or PARTS:
+        print(f"{name} ...", flush=True)
+        page["results"][name] = PARTS[name]()
+        today = datetime.date.today().isoformat()
+        page = {"command": "python benchmarks/degree.py", "date": today, "results": page["results"]}
+        EVIDENCE.write_text(json.dumps(rounded(page), indent=1) + "\n")
+    degree_page.write(rounded(page))
+
+
+def rounded(value: Any) -> Any:
+    """Six digits: what another machine's arithmetic leaves alone."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(v) for v in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

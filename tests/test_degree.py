@@ -1,0 +1,72 @@
+"""The study of docs/degree.md in small: the released figures, the choice of lambda, rounds by lambda."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tacit
+
+BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+
+
+@pytest.fixture(scope="module")
+def study():
+    sys.path.insert(0, BENCHMARKS)
+    try:
+        yield importlib.import_module("degree"), importlib.import_module("degree_page")
+    finally:
+        sys.path.remove(BENCHMARKS)
+
+
+def test_the_released_figures_are_reproduced(study):
+    degree, page = study
+    found = degree.parity(("fedavg", "0.1"))
+    for r, row in page.RELEASED.items():
+        for name in ("fedavg", "0.1"):
+            np.testing.assert_allclose(found[name][r], row[name], rtol=0.01)
+
+
+def test_auto_is_near_the_best_lambda(study):
+    found = study[0].spring((0.3, 1.0), (0,), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0))
+    assert found["off_closed_form"] < 1e-3
+    assert [row["best"] for row in found["rows"]] == [10.0, 0.3]
+    for row in found["rows"]:
+        assert row["auto"]["worst_ratio"] <= 1.1
+        assert row["auto"]["worst_ratio"] < row["released_rule"]["pilot"]["worst_ratio"]
+
+
+def test_rounds_grow_with_lambda_and_gradients_do_not(study):
+    rows = study[0].rounds((0.01, 1.0, 100.0), 1e-5)["rows"]
+    few, some, many = (row["default"] for row in rows)
+    assert few["rounds"] < some["rounds"] < many["rounds"] and many["rounds"] >= 10 * few["rounds"]
+    spent = [row["default"]["gradients"] for row in rows]
+    assert max(spent) <= 3 * min(spent)
+
+
+def test_federations_side_by_side_are_each_as_alone(study):
+    degree = study[0]
+    worlds = [degree.logistic(clients=4, examples=30, seed=s) for s in range(3)]
+    start = np.random.default_rng(0).normal(size=(3, 2, 10))
+    joint = degree.two_classes(10, start)
+    together = degree.side_by_side(tacit.fedclup(joint, lam=0.3, passes=5))
+    _, g, v = degree.last(together, joint, degree.together(worlds), 3)
+    for i, world in enumerate(worlds):
+        model = degree.two_classes(10, start[i])
+        federation = tacit.of_arrays(world.features, world.targets)
+        _, g_alone, v_alone = degree.last(tacit.fedclup(model, lam=0.3, passes=5), model, federation, 3)
+        np.testing.assert_allclose(g[i], g_alone, atol=1e-5)
+        np.testing.assert_allclose(v[:, i], v_alone, atol=1e-5)
+
+
+def test_two_classes_is_tacits_logistic(study):
+    ours, theirs = study[0].two_classes(10, np.zeros((2, 10))), tacit.logistic(10)
+    generator = torch.Generator().manual_seed(0)
+    weights = {"weight": torch.randn(2, 10, generator=generator)}
+    batch = tacit.Examples(torch.randn(20, 10, generator=generator), (torch.arange(20) % 2).float(), torch.ones(20))
+    torch.testing.assert_close(ours.loss(weights, batch), theirs.loss(weights, batch))
