@@ -75,6 +75,7 @@ class Model:
     features: Callable[[Params, Tensor], Tensor] | None = None  # what the last layer sees: inputs [n, ...] -> [n, f]
     buffers: tuple[str, ...] = ()  # statistics that are kept and not descended (batch norm's)
     learn: Callable[[Params, Examples], tuple[Tensor, Params]] | None = None  # (loss, the buffers after this batch)
+    bound: Callable[[Examples], Tensor] | None = None  # no parameters make the loss more curved, where that is known
     alone: bool = False  # what is scored together changes the scores: one person at a time, without padding
 
 

@@ -30,7 +30,7 @@ def heterogeneity(task: Task, seed: int = 0) -> dict[str, Any] | None:
     federation = task.federation("final", method, Sampling(), None)
     if len(federation.members) < 2:
         return None
-    memory = dict.fromkeys(("square", "noise", "usual"), 0.0)
+    memory = dict.fromkeys(("differ", "noise", "usual"), 0.0)
     lam = 0.0
     for done in run(method, model, federation, rounds=ROUNDS, seed=seed):
         memory = {name: float(value) for name, value in done.state.memory.items()}
@@ -39,7 +39,7 @@ def heterogeneity(task: Task, seed: int = 0) -> dict[str, Any] | None:
     if not usual > 0:
         return None
     return {
-        "R": round(max(memory["square"] - memory["noise"], 0.0) ** 0.5 / usual, 6),
+        "R": round(max(memory["differ"], 0.0) ** 0.5 / usual, 6),
         "noise": round(memory["noise"] ** 0.5 / usual, 6),
         "n": round(examples_each(federation), 1),
         "clients": len(federation.members),

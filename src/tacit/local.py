@@ -109,14 +109,16 @@ def step(
 
 
 def curvature(model: Model, params: Params, examples: Examples, only: Iterable[str], probes: int = 12) -> Tensor:
-    """[2]: the largest curvature of the loss on all of one's examples, by power iteration, which says how far a step
-    may go; and the curvature along the first, arbitrary direction, which says what is usual."""
+    """[2]: the largest curvature of the loss on all of one's examples, which says how far a step may go: the model's
+    bound where it has one, or by power iteration where the parameters are; and the curvature along an arbitrary
+    direction, which says what is usual."""
     moving = like(params, [name for name in only if name not in model.buffers])
     still = {name: value for name, value in params.items() if name not in moving}
     one = Examples(*(x[0] for x in whole(examples)))
     first = grad(lambda moving: model.loss(still | moving, one))
     turn = {name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()}
     usual, largest = None, torch.zeros(())
+    probes = probes if model.bound is None else 1
     for _ in range(probes):
         turned = grad(lambda at, turn=turn: dot(turn, first(at)))(moving)
         if usual is None:
@@ -124,7 +126,14 @@ def curvature(model: Model, params: Params, examples: Examples, only: Iterable[s
         largest = dot(turned, turned).sqrt()
         turn = {name: v / largest.clamp(min=1e-12) for name, v in turned.items()}
     Meter.gradients += 2 * probes * examples.mask.shape[0]  # a product with the curvature costs two gradients
+    largest = largest if model.bound is None else model.bound(one)
     return torch.stack([largest, usual if usual is not None else largest])
+
+
+def widest(batch: Examples) -> Tensor:
+    """The largest eigenvalue of the mean of x x' over the real examples of a batch: what bounds linear models."""
+    x = batch.inputs.flatten(1) * batch.mask[:, None] / batch.mask.sum().clamp(min=1).sqrt()
+    return torch.linalg.eigvalsh(x.T @ x if x.shape[1] <= x.shape[0] else x @ x.T)[-1]
 
 
 def once(known: Tensor, measure: Callable[[], Tensor]) -> Tensor:

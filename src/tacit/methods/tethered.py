@@ -50,7 +50,7 @@ def fedclup(
         rate_now = lr or 1 / (bend[0] + spring)
         after = descend(model, params, held, rate_now, params, passes, lambda p: spring / 2 * square_distance(p, g))
         told = {"stiff": bend[0] / (bend[0] + spring)} if not rate else {}
-        told |= _measured(model, g, after, held, bend) if auto else {}
+        told |= _measured(model, g, after, held, bend) if auto else {}  # (each is weighted as the upload is)
         kept = keep.kept(after, own, held) | like(after, personal) | ({"bend": bend} if measuring else {})
         return keep.upload(after, g, held, told), kept
 
@@ -58,8 +58,8 @@ def fedclup(
         mean = keep.mean(upload)
         speed = rate or 1 / mean["stiff"]
         moved = {n: v + (1.0 if n in model.buffers else speed) * mean[n] for n, v in shared.items() if n != "lam"}
-        told = like(mean, ("square", "noise", "usual")) if auto else {}  # kept for whoever asks what was measured
-        return moved | ({"lam": _chosen(mean)} if auto else {}), told
+        told = like(mean, ("differ", "noise", "usual")) if auto else {}  # kept for whoever asks what was measured
+        return moved | ({"lam": _chosen(mean, upload.total["each"])} if auto else {}), told
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
         g = {name: value for name, value in shared.items() if name != "lam"}
@@ -127,11 +127,14 @@ def _measured(model: Model, g: Params, v: Params, held: Examples, bend: Tensor) 
     mean = {name: torch.stack([s[name] for s in slopes]).mean(0) for name in slopes[0]}
     noise = torch.stack([square_distance(s, mean) for s in slopes]).sum() / (DEALT * (DEALT - 1))
     first = slope(model, v | g, Examples(*(x[0] for x in whole(held))), g)[0]
-    return {"square": dot(first, first), "noise": noise, "usual": bend[1]}
+    beyond = dot(first, first) - noise
+    return {"differ": beyond, "squared": beyond**2, "noise": noise, "usual": bend[1], "each": 1 / held.mask.sum()}
 
 
-def _chosen(mean: Params) -> Tensor:
+def _chosen(mean: Params, people: Tensor) -> Tensor:
     """Near the best g a person's gradient is curvature x (difference + error of an own fit). The squares add, and the
-    spring that loses least is curvature x error^2 / difference^2, as in James and Stein's shrinkage."""
-    differ = (mean["square"] - mean["noise"]).clamp(min=1e-12)
+    spring that loses least is curvature x error^2 / difference^2, as in James and Stein's shrinkage. A difference
+    counts as far as it is beyond one standard error of its mean over people: what may be chance is no reason to part."""
+    chance = ((mean["squared"] - mean["differ"] ** 2).clamp(min=0) / people).sqrt()
+    differ = (mean["differ"] - chance).clamp(min=1e-12)
     return mean["usual"] * (mean["noise"] / differ).clamp(1 / WIDEST, WIDEST)

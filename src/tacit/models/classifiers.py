@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ..core import Examples, Model, Params
 from ..errors import SettingError
+from ..local import widest
 from .wrapped import wrap
 
 Shape = tuple[int, ...]
@@ -42,7 +43,8 @@ def logistic(features: int, classes: int = 2, *, bias: bool = False) -> Model:
     def seen(params: Params, inputs: Tensor) -> Tensor:
         return inputs.flatten(1)
 
-    return Model(init, loss, score, loss_name="cross_entropy", features=seen)
+    bound = lambda batch: (widest(batch) + (1.0 if bias else 0.0)) / 2  # of any number of classes (Böhning 1992)
+    return Model(init, loss, score, loss_name="cross_entropy", features=seen, bound=bound)
 
 
 def cnn(shape: Shape = (3, 8, 8), classes: int = 10, *, width: int = 16) -> Model:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..core import Examples, Model, Params
+from ..local import widest
 
 
 def linear(features: int, *, bias: bool = False) -> Model:
@@ -22,7 +23,14 @@ def linear(features: int, *, bias: bool = False) -> Model:
         each = (score(params, batch.inputs) - batch.targets) ** 2
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
-    return Model(init, loss, score, loss_name="squared", features=lambda params, inputs: inputs)
+    return Model(
+        init,
+        loss,
+        score,
+        loss_name="squared",
+        features=lambda params, inputs: inputs,
+        bound=lambda batch: 2 * (widest(batch) + (1.0 if bias else 0.0)),
+    )
 
 
 def ncf(items: int, *, k: int = 32) -> Model:
