@@ -22,7 +22,9 @@ for spread in (0.1, 2.0):
     data = tacit.load(f"least-squares:R={spread}")
     told = tacit.heterogeneity(data)
     pays = "sharing should pay" if told["R"] < told["noise"] else "models of one's own should pay"
-    print(f"\nClients differ by R = {spread} (measured {told['R']:.2f}), an own fit errs by {told['noise']:.2f}: {pays}.")
+    print(
+        f"\nClients differ by R = {spread} (measured {told['R']:.2f}), an own fit errs by {told['noise']:.2f}: {pays}."
+    )
     found = {lam: error(data, lam)[0] for lam in TRIED}
     best = min(found, key=found.get)
     for lam, rmse in found.items():
