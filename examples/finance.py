@@ -1,4 +1,4 @@
-"""Eight banks and three kinds of fraud. Each bank sees its own mix of them; one has hardly met any. Who should learn how?
+"""Eight banks and three kinds of fraud: each bank meets its own mix of them, some hardly any. Who should learn how?
 
 Made data: 2 % of the payments are frauds, of three kinds that look different; which bank meets which kind is drawn from
 a Dirichlet distribution. Accuracy says nothing here (nobody is a fraud: 98 % right), so the question is how many of the

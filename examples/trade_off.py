@@ -1,5 +1,8 @@
-"""How personal should models be? FedCLUP ties each client's model to the shared one by a spring `lam`: 0 is alone, large
-is one model for all. Which lam is best depends on how far clients differ, R, against what 40 noisy examples can tell."""
+"""How personal should models be?
+
+FedCLUP ties each client's model to the shared one by a spring `lam`: 0 is alone, large is one model for all. Which lam is
+best depends on how far clients differ, R, against what 40 noisy examples can tell.
+"""
 
 import numpy as np
 
