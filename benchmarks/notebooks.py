@@ -19,7 +19,7 @@ LARGEST = 300_000  # bytes: a notebook is read on a page, and kept in the histor
 def execute(path: Path) -> None:
     """Run it from top to bottom in a fresh process and write it back, without what differs from machine to machine."""
     page = nbformat.read(path, as_version=4)
-    NotebookClient(page, timeout=1800, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(page, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
     page.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     for number, cell in enumerate(page.cells):
         cell["id"], cell["metadata"] = f"cell-{number}", {}

@@ -1,6 +1,6 @@
 """How personal should models be?
 
-FedCLUP ties each client's model to the shared one by a spring `lam`: 0 is alone, large is one model for all. Which lam is
+FedCLUP ties each client's model to the shared one by a spring `lam`: 0 is alone, large is one model for all. Which is
 best depends on how far clients differ, R, against what 40 noisy examples can tell.
 """
 
