@@ -32,8 +32,9 @@ def judge(name: str, method: tacit.Method, **how) -> float:
         sent, answers = sent + done.up_bytes + done.down_bytes, answers + done.answered
     said = tacit.personal_outputs(method, model, done.state, data)
     right = float(np.mean([(guess.argmax(1) == truth).mean() for guess, truth in zip(said, data.test_targets)]))
-    told = f"{answers / PHONES:.0f} rounds and {sent / PHONES:,.0f} bytes a phone, both ways"
-    traffic = told if done.state.shared else "nothing sent"
+    traffic = (
+        f"{answers / PHONES:.0f} rounds and {sent / PHONES:,.0f} bytes a phone, both ways" if sent else "nothing sent"
+    )
     print(f"{name:28} {right:.1%} of new moments right; {traffic}")
     return right
 
