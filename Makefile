@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench evidence clean
+.PHONY: demo test lint bench evidence notebooks clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,8 +28,12 @@ lint: .venv/ready
 bench: .venv/ready
 	$(BIN)/tacit bench
 
-evidence: .venv/ready
+evidence: .venv/ready notebooks
 	$(BIN)/python benchmarks/evidence.py
+
+notebooks: .venv/ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[notebooks]'
+	$(BIN)/python benchmarks/notebooks.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,13 @@ def test_every_public_name_exists():
         _ = tacit.nonsense
 
 
+def test_no_module_hides_a_public_name():
+    for home in ("local", "heterogeneity", "methods"):
+        importlib.import_module(f"tacit.{home}")
+    assert callable(tacit.local) and callable(tacit.heterogeneity)
+    assert tacit.local is tacit.METHODS["local"]
+
+
 def test_help_does_not_wait_for_torch():
     code = "import sys; import tacit.cli; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
@@ -35,6 +37,7 @@ _HOMES = {
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
     "evaluation.scoring": ["personal_scores", "top_items"],
+    "client_tasks": ["personal_outputs"],
     "evaluation.metrics": ["ranking_metrics", "rating_metrics"],
     "settings": ["Settings"],
     "experiment": ["execute"],
@@ -57,7 +60,19 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+class _Package(ModuleType):
+    """Importing tacit/local.py would put the module where `tacit.local` (the method) is looked for: it may not."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _HOME or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 if TYPE_CHECKING:
+    from .client_tasks import personal_outputs
     from .core import Download, Examples, Method, Model, Params, Stage, Upload, chain
     from .data.importing import BroughtSplit
     from .data.interactions import Histories, Interactions

@@ -121,6 +121,14 @@ def predict(
     return found
 
 
+def personal_outputs(method: Method, model: Model, state: State, data: Supervised) -> list[np.ndarray]:
+    """What each client's own model says of that client's test examples, client by client; for one's own measures."""
+    everyone = np.arange(len(data.targets))
+    return predict(
+        method, model, state.shared, state.private, everyone, (data.features, data.targets), data.test_features
+    )
+
+
 def shared_outputs(method: Method, model: Model, shared: Params, inputs: list[np.ndarray]) -> list[np.ndarray] | None:
     """Outputs of the shared model alone; None where something of it is private."""
     if not set(model.init(torch.Generator())) <= set(shared):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .client_tasks import examples_each
+from .client_tasks import examples_each, supervised
+from .data.supervised import Supervised
 from .engine.run import run
 from .methods import fedclup
 from .models import linear, logistic
@@ -19,9 +20,10 @@ from .tasks import Sampling, Task
 ROUNDS, PASSES = 15, 20
 
 
-def heterogeneity(task: Task, seed: int = 0) -> dict[str, Any] | None:
-    """{"R", "noise", "n", "clients", "lam"} of a task with features; None for others. `lam` is what FedCLUP would take,
+def heterogeneity(task: Task | Supervised, seed: int = 0) -> dict[str, Any] | None:
+    """{"R", "noise", "n", "clients", "lam"} of data with features; None for others. `lam` is what FedCLUP would take,
     for the linear model that was measured with."""
+    task = supervised(task, seed=seed) if isinstance(task, Supervised) else task
     facts = task.facts
     if facts.kind not in ("regression", "labels"):
         return None

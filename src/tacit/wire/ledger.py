@@ -34,7 +34,7 @@ def decode(blob: bytes) -> Upload:
 
 class Ledger:
     """Bytes up and down. Messages of the same names, shapes and types have the same length, so each kind is encoded
-    once and then counted."""
+    once and then counted. Who shares nothing (the method `local`) sends nothing, not even an empty message."""
 
     def __init__(self, up_bytes: int = 0, down_bytes: int = 0, uploads: int = 0) -> None:
         self.up_bytes, self.down_bytes, self.uploads = up_bytes, down_bytes, uploads
@@ -47,9 +47,11 @@ class Ledger:
         return self._sizes[kind]
 
     def sent_down(self, download: Download, people: int) -> None:
-        self.down_bytes += people * self.size(download.params, download.round, True)
+        if download.params:
+            self.down_bytes += people * self.size(download.params, download.round, True)
 
     def sent_up(self, upload: Upload, people: int) -> None:
         """`upload` may be the sum of many: every one of them has its names and shapes."""
-        self.up_bytes += people * self.size(upload.total, upload.weight, False)
+        if upload.total:
+            self.up_bytes += people * self.size(upload.total, upload.weight, False)
         self.uploads += people

@@ -1,0 +1,42 @@
+"""`make notebooks`: run the notebooks and keep what they print. Minutes, not seconds.
+
+python benchmarks/notebooks.py [name ...]      all of notebooks/*.ipynb, or some
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+LARGEST = 300_000  # bytes: a notebook is read on a page, and kept in the history of the project
+
+
+def execute(path: Path) -> None:
+    """Run it from top to bottom in a fresh process and write it back, without what differs from machine to machine."""
+    page = nbformat.read(path, as_version=4)
+    NotebookClient(page, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    page.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    for number, cell in enumerate(page.cells):
+        cell["id"], cell["metadata"] = f"cell-{number}", {}
+    nbformat.validate(page)
+    text = nbformat.writes(page) + "\n"
+    if len(text) > LARGEST:
+        raise SystemExit(f"{path.name} has {len(text):,} bytes; at most {LARGEST:,} are kept. Draw smaller.")
+    path.write_text(text)
+
+
+def main(names: list[str]) -> None:
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the kernel of this Python
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if not names or path.stem in names:
+            print(f"notebooks/{path.name}", flush=True)
+            execute(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
