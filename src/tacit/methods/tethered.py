@@ -18,6 +18,7 @@ from ..errors import SettingError
 from ..local import change, curvature, descend, dot, like, once, parts, slope, split, square_distance, whole
 from .rows import Rows
 
+LIKELIHOODS = ("cross_entropy", "bce")  # a slope's variance is the curvature over the number of examples (Fisher)
 DEALT = 8  # parts of a person's examples, from whose gradients the noise is told
 WIDEST = 1e3  # lam="auto" stays within this factor of the usual curvature
 
@@ -121,12 +122,16 @@ def pfedme(
 
 def _measured(model: Model, g: Params, v: Params, held: Examples, bend: Tensor) -> Params:
     """What a person tells about how their data differ: the square of their gradient at g; what of it is the chance of
-    which examples they have, told from the parts of their data, dealt out in turn, at v; how curved their loss is."""
+    which examples they have; how curved their loss is. Chance is told from the parts of their data, dealt out in turn,
+    at v; where the loss is a likelihood it is the curvature, which a v that explains every example does not hide."""
     dealt = [Examples(*(x[0] for x in part)) for part in parts(whole(held), DEALT)]
     slopes = [slope(model, v, part, g)[0] for part in dealt]
     mean = {name: torch.stack([s[name] for s in slopes]).mean(0) for name in slopes[0]}
     noise = torch.stack([square_distance(s, mean) for s in slopes]).sum() / (DEALT * (DEALT - 1))
     first = slope(model, v | g, Examples(*(x[0] for x in whole(held))), g)[0]
+    if model.loss_name in LIKELIHOODS:
+        bend = curvature(model, v | g, held, g, probes=1)
+        noise = bend[1] * sum(value.numel() for value in mean.values()) / held.mask.sum()
     beyond = dot(first, first) - noise
     return {"differ": beyond, "squared": beyond**2, "noise": noise, "usual": bend[1], "each": 1 / held.mask.sum()}
 
@@ -134,7 +139,8 @@ def _measured(model: Model, g: Params, v: Params, held: Examples, bend: Tensor) 
 def _chosen(mean: Params, people: Tensor) -> Tensor:
     """Near the best g a person's gradient is curvature x (difference + error of an own fit). The squares add, and the
     spring that loses least is curvature x error^2 / difference^2, as in James and Stein's shrinkage. A difference
-    counts as far as it is beyond one standard error of its mean over people: what may be chance is no reason to part."""
+    counts as far as it is beyond one standard error of its mean over people: what may be chance is no reason to
+    part."""
     chance = ((mean["squared"] - mean["differ"] ** 2).clamp(min=0) / people).sqrt()
     differ = (mean["differ"] - chance).clamp(min=1e-12)
     return mean["usual"] * (mean["noise"] / differ).clamp(1 / WIDEST, WIDEST)
