@@ -15,30 +15,10 @@ import typer
 from . import __version__
 from .cli_data import data_app
 from .cli_options import (
-    BackendOption,
-    CohortOption,
-    DataOption,
-    DownloadOption,
-    DropoutOption,
-    JobsOption,
-    JsonOption,
-    NewOption,
-    OutOption,
-    PatienceOption,
-    ProtocolOption,
-    RoundsOption,
-    SeedOption,
-    SetOption,
-    SplitOption,
-    StoreOption,
-    TaskOption,
-    ThreadsOption,
-    ToleranceOption,
-    check,
-    make_settings,
-    refuse_idle,
-    wanted_runs,
-)
+    BackendOption, CohortOption, DataOption, DownloadOption, DropoutOption, JobsOption, JsonOption, NewOption,
+    OutOption, PatienceOption, ProtocolOption, RoundsOption, SeedOption, SetOption, SplitOption, StoreOption,
+    TaskOption, ThreadsOption, ToleranceOption, check, make_settings, refuse_idle, wanted_runs,
+)  # fmt: skip
 from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
@@ -150,6 +130,7 @@ def compare(
     from .experiment import make_task
     from .methods import METHODS, find_method
     from .runs import RunFolder, next_folder
+    from .twins import copied, twins
 
     chosen = wanted_runs(methods, method, sweep, list(METHODS))
     for name, _ in chosen:
@@ -176,20 +157,26 @@ def compare(
                 raise
             say(f"{label} is left out: {error}")
             del wanted[label]
+    same = twins(wanted, made) if methods == "all" else {}
     folders = {label: path / label.replace("/", "-") for label in wanted}
+    alone = {label: settings for label, settings in wanted.items() if label not in same}
     with Bars() as bars:
 
         def one(label: str, settings: Any, folder: Path) -> dict[str, Any]:
             bars.label = f"{label}: "
             return start(settings, loaded, folder, bars, made)
 
-        if (many := jobs_for(len(wanted), jobs)) > 1:
-            for label, folder in folders.items():
-                RunFolder.create(folder, wanted[label].model_dump(), loaded, __version__)
-            bars.phase(f"runs, {many} at a time", len(wanted), 0)
-            results = side_by_side(folders, many, lambda number: bars.round(number, None), say)
+        if (many := jobs_for(len(alone), jobs)) > 1:
+            for label, settings in alone.items():
+                RunFolder.create(folders[label], settings.model_dump(), loaded, __version__)
+            bars.phase(f"runs, {many} at a time", len(alone), 0)
+            side_by_side({label: folders[label] for label in alone}, many, lambda n: bars.round(n, None), say)
         else:
-            results = one_by_one(wanted, path, one, say)
+            one_by_one(alone, folders, one, say)
+        for label, first in same.items():
+            if RunFolder(folders[first]).finished:
+                copied(folders[first], folders[label], wanted[label], made)
+        results = [RunFolder(folder).result() for folder in folders.values() if RunFolder(folder).finished]
         report_path, weighed = conclude(results, made, path, seed, shape(loaded))
     if json_:
         told = weighed.summary() if weighed else None

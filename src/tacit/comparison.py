@@ -28,22 +28,21 @@ Say = Callable[[str], None]
 Run = Callable[[str, Any, Path], dict[str, Any]]
 
 
-def one_by_one(wanted: dict[str, Any], path: Path, run: Run, say: Say) -> list[dict[str, Any]]:
-    """The results. A run whose numbers are lost is left out, with the reason; the others are not lost with it."""
-    results, lost = [], None
+def one_by_one(wanted: dict[str, Any], folders: dict[str, Path], run: Run, say: Say) -> None:
+    """A run whose numbers are lost is left out, with the reason; the others are not lost with it."""
+    lost: list[DivergedError] = []
     for label, settings in wanted.items():
         try:
-            results.append(run(label, settings, path / label.replace("/", "-")))
+            run(label, settings, folders[label])
         except DivergedError as error:
-            lost = error
+            lost.append(error)
             say(f"{label} is left out: {error}")
-    if lost is not None and not results:
-        raise lost
-    return results
+    if lost and len(lost) == len(wanted):
+        raise lost[-1]
 
 
-def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None], say: Say) -> list[dict[str, Any]]:
-    """The results of runs that were prepared in these folders, `jobs` at a time; those that fail are left out."""
+def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None], say: Say) -> None:
+    """Make the runs that were prepared in these folders, `jobs` at a time; those that fail are left out."""
     waiting = list(folders)
     running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
     with tempfile.TemporaryDirectory() as words:
@@ -65,10 +64,8 @@ def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None
                 process.send_signal(signal.SIGINT)
             for process, _ in running.values():
                 process.wait()
-    results = [RunFolder(folder).result() for folder in folders.values() if RunFolder(folder).finished]
-    if not results:
+    if not any(RunFolder(folder).finished for folder in folders.values()):
         raise RunError("None of the runs came to an end; the reasons are above.")
-    return results
 
 
 def _reason(path: str) -> str:

@@ -1,4 +1,4 @@
-"""The settings that are in force when nothing is said: by task, then by method, then by method and parts, then by data."""
+"""The settings in force when nothing is said: by task, by method, by method and parts, and by data."""
 
 from __future__ import annotations
 
