@@ -15,10 +15,30 @@ import typer
 from . import __version__
 from .cli_data import data_app
 from .cli_options import (
-    BackendOption, CohortOption, DataOption, DownloadOption, DropoutOption, JobsOption, JsonOption, NewOption,
-    OutOption, PatienceOption, ProtocolOption, RoundsOption, SeedOption, SetOption, SplitOption, StoreOption,
-    TaskOption, ThreadsOption, ToleranceOption, check, make_settings, refuse_idle, wanted_runs,
-)  # fmt: skip
+    BackendOption,
+    CohortOption,
+    DataOption,
+    DownloadOption,
+    DropoutOption,
+    JobsOption,
+    JsonOption,
+    NewOption,
+    OutOption,
+    PatienceOption,
+    ProtocolOption,
+    RoundsOption,
+    SeedOption,
+    SetOption,
+    SplitOption,
+    StoreOption,
+    TaskOption,
+    ThreadsOption,
+    ToleranceOption,
+    check,
+    make_settings,
+    refuse_idle,
+    wanted_runs,
+)
 from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
@@ -51,7 +71,7 @@ def finish(
 ) -> dict[str, Any]:
     try:
         from .experiment import execute
-        from .report import write_report
+        from .report import shape, write_report
 
         result = execute(settings, data, folder, bars, task, began)
         write_report([result], folder.path, data=shape(data), runs=[folder.path])
@@ -60,16 +80,6 @@ def finish(
             raise
         raise RunError(f"Stopped. Nothing is lost: go on with `tacit resume {folder.path}`.") from None
     return result
-
-
-def shape(data: Any) -> dict[str, Any] | None:
-    """How active people are and how popular items are, for the plots."""
-    import numpy as np
-
-    whole = getattr(data, "train", data)
-    if not hasattr(whole, "person"):
-        return None
-    return {"activity": np.bincount(whole.person).tolist(), "popularity": np.bincount(whole.item).tolist()}
 
 
 @app.command()
@@ -129,6 +139,7 @@ def compare(
     from .data.sources import load
     from .experiment import make_task
     from .methods import METHODS, find_method
+    from .report import shape
     from .runs import RunFolder, next_folder
     from .twins import copied, twins
 
@@ -212,7 +223,7 @@ def report(
 ) -> None:
     """Write the HTML report of a finished run or comparison again, and show its table."""
     from .data.sources import load
-    from .report import write_report
+    from .report import shape, write_report
     from .runs import RunFolder
     from .tradeoff import weigh
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from . import plots
 from .canvas import Plot
@@ -88,6 +89,14 @@ def write_report(
         return folder / "report.html"
     except OSError as error:
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error
+
+
+def shape(data: Any) -> dict[str, Any] | None:
+    """How active people are and how popular items are, for the plots."""
+    whole = getattr(data, "train", data)
+    if not hasattr(whole, "person"):
+        return None
+    return {"activity": np.bincount(whole.person).tolist(), "popularity": np.bincount(whole.item).tolist()}
 
 
 def render(
