@@ -226,7 +226,7 @@ def sampled(found: Table) -> str:
         f"At most 2.3 by round 10: {'; '.join(ten)}.",
         "The released code never runs its server step and averages stale clients in. L differs between clients (5, 50 "
         f"and 95 %: {low:.1f}, {middle:.1f}, {high:.1f}). With each client's own, steps are as short as the most "
-        "curved direction asks, and a client that is asked once in ten rounds is not yet where its spring would hold it.",
+        "curved direction asks, and a client that is asked once in ten rounds is not where its spring holds it yet.",
     )
 
 

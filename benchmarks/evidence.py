@@ -64,7 +64,10 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "bench-clients": [f"bench --method {network}" for network in ("logistic", "cnn", "cnn-16")],
     "all": ["compare --methods all --data ml-100k"],
 }
-SCRIPTS = {"degree": "benchmarks/degree.py", "shift": "benchmarks/shift.py"}  # name -> a program that writes its own file
+SCRIPTS = {
+    "degree": "benchmarks/degree.py",
+    "shift": "benchmarks/shift.py",
+}  # programs that write their own
 DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
 THIN = 10  # of the curve every tenth round and the first two are kept
 

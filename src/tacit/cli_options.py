@@ -137,9 +137,10 @@ def refuse_idle(settings: Any, task: Any) -> None:
 def check(settings: Any, task: Any) -> None:
     """Everything that can be wrong is found before a folder is made."""
     from .core import Stage
+    from .costs import threads
     from .data.splits import folds
     from .engine.backends import choose
-    from .experiment import FOLDS, threads
+    from .experiment import FOLDS
     from .federation import cohort_size
     from .settings import plan
 

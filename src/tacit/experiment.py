@@ -10,8 +10,6 @@ Every phase is checkpointed; `execute` on a folder with a checkpoint goes on whe
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numba
 import numpy as np
-import torch
 
 from .client_tasks import supervised
-from .core import Download, Examples
+from .costs import gradients, peak_rss_mb, threads
 from .data import splits
 from .data.importing import BroughtSplit
 from .data.interactions import Interactions
@@ -32,7 +28,6 @@ from .data.supervised import Supervised
 from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
-from .local import Meter
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Task, ranking, ratings
@@ -225,23 +220,6 @@ def _next(rounds: Iterator[Round], folder: RunFolder, state: State, progress: Pr
         raise
 
 
-def _gradients(made: Plan, task: Task, state: State) -> tuple[float, float] | None:
-    """(in the first round, in a later one): gradients that one person takes, each over all of their data. Counted by
-    running the first person's client; None where nothing is descended on a device."""
-    method = made.method
-    if method.pooled or method.examples == "history":
-        return None
-    federation = task.federation("final", method, made.sampling, None)
-    who = federation.members[:1]
-    held = Examples(*(x[0] for x in federation.examples(who, 0).pad()))
-    found = []
-    for at in (begin(method, made.model, federation, made.seed), state):
-        own, before = {n: v[0] for n, v in at.private.gather(who).items()}, Meter.gradients
-        method.client(Download(at.shared, torch.tensor(float(at.round))), own, held)
-        found.append((Meter.gradients - before) / held.mask.shape[0])
-    return (found[0], found[1]) if any(found) else None
-
-
 def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, searches: bool) -> None:
     """Add a round to the curve (the search's, or the only phase's) and to the ledger (what training the final model
     costs: the search before it and the folds after it are the experimenter's)."""
@@ -301,7 +279,7 @@ def _judge(
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
     uploads, extra = progress.traffic["uploads"], task.extra(made.method, made.model, state)
-    taken = _gradients(made, task, state)
+    taken = gradients(made, task, state)
     for point in progress.curve:
         point["gradients"] = None if taken is None else taken[0] + (point["round"] - 1) * taken[1]
     silence = [] if uploads else ["Nobody answered in any round: this is the untrained model."]
@@ -336,22 +314,3 @@ def _judge(
     }  # fmt: skip
     result["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
     return result
-
-
-def threads(number: int | None) -> None:
-    """Kernels use every core by default, torch one: its operations here are small, and two threads that wait for each
-    other on a busy machine are ten times slower than one."""
-    if number is None:
-        torch.set_num_threads(1)
-        return
-    most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    if not 1 <= number <= most:
-        raise SettingError(f"--threads {number} was asked for; this machine allows 1 to {most}.")
-    torch.set_num_threads(number)
-    numba.set_num_threads(number)
-
-
-def peak_rss_mb() -> float:
-    """The largest memory this process has held. macOS counts bytes where Linux counts kilobytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
