@@ -295,3 +295,18 @@ def test_names_of_clients_stand_in_their_lines(tmp_path):
     names = ("a", "b", "c", "d")
     rows = ran(replace(DATA, clients=names), tmp_path / "run")[0]["by_client"]
     assert tuple(row["client"] for row in rows) == names
+
+
+def test_batches_of_features_are_of_one_size():
+    """A hundred in batches of at most 32 are four of 25, in order, also beside somebody with fewer."""
+    inputs = [np.arange(n, dtype=np.float32)[:, None] for n in (100, 96, 5)]
+    both = of_arrays(inputs, [x[:, 0] for x in inputs], batch=32)
+    together = both.examples(np.arange(3), 0).pad()
+    assert together.mask.sum(2).int().tolist() == [[25, 25, 25, 25], [32, 32, 32, 0], [5, 0, 0, 0]]
+    for person in range(3):
+        alone = both.examples(np.array([person]), 0).pad()
+        real = alone.mask[0] > 0
+        assert sorted(alone.inputs[0][real][:, 0].tolist()) == list(range(len(inputs[person])))
+        for step in range(alone.mask.shape[1]):
+            mine, theirs = (e.inputs[i, step][e.mask[i, step] > 0] for e, i in ((alone, 0), (together, person)))
+            assert torch.equal(mine, theirs)

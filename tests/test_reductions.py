@@ -498,9 +498,7 @@ def test_curvature_is_the_largest_eigenvalue(task, model):
     probed = replace(model, bound=None)  # where nothing is known but the loss
     assert float(curvature(probed, at, held, at, probes=80)[0]) == pytest.approx(largest, rel=1e-3)
     assert 0.85 * largest < float(curvature(probed, at, held, at)[0]) < 1.0001 * largest
-    bound = float(
-        curvature(model, at, held, at)[0]
-    )  # exact for least squares, above for softmax
+    bound = float(curvature(model, at, held, at)[0])  # exact for least squares, above for softmax
     assert bound == pytest.approx(largest, rel=1e-4) if task == "numbers" else bound >= 0.9999 * largest
     turn = torch.cat([torch.cos(torch.arange(v.numel()) + 1.0) for v in at.values()]).double()
     usual = float(turn @ hessian @ turn / (turn @ turn))

@@ -97,7 +97,7 @@ def of_arrays(
             place[people] = np.arange(len(people))
             index = index[np.lexsort((draw, place[owner]))]
         lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[people])]).astype(np.int64)
-        return Ragged(lengths, inputs[index], outputs[index], batch)
+        return Ragged(lengths, inputs[index], outputs[index], batch, even=True)
 
     return Federation(len(targets), np.flatnonzero(np.diff(starts)), held, names=names)
 
@@ -128,6 +128,6 @@ def pooled(federation: Federation) -> Federation:
         if federation.catalogue:
             return Ragged(ends, np.stack([np.repeat(federation.members, apart.lengths), inputs], 1), apart.targets)
         order = np.argsort(uniform(np.arange(len(inputs)), key_of(0, TRAIN, round)), kind="stable")  # clients mixed
-        return Ragged(ends, inputs[order], apart.targets[order], apart.batch)
+        return Ragged(ends, inputs[order], apart.targets[order], apart.batch, even=True)
 
     return Federation(1, np.zeros(1, np.int64), held)

@@ -22,12 +22,15 @@ TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE = range(7)  # streams: draws f
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """A cohort's examples, one person after the other; `batch` 0 means all of a person's at once."""
+    """A cohort's examples, one person after the other; `batch` 0 means all of a person's at once. `even`: a person's
+    batches are of one size, as near as can be, and at most `batch`; a last one of two examples would undo what batch
+    norm has learnt."""
 
     starts: NDArray[np.int64]  # [people + 1]
     inputs: NDArray  # [n] item numbers, or [n, features]
     targets: NDArray[np.float32]  # [n]
     batch: int = 0
+    even: bool = False
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -41,6 +44,8 @@ class Ragged:
         steps = -(-longest // width)
         mask = np.arange(steps * width) < lengths[:, None]  # [people, steps * width]
         at = (np.arange(steps * width) + self.starts[:-1][people][:, None])[mask]
+        if self.even and steps > 1:
+            mask = self._evenly(lengths, steps, width)
 
         def spread(values: NDArray) -> torch.Tensor:
             out = np.zeros((*mask.shape, *values.shape[1:]), np.int64 if values.dtype.kind == "i" else np.float32)
@@ -51,6 +56,13 @@ class Ragged:
 
         ones = np.ones(len(self.targets), np.float32)
         return Examples(spread(self.inputs), spread(self.targets), spread(ones))
+
+    def _evenly(self, lengths: NDArray[np.int64], steps: int, width: int) -> NDArray[np.bool_]:
+        """Where each person's examples stand, in order, when they are dealt into batches of one size."""
+        size = -(-lengths // np.maximum(-(-lengths // self.batch), 1))  # of a person's batches
+        start = np.arange(steps)[:, None] * size[:, None, None]  # the first example of each batch
+        column = np.arange(width)
+        return ((column < size[:, None, None]) & (start + column < lengths[:, None, None])).reshape(len(lengths), -1)
 
 
 @njit(cache=True, nogil=True)
