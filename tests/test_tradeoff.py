@@ -40,7 +40,7 @@ def labelled(method: str, level: float, shared: float | None = None, *, lam: flo
         "gradients": {"per_person_round": passes, "total": passes * rounds}, "notes": [],
         "traffic": {"up_bytes": sent, "down_bytes": sent, "up_bytes_per_person_round": sent / rounds / 50},
         "seconds": {"setup": 0.1, "train": 0.2 * passes, "evaluate": 0.1, "round": 0.2 * passes / rounds},
-        "stopped": {"round": rounds, "reason": "all rounds were run"}, "run": f"runs/{method}",
+        "stopped": {"round": rounds + 5, "reason": "all rounds were run"}, "run": f"runs/{method}",
         "command": f"tacit run --data synthetic-labels --method {method}", "versions": {"tacit": "0.1"},
     }  # fmt: skip
     return {**result, **changes}
@@ -356,7 +356,7 @@ def test_compare_keeps_what_was_measured(tmp_path, monkeypatch):
     assert told["choice"] in ("Popularity", "FedALS") and told["front"].keys() == {"rounds", "bytes", "gradients"}
     file = Path("both/compare.json")
     kept = json.loads(file.read_text())
-    assert kept == {"runs": ["popularity", "fedals"], "heterogeneity": None}
+    assert kept == {"runs": ["popularity", "fedals"], "heterogeneity": None, "left_out": {}}
     file.write_text(json.dumps(kept | {"heterogeneity": MEASURED}))
     again = " ".join(tacit("report", "both").out.split())
     assert "Clients differ by R = 0.42" in again and told["advice"] in again
@@ -364,3 +364,10 @@ def test_compare_keeps_what_was_measured(tmp_path, monkeypatch):
     file.write_text(json.dumps({"runs": kept["runs"]}))  # as it was before there was a trade-off
     assert "Clients differ" not in tacit("report", "both").out
     assert tacit("compare", "--methods", "fedals", *QUICK, "--out", "one").json["tradeoff"] is None
+
+
+def test_a_choice_that_was_best_in_its_last_round_is_said_to_be_unfinished():
+    runs = [labelled("ditto", 0.8), labelled("apfl", 0.6)]
+    assert "more rounds" not in weigh(runs).advice
+    runs[0]["stopped"]["round"] = runs[0]["best_round"]
+    assert "It was best in the last round it had" in weigh(runs).advice

@@ -181,17 +181,17 @@ def compare(
             for label, settings in alone.items():
                 RunFolder.create(folders[label], settings.model_dump(), loaded, __version__)
             bars.phase(f"runs, {many} at a time", len(alone), 0)
-            side_by_side({label: folders[label] for label in alone}, many, lambda n: bars.round(n, None), say)
+            lost = side_by_side({label: folders[label] for label in alone}, many, lambda n: bars.round(n, None), say)
         else:
-            one_by_one(alone, folders, one, say)
+            lost = one_by_one(alone, folders, one, say)
         for label, first in same.items():
             if RunFolder(folders[first]).finished:
                 copied(folders[first], folders[label], wanted[label], made)
         results = [RunFolder(folder).result() for folder in folders.values() if RunFolder(folder).finished]
-        report_path, weighed = conclude(results, made, path, seed, shape(loaded))
+        report_path, weighed = conclude(results, made, path, seed, shape(loaded), lost)
     if json_:
         told = weighed.summary() if weighed else None
-        emit({"results": results, "report": str(report_path), "tradeoff": told})
+        emit({"results": results, "report": str(report_path), "tradeoff": told, "left_out": lost})
     else:
         show(results, report_path, weighed)
 
@@ -199,9 +199,11 @@ def compare(
 @app.command()
 def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: JsonOption = False) -> None:
     """Go on with a run that was interrupted; the result is the same, byte for byte, as without the interruption."""
+    from .comparison import end_with_parent
     from .data.sources import load
     from .runs import RunFolder
 
+    end_with_parent()
     folder = RunFolder.open(path)
     settings = folder.settings()
     if folder.finished and (path / "report.html").exists():

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,26 +24,29 @@ from .runs import RunFolder
 from .tasks import Task
 from .tradeoff import Tradeoff, weigh
 
+WORKER = "TACIT_WORKER"  # set in the environment of a process that makes one run of a comparison
 FEW = 6  # runs that are not worth the start of further processes
 Say = Callable[[str], None]
 Run = Callable[[str, Any, Path], dict[str, Any]]
 
 
-def one_by_one(wanted: dict[str, Any], folders: dict[str, Path], run: Run, say: Say) -> None:
-    """A run whose numbers are lost is left out, with the reason; the others are not lost with it."""
-    lost: list[DivergedError] = []
+def one_by_one(wanted: dict[str, Any], folders: dict[str, Path], run: Run, say: Say) -> dict[str, str]:
+    """Why runs are left out, by name: those whose numbers are lost. The others are not lost with them."""
+    lost: dict[str, str] = {}
     for label, settings in wanted.items():
         try:
             run(label, settings, folders[label])
         except DivergedError as error:
-            lost.append(error)
+            lost[label] = str(error)
             say(f"{label} is left out: {error}")
-    if lost and len(lost) == len(wanted):
-        raise lost[-1]
+            if len(lost) == len(wanted):
+                raise
+    return lost
 
 
-def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None], say: Say) -> None:
-    """Make the runs that were prepared in these folders, `jobs` at a time; those that fail are left out."""
+def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None], say: Say) -> dict[str, str]:
+    """Make the runs that were prepared in these folders, `jobs` at a time. Why some are left out, by name."""
+    lost: dict[str, str] = {}
     waiting = list(folders)
     running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
     with tempfile.TemporaryDirectory() as words:
@@ -52,13 +56,21 @@ def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None
                     label = waiting.pop(0)
                     with open(Path(words) / str(len(waiting)), "w+") as told:
                         command = [sys.executable, "-m", "tacit.cli", "resume", str(folders[label]), "--json"]
-                        running[label] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told), told.name
+                        process = subprocess.Popen(
+                            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=told,
+                            env=os.environ | {WORKER: "1"},
+                        )  # fmt: skip
+                        running[label] = process, told.name
                 time.sleep(0.1)
                 for label in [name for name, (process, _) in running.items() if process.poll() is not None]:
                     process, told_in = running.pop(label)
                     if process.returncode:
-                        say(f"{label} is left out: {_reason(told_in)}")
+                        lost[label] = _reason(told_in)
+                        say(f"{label} is left out: {lost[label]}")
                     done(len(folders) - len(waiting) - len(running))
+        except KeyboardInterrupt:
+            begun = ", ".join(str(folders[label]) for label in [*running, *waiting])
+            raise RunError(f"Stopped. Nothing is lost: go on with `tacit resume` on each of {begun}.") from None
         finally:
             for process, _ in running.values():
                 process.send_signal(signal.SIGINT)
@@ -66,6 +78,19 @@ def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None
                 process.wait()
     if not any(RunFolder(folder).finished for folder in folders.values()):
         raise RunError("None of the runs came to an end; the reasons are above.")
+    return lost
+
+
+def end_with_parent() -> None:
+    """In a process that was started for one run: stop when the comparison is gone, however it went. Its end of the
+    pipe is closed then."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if os.environ.get(WORKER):
+        threading.Thread(target=wait, daemon=True).start()
 
 
 def _reason(path: str) -> str:
@@ -80,11 +105,12 @@ def jobs_for(runs: int, asked: int | None) -> int:
 
 
 def conclude(
-    results: list[dict[str, Any]], task: Task, path: Path, seed: int, shape: dict[str, Any] | None
+    results: list[dict[str, Any]], task: Task, path: Path, seed: int, shape: dict[str, Any] | None, lost: dict[str, str]
 ) -> tuple[Path, Tradeoff | None]:
     """(the report's path, what the results weigh)."""
     measured = heterogeneity(task, seed)
     weighed, folders = weigh(results, measured), [Path(result["run"]) for result in results]
     report = write_report(results, path, data=shape, runs=folders, weighed=weighed)
-    RunFolder(path).write("compare.json", {"runs": [folder.name for folder in folders], "heterogeneity": measured})
+    names = [folder.name for folder in folders]
+    RunFolder(path).write("compare.json", {"runs": names, "heterogeneity": measured, "left_out": lost})
     return report, weighed

@@ -65,6 +65,11 @@ class RunFolder:
     @staticmethod
     def open(path: Path) -> RunFolder:
         folder = RunFolder(path)
+        if path.is_dir() and not (path / "settings.json").exists() and any(path.glob("*/settings.json")):
+            raise RunError(
+                f"{path} is a comparison, or what is left of one. Its runs are the folders in it: give one, as in "
+                f"`tacit resume {next(path.glob('*/settings.json')).parent}`."
+            )
         if not path.is_dir() or not (path / "settings.json").exists():
             raise RunError(f"{path} is not a run folder: it has no settings.json. Give a folder that `tacit run` made.")
         found = folder.read("settings.json")

@@ -195,8 +195,19 @@ class Words:
         said = [self.choose(choice, others), self.ends_told(choice, others), self.swept(choice), self.edge(choice)]
         if self.found.intervals[choice] is None:
             said.append("No intervals were computed, so small differences may be noise.")
-        said += [self.pooled(), self.measured(heterogeneity)]
+        said += [self.unfinished(choice), self.pooled(), self.measured(heterogeneity)]
         return " ".join(filter(None, said))
+
+    def unfinished(self, choice: int) -> str:
+        """Where the last round that was allowed was the best one."""
+        result = self.results[choice]
+        rounds, reason = number(at(result, "best_round")), str(at(result, "stopped", "reason") or "")
+        capped = rounds is not None and rounds > 1 and rounds == at(result, "stopped", "round")
+        return (
+            "It was best in the last round it had; with more rounds the order may change."
+            if (capped and reason.startswith("all"))
+            else ""
+        )
 
     def name(self, i: int) -> str:
         if self.sweep and self.plain and i in self.sweep.places:

@@ -50,6 +50,7 @@ def logistic(
         held.append((x / scale, (x @ weights.T).argmax(1), tx / scale, (tx @ weights.T).argmax(1), scale))
     inputs, outputs, test_inputs, test_outputs, scales = zip(*held)
     notes: tuple[str, ...] = (f"Made: labels by each client's own weights, entries N(0, {spread:g}^2), seed {seed}.",)
+    notes += ("R scales these weights, which changes no label: only errors against them depend on it.",)
     alike = sum(len(np.unique(y)) == 1 for y in outputs)
     if alike:
         notes += (f"{count(alike, 'client')} with training labels of one class only.",)

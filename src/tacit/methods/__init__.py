@@ -77,7 +77,8 @@ def coerce(function: Callable[..., Any], name: str, value: Any) -> Any:
     except ValidationError:
         if get_origin(hint) is Literal:
             raise SettingError(did_you_mean(str(value), map(str, get_args(hint)), f"value of {name}")) from None
-        expected = str(getattr(hint, "__name__", hint))
+        words = [part for kind in get_args(hint) for part in (get_args(kind) or (kind,))] or [hint]
+        expected = " or ".join(str(getattr(word, "__name__", word)) for word in words)
         raise SettingError(
             f"{name}={value} was got for a setting that takes {expected}. "
             f"Example: --set {name}={settings_of(function)[name].default}"
