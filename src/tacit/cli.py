@@ -70,11 +70,13 @@ def finish(
     folder: Any, settings: Any, data: Any, bars: Bars, task: Any = None, began: float | None = None
 ) -> dict[str, Any]:
     try:
+        from .comparison import WORKER
         from .experiment import execute
         from .report import shape, write_report
 
         result = execute(settings, data, folder, bars, task, began)
-        write_report([result], folder.path, data=shape(data), runs=[folder.path])
+        if not os.environ.get(WORKER):  # a comparison has one report of all; `tacit report RUN` writes that of a run
+            write_report([result], folder.path, data=shape(data), runs=[folder.path])
     except (KeyboardInterrupt, SystemError) as error:
         if not by_hand(error):
             raise

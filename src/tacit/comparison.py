@@ -61,7 +61,7 @@ def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None
                             env=os.environ | {WORKER: "1"},
                         )  # fmt: skip
                         running[label] = process, told.name
-                time.sleep(0.1)
+                time.sleep(0.3)
                 for label in [name for name, (process, _) in running.items() if process.poll() is not None]:
                     process, told_in = running.pop(label)
                     if process.returncode:

@@ -25,7 +25,7 @@ class Bars:
             TextColumn("{task.fields[metric]}"),
             TimeElapsedColumn(),
         )
-        self.progress = Progress(*columns, console=err, transient=True)
+        self.progress = Progress(*columns, console=err, transient=True, refresh_per_second=4)
         self.label = ""
         self.task: TaskID | None = None
 
