@@ -64,6 +64,7 @@ def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None
                 time.sleep(0.3)
                 for label in [name for name, (process, _) in running.items() if process.poll() is not None]:
                     process, told_in = running.pop(label)
+                    _ended(process)
                     if process.returncode:
                         lost[label] = _reason(told_in)
                         say(f"{label} is left out: {lost[label]}")
@@ -75,7 +76,7 @@ def side_by_side(folders: dict[str, Path], jobs: int, done: Callable[[int], None
             for process, _ in running.values():
                 process.send_signal(signal.SIGINT)
             for process, _ in running.values():
-                process.wait()
+                _ended(process)
     if not any(RunFolder(folder).finished for folder in folders.values()):
         raise RunError("None of the runs came to an end; the reasons are above.")
     return lost
@@ -91,6 +92,12 @@ def end_with_parent() -> None:
 
     if os.environ.get(WORKER):
         threading.Thread(target=wait, daemon=True).start()
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
 
 
 def _reason(path: str) -> str:
