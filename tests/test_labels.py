@@ -310,3 +310,12 @@ def test_batches_of_features_are_of_one_size():
         for step in range(alone.mask.shape[1]):
             mine, theirs = (e.inputs[i, step][e.mask[i, step] > 0] for e, i in ((alone, 0), (together, person)))
             assert torch.equal(mine, theirs)
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one():
+    """Every process comes to a good end, and what it learnt is what one process would have."""
+    words = ("compare", "--methods", "fedavg,ditto", "--data", TINY, "--rounds", 2, "--threads", 1, "--json")
+    one, two = (tacit(*words, "--jobs", jobs, "--out", f"jobs{jobs}") for jobs in (1, 2))
+    assert one.json["left_out"] == two.json["left_out"] == {} and "left out" not in two.err
+    for a, b in zip(one.json["results"], two.json["results"]):
+        assert a["seen"] == b["seen"] and a["method"] == b["method"] and a["gradients"] == b["gradients"]

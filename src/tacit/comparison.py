@@ -87,7 +87,8 @@ def end_with_parent() -> None:
     pipe is closed then."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 64):  # not through sys.stdin, whose lock would be held when this process ends
+            pass
         os.kill(os.getpid(), signal.SIGINT)
 
     if os.environ.get(WORKER):
