@@ -137,7 +137,7 @@ def compare(
     threads: ThreadsOption = None, jobs: JobsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
-    from .comparison import conclude, jobs_for, one_by_one, side_by_side
+    from .comparison import conclude, jobs_for, longest_first, one_by_one, side_by_side
     from .data.sources import load
     from .experiment import make_task
     from .methods import METHODS, find_method
@@ -183,7 +183,8 @@ def compare(
             for label, settings in alone.items():
                 RunFolder.create(folders[label], settings.model_dump(), loaded, __version__)
             bars.phase(f"runs, {many} at a time", len(alone), 0)
-            lost = side_by_side({label: folders[label] for label in alone}, many, lambda n: bars.round(n, None), say)
+            order = {label: folders[label] for label in longest_first(alone, made)}
+            lost = side_by_side(order, many, lambda n: bars.round(n, None), say)
         else:
             lost = one_by_one(alone, folders, one, say)
         for label, first in same.items():

@@ -21,6 +21,7 @@ from .errors import DivergedError, RunError
 from .heterogeneity import heterogeneity
 from .report import write_report
 from .runs import RunFolder
+from .settings import plan
 from .tasks import Task
 from .tradeoff import Tradeoff, weigh
 
@@ -110,6 +111,16 @@ def jobs_for(runs: int, asked: int | None) -> int:
     """How many at a time: as asked, or one for few runs and one for each core for many."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return asked if asked is not None else 1 if runs < FEW else min(cores, runs)
+
+
+def longest_first(wanted: dict[str, Any], task: Task) -> list[str]:
+    """Names of runs, those that are likely long before the others: the last one should not keep one core alone."""
+
+    def rounds(label: str) -> int:
+        made = plan(wanted[label], task.facts)
+        return made.rounds if made.method.kernel is None else 0
+
+    return sorted(wanted, key=rounds, reverse=True)
 
 
 def conclude(
