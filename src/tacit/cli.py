@@ -152,7 +152,7 @@ def compare(
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-compare")
     if path.exists():
         raise RunError(f"{path} is there already. Choose another --out.")
-    wanted = {}
+    wanted, refused = {}, {}
     for name, extra in chosen:
         pairs = [f"{k}={v}" for k, v in extra.items()]
         wanted["-".join([name, *pairs])] = make_settings(
@@ -168,6 +168,7 @@ def compare(
         except SettingError as error:
             if methods != "all":
                 raise
+            refused[label] = str(error)
             say(f"{label} is left out: {error}")
             del wanted[label]
     same = twins(wanted, made) if methods == "all" else {}
@@ -184,9 +185,9 @@ def compare(
                 RunFolder.create(folders[label], settings.model_dump(), loaded, __version__)
             bars.phase(f"runs, {many} at a time", len(alone), 0)
             order = {label: folders[label] for label in longest_first(alone, made)}
-            lost = side_by_side(order, many, lambda n: bars.round(n, None), say)
+            lost = refused | side_by_side(order, many, lambda n: bars.round(n, None), say)
         else:
-            lost = one_by_one(alone, folders, one, say)
+            lost = refused | one_by_one(alone, folders, one, say)
         for label, first in same.items():
             if RunFolder(folders[first]).finished:
                 copied(folders[first], folders[label], wanted[label], made)

@@ -124,14 +124,15 @@ def _measured(model: Model, g: Params, v: Params, held: Examples, bend: Tensor) 
     """What a person tells about how their data differ: the square of their gradient at g; what of it is the chance of
     which examples they have; how curved their loss is. Chance is told from the parts of their data, dealt out in turn,
     at v; where the loss is a likelihood it is the curvature, which a v that explains every example does not hide."""
-    dealt = [Examples(*(x[0] for x in part)) for part in parts(whole(held), DEALT)]
-    slopes = [slope(model, v, part, g)[0] for part in dealt]
-    mean = {name: torch.stack([s[name] for s in slopes]).mean(0) for name in slopes[0]}
-    noise = torch.stack([square_distance(s, mean) for s in slopes]).sum() / (DEALT * (DEALT - 1))
     first = slope(model, v | g, Examples(*(x[0] for x in whole(held))), g)[0]
     if model.loss_name in LIKELIHOODS:
         bend = curvature(model, v | g, held, g, probes=1)
-        noise = bend[1] * sum(value.numel() for value in mean.values()) / held.mask.sum()
+        noise = bend[1] * sum(value.numel() for value in first.values()) / held.mask.sum()
+    else:
+        dealt = [Examples(*(x[0] for x in part)) for part in parts(whole(held), DEALT)]
+        slopes = [slope(model, v, part, g)[0] for part in dealt]
+        mean = {name: torch.stack([s[name] for s in slopes]).mean(0) for name in first}
+        noise = torch.stack([square_distance(s, mean) for s in slopes]).sum() / (DEALT * (DEALT - 1))
     beyond = dot(first, first) - noise
     return {"differ": beyond, "squared": beyond**2, "noise": noise, "usual": bend[1], "each": 1 / held.mask.sum()}
 
