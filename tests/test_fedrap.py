@@ -108,7 +108,7 @@ def test_a_client_does_what_the_paper_writes():
         shared["item"].numpy(), own["own"].numpy(), own["user"].numpy(), float(own["bias"]), held.inputs, held.targets,
         lr=0.5, table_lr=20.0, lam=0.1, mu=0.02, wd=1e-4, steps=4,
     )  # fmt: skip
-    got = upload.total["kept"] * shared["item"] + upload.total["item"]
+    got = (1 + upload.total["decay"]) * shared["item"] + upload.total["item"]
     np.testing.assert_allclose(got, c, atol=2e-4)
     np.testing.assert_allclose(after["scale"] * after["own"], d, atol=2e-4)
     np.testing.assert_allclose(after["user"], u, atol=2e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.core import Download, Examples, Stage, Upload, chain
+from tacit.core import Download, Examples, Seat, Stage, Upload, chain
 from tacit.data.supervised import linear as linear_data
 from tacit.engine.run import Convergence, run
 from tacit.errors import DivergedError, SettingError
@@ -314,7 +314,7 @@ def test_uploads_add_and_average():
 
 def test_a_chain_runs_forwards_on_the_device_and_backwards_on_the_server():
     def note(mark):
-        def step(upload):
+        def step(upload, seat):
             trace.append(mark)
             return upload
 
@@ -323,7 +323,8 @@ def test_a_chain_runs_forwards_on_the_device_and_backwards_on_the_server():
     trace: list[str] = []
     both = chain(Stage(note("a"), note("A")), Stage(note("b"), note("B")), Stage(server=note("C")))
     upload = Upload({}, torch.tensor(1.0))
-    both.server(both.client(upload))
+    seat = Seat(torch.tensor(0), 0, 1.0)
+    both.server(both.client(upload, seat), seat)
     assert trace == ["a", "b", "C", "B", "A"]
     assert chain() == Stage()
 

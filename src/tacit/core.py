@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -104,17 +104,42 @@ class Method:
     scores: Callable[..., Any] | None = None  # everybody's scores at once; see evaluation.scoring
     bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: few devices run at once then
     pooled: bool = False  # a bound that sees everybody's data in one place
+    release: tuple[tuple[float, float], ...] = ()  # by round: (no upload is longer than this, share of the privacy
+    # budget), where a method bounds its uploads itself and needs no clipping
+    told: tuple[str, ...] = ()  # names in an upload that are for the curve only; not sent where the wire clips
 
     def but(self, **changes: Any) -> Method:
         return replace(self, **changes)
+
+
+class Seat(NamedTuple):
+    """What a stage may know beside the upload."""
+
+    key: Tensor  # [] int64, from the noise's seed and the round; on a device also from the person
+    round: int
+    people: float  # whom the round expects, a public number
 
 
 @dataclass(frozen=True)
 class Stage:
     """Something that happens to what crosses the wire: on the device first, on the server's sum last."""
 
-    client: Callable[[Upload], Upload] | None = None
-    server: Callable[[Upload], Upload] | None = None
+    client: Callable[[Upload, Seat], Upload] | None = None  # of one device; runs under vmap
+    server: Callable[[Upload, Seat], Upload] | None = None  # of the sum
+    combine: Callable[[Upload], Upload] | None = None  # in place of +: all admitted uploads, stacked, give one
+    seal: Sealed | None = None  # sums are of whole numbers, and only sums are seen (wire/secure.py)
+    written: Callable[[Params], Params] | None = None  # what stands in the message, where that is not the numbers
+    whole: bool = False  # `client` fills rows that a person did not touch
+    poisson: bool = False  # everybody is asked or not by a coin of their own: what an accountant assumes
+
+
+class Sealed(Protocol):
+    """Sums of which nobody sees the parts."""
+
+    def seal(self, upload: Upload) -> Upload: ...  # as whole numbers, int64; of one device, or of many stacked
+    def open(self, total: Upload) -> Upload: ...  # of the sum
+    def standing(self, asked: Any, answering: Any, seat: Seat) -> Any: ...  # whose sums can be opened: people
+    def collect(self, uploads: dict[int, Upload], asked: Any, seat: Seat) -> Upload | None: ...  # the real protocol
 
 
 def chain(*stages: Stage) -> Stage:
@@ -122,7 +147,13 @@ def chain(*stages: Stage) -> Stage:
     up = [stage.client for stage in stages if stage.client]
     down = [stage.server for stage in reversed(stages) if stage.server]
 
-    def through(steps: Sequence[Callable[[Upload], Upload]]) -> Callable[[Upload], Upload] | None:
-        return (lambda upload: reduce(lambda value, step: step(value), steps, upload)) if steps else None
+    def through(steps: Sequence[Callable[[Upload, Seat], Upload]]) -> Callable[[Upload, Seat], Upload] | None:
+        return (lambda upload, seat: reduce(lambda value, step: step(value, seat), steps, upload)) if steps else None
 
-    return Stage(through(up), through(down))
+    def last(name: str) -> Any:
+        return next((getattr(stage, name) for stage in reversed(stages) if getattr(stage, name)), None)
+
+    return Stage(
+        through(up), through(down), last("combine"), last("seal"), last("written"),
+        any(stage.whole for stage in stages), any(stage.poisson for stage in stages),
+    )  # fmt: skip

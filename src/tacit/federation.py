@@ -32,13 +32,16 @@ class Federation:
         return f"person {person}" if self.catalogue else f"client {person}"
 
     def cohort(
-        self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0
+        self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0, poisson: bool = False
     ) -> tuple[People, People]:
-        """(asked, answering) in a round: a number or a share of the members, and those of them who did not drop out."""
+        """(asked, answering) in a round: a number or a share of the members, and those of them who did not drop out.
+        `poisson`: everybody by a coin of their own, so many on average."""
         asked = self.members
         if size is not None:
-            order = np.argsort(uniform(self.members, key_of(seed, COHORT, round)), kind="stable")
-            asked = np.sort(self.members[order[: cohort_size(size, len(self.members))]])
+            coin, many = uniform(self.members, key_of(seed, COHORT, round)), cohort_size(size, len(self.members))
+            order = np.argsort(coin, kind="stable")
+            chosen = self.members[coin < many / len(self.members)] if poisson else self.members[order[:many]]
+            asked = np.sort(chosen)
         stay = uniform(asked, key_of(seed, DROPOUT, round)) >= dropout
         return asked, asked[stay]
 

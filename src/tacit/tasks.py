@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .core import Download, Method, Model, Params, Stage
+from .core import Download, Method, Model, Params, Seat, Stage
 from .data import splits
 from .data.importing import BroughtSplit
 from .data.interactions import Histories, Interactions, count
 from .data.sampling import SERVE, SPLIT, key_of, some
-from .engine.backends import choose, collect
+from .engine.backends import Call, choose, collect
 from .engine.run import State
 from .engine.store import Store
 from .errors import DataError
@@ -92,7 +92,8 @@ def serve(
     fresh, numbers = Store.fresh(store.initial, len(people), method.rows), np.arange(len(people))
     for step in range(passes if store.initial else 0):
         again = base.examples(people, step + 1)
-        collect(backend, method, Stage(), Download(shared, torch.tensor(float(step))), fresh, numbers, again)
+        alone = Seat(torch.tensor(0), step, float(len(people)))
+        collect(backend, method, Call(Download(shared, torch.tensor(float(step))), numbers, again, alone), fresh)
     return fresh, numbers, held
 
 

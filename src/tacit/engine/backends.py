@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,16 +23,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import Download, Examples, Method, Params, Stage, Upload
-from ..data.sampling import Ragged
+from ..core import Download, Examples, Method, Params, Seat, Stage, Upload
+from ..data.sampling import Ragged, keys_of
 from ..errors import SettingError, did_you_mean
-from ..wire.admission import refusal, soundness
-from ..wire.ledger import decode, encode
+from ..wire.admission import Door, soundness
+from ..wire.ledger import Head, encode
 from .store import Store
 
 People = NDArray[np.int64]
-Outcome = tuple[Upload | None, Counter[str], int | None]  # the sum; refusals by reason; somebody who was refused
-Device = Callable[[Download, Params, Examples], tuple[Upload, Params]]
+Mail = Callable[[Iterator[bytes]], Iterator[bytes]]
+
+
+class Outcome(NamedTuple):
+    """Of a cohort."""
+
+    upload: Upload | None  # the sum of what was admitted
+    refused: Counter[str]  # by reason
+    first: int | None  # somebody who was refused
+    answered: int  # people whose upload was admitted
+
 
 PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
 
@@ -41,7 +53,7 @@ def choose(backend: str, method: Method, wire: Stage) -> str:
         raise SettingError(did_you_mean(backend, known, "backend"))
     if method.pooled:  # one device that holds everything: there is nothing to run at once
         return "loop"
-    possible = method.kernel is not None and wire.client is None
+    possible = method.kernel is not None and not (wire.client or wire.combine or wire.seal)
     if backend == "kernel" and not possible:
         why = "this method has none" if method.kernel is None else "it sums before a stage could see single uploads"
         raise SettingError(f"The kernel backend cannot be used here: {why}. Use --backend vmap.")
@@ -50,78 +62,145 @@ def choose(backend: str, method: Method, wire: Stage) -> str:
     return backend
 
 
-def collect(
-    backend: str, method: Method, wire: Stage, down: Download, store: Store, people: People, examples: Ragged
-) -> Outcome:
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A round as its clients see it, and the way back."""
+
+    down: Download
+    people: People  # who compute
+    examples: Ragged
+    seat: Seat
+    wire: Stage = Stage()
+    asked: People | None = None  # `people` and those who dropped out; told apart by secure sums only
+    run: int = 0
+    mail: Mail | None = None  # what the network does to messages; they go through `loop` as bytes
+
+    def keys(self) -> Tensor:
+        """A number for each of these people, from which their devices draw."""
+        return torch.from_numpy(keys_of(self.people, np.uint64(int(self.seat.key) % 2**64)).view(np.int64))
+
+
+def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
     """The sum of what these people upload."""
     if backend == "kernel":
         assert method.kernel is not None
-        upload, refused = method.kernel(down, store, people, examples)
-        return upload, Counter({reason: count for reason, count in refused.items() if count}), None
-
-    def device(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-        upload, own = method.client(down, own, held)
-        return (wire.client(upload) if wire.client else upload), own
-
-    if backend == "loop":
-        return loop(method, wire, down, store, people, examples)
-    return batched(device, method, down, store, people, examples)
+        upload, refused = method.kernel(call.down, store, call.people, call.examples)
+        counted = Counter({reason: count for reason, count in refused.items() if count})
+        return Outcome(upload, counted, None, len(call.people) - sum(refused.values()))
+    return loop(method, call, store) if backend == "loop" else batched(method, call, store)
 
 
-def loop(method: Method, wire: Stage, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
+def device(
+    method: Method, call: Call, down: Download, own: Params, held: Examples, key: Tensor
+) -> tuple[Upload, Params]:
+    upload, own = method.client(down, own, held)
+    return (call.wire.client(upload, call.seat._replace(key=key)) if call.wire.client else upload), own
+
+
+def loop(method: Method, call: Call, store: Store) -> Outcome:
+    """One device after the other; an upload is a message that goes through the mail and the door. Sealed ones are
+    checked on the device, as nobody else can, and go through the real protocol."""
+    door = Door(call.run, call.seat.round, call.people)
+    kept: dict[int, Params] = {}  # what stays with people whose upload is on its way
+    apart: dict[int, Upload] = {}  # uploads that are not simply added
     total: Upload | None = None
-    expected: Params | None = None
-    refused: Counter[str] = Counter()
     first: int | None = None
-    for place in range(len(people)):
-        who = people[place : place + 1]
-        held = Examples(*(x[0] for x in examples.pad(np.array([place]))))
-        own = {name: value[0] for name, value in store.gather(who).items()}
-        upload, own = method.client(down, own, held)
-        expected = (
-            expected or upload.total
-        )  # what a sound upload looks like is known from the method, not from the wire
-        upload = decode(encode(wire.client(upload) if wire.client else upload))
-        reason = refusal(upload, expected) or (None if finite(own, 0) else "non-finite")
-        if reason:
-            refused[reason] += 1
-            first = int(people[place]) if first is None else first
+
+    def devices() -> Iterator[tuple[int, Upload]]:
+        for place, (who, key) in enumerate(zip(call.people.tolist(), call.keys())):
+            held = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
+            own = {name: value[0] for name, value in store.gather(call.people[place : place + 1]).items()}
+            upload, kept[who] = device(method, call, call.down, own, held, key)
+            door.expect(upload.total)  # what a sound upload looks like is known from the method, not from the wire
+            yield who, upload
+
+    def sent() -> Iterator[bytes]:
+        return (encode(upload, Head(call.run, call.seat.round, who)) for who, upload in devices())
+
+    def arrived() -> Iterator[tuple[int, Upload] | None]:
+        if call.wire.seal:
+            return (door.look(who, upload) for who, upload in devices())
+        return (door.admit(blob) for blob in (call.mail(sent()) if call.mail else sent()))
+
+    for got in arrived():
+        if got is not None and not finite(kept[got[0]], 0):  # a device that lost itself says nothing
+            got = door.refuse("non-finite", got[0])
+        if got is None:
+            first = next(reversed(kept), None) if first is None else first
             continue
-        total = upload if total is None else total + upload
-        store.put(who, {name: value[None] for name, value in own.items()})
-    return total, refused, first
+        who, upload = got
+        store.put(np.array([who]), {name: value[None] for name, value in kept.pop(who).items()})
+        if call.wire.seal or call.wire.combine:
+            apart[who] = upload
+        else:
+            total = upload if total is None else total + upload
+    if apart and call.wire.seal:
+        total = call.wire.seal.collect(apart, call.asked, call.seat)
+    elif apart and call.wire.combine:
+        total = call.wire.combine(stacked([apart[who] for who in sorted(apart)]))
+    return Outcome(total, door.refused, first, len(door.answered))
 
 
-def batched(device: Device, method: Method, down: Download, store: Store, people: People, examples: Ragged) -> Outcome:
+def stacked(uploads: list[Upload]) -> Upload:
+    total = {name: torch.stack([up.total[name] for up in uploads]) for name in uploads[0].total}
+    return Upload(total, torch.stack([up.weight for up in uploads]))
+
+
+def batched(method: Method, call: Call, store: Store) -> Outcome:
+    down, people, examples, wire = call.down, call.people, call.examples, call.wire
     total: Upload | None = None
+    apart: list[Upload] = []
     refused: Counter[str] = Counter()
     first: int | None = None
     follow = [name for name in down.params if name in method.rows]
-    compact = bool(follow or store.rows)
+    compact = bool(follow or store.rows) and not wire.whole
     catalogue = next((down.params[n].shape[0] for n in follow), 0) or max(
         (store.initial[n].shape[0] for n in store.rows), default=0
     )
+    keys = call.keys()
     for chunk in chunks(examples, _width(method, down, store, examples), method.bulk or _bulk(down, store, compact)):
         held = examples.pad(chunk)
         params, rows = down.params, None
         if compact:
             held, rows = compacted(held, catalogue)
             params = {n: v[rows] if n in method.rows else v for n, v in params.items()}
-        dims = {n: 0 if n in method.rows else None for n in params}
+        dims = {n: 0 if compact and n in method.rows else None for n in params}
         own = store.gather(people[chunk], rows)
-        run = vmap(device, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
-        uploads, own = run(Download(params, down.round), own, held)
+        run = vmap(partial(device, method, call), in_dims=(Download(dims, None), 0, 0, 0))  # type: ignore[arg-type]
+        uploads, own = run(Download(params, down.round), own, held, keys[chunk])
         good, reasons = admitted(uploads, finite(own, 1))
         refused += reasons
         if first is None and not good.all():
             first = int(people[chunk][int((~good).nonzero()[0])])
         if good.any():
-            total = add_people(total, uploads, good, rows, method.rows, catalogue)
+            uploads = wire.seal.seal(uploads) if wire.seal else uploads
+            if wire.combine:
+                apart.append(expanded(uploads, good, rows, method.rows, catalogue))
+            else:
+                total = add_people(total, uploads, good, rows, method.rows, catalogue)
         kept = good.nonzero()[:, 0]
         store.put(
             people[chunk][kept.numpy()], {n: v[kept] for n, v in own.items()}, None if rows is None else rows[kept]
         )
-    return total, refused, first
+    if wire.combine and apart:
+        total = wire.combine(Upload(
+            {name: torch.cat([up.total[name] for up in apart]) for name in apart[0].total},
+            torch.cat([up.weight for up in apart]),
+        ))  # fmt: skip
+    total = wire.seal.open(total) if wire.seal and total is not None else total
+    return Outcome(total, refused, first, len(people) - sum(refused.values()))
+
+
+def expanded(uploads: Upload, good: Tensor, rows: Tensor | None, follow: tuple[str, ...], catalogue: int) -> Upload:
+    """Good people's uploads one by one, stacked, with whole tables."""
+    out: Params = {}
+    for name, value in uploads.total.items():
+        if name in follow and rows is not None:
+            whole = torch.zeros(len(value), catalogue, *value.shape[2:], dtype=value.dtype)
+            at = rows.clamp(min=0).reshape(*rows.shape, *[1] * (value.ndim - 2)).expand_as(value)
+            value = whole.scatter_add(1, at, value)
+        out[name] = value[good]
+    return Upload(out, uploads.weight[good])
 
 
 def _bulk(down: Download, store: Store, compact: bool) -> int:

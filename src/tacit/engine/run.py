@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..core import Download, Method, Model, Params, Stage, Upload
-from ..errors import DivergedError
-from ..federation import Federation
+from ..core import Download, Method, Model, Params, Seat, Stage, Upload
+from ..data.sampling import NOISE, WIRE, key_of
+from ..errors import DivergedError, SettingError
+from ..federation import Federation, cohort_size
 from ..wire.ledger import Ledger
 from ..wire.packing import Form, pack
-from .backends import choose, collect
+from .backends import Call, Mail, choose, collect
 from .store import Store
 
 LOST = 3  # rounds in which every single upload was refused, before it is called divergence
@@ -70,13 +71,21 @@ def run(
     dropout: float = 0.0,
     seed: int = 0,
     wire: Stage | None = None,
+    noise_seed: int | None = None,
     backend: str = "auto",
     download: Form = "dense",
     state: State | None = None,
+    name: int = 0,
+    mail: Mail | None = None,
 ) -> Iterator[Round]:
     """Train until `rounds` rounds are done, counting those that `state` has behind it. `download` is how tables are
-    written into a download (wire/packing.py)."""
+    written into a download (wire/packing.py). `noise_seed` is what stages draw from (`seed` where left out). `name` is
+    the run's own number and `mail` what the network does to messages; both matter to the loop backend only, where
+    messages are bytes."""
     wire = wire or Stage()
+    if mail and choose(backend, method, wire) != "loop":
+        raise SettingError("mail carries messages, and only the loop backend makes them. Use backend='loop'.")
+    draws = seed if noise_seed is None else noise_seed
     state = state or begin(method, model, federation, seed)
     backend, lost = choose(backend, method, wire), 0
     while state.round < rounds:
@@ -84,22 +93,28 @@ def run(
         ledger = Ledger()
         written, received = pack(state.shared, download)
         down = Download(received, torch.tensor(float(number)))
-        asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed)
+        asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed, poisson=wire.poisson)
+        expected = float(len(federation.members) if cohort is None else cohort_size(cohort, len(federation.members)))
+        seat = Seat(_key(draws, WIRE, number), number, expected)
         ledger.sent_down(down._replace(params=written), 0 if method.pooled else len(asked))
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
         first: int | None = None
-        if len(people):
-            held = federation.examples(people, number)
-            upload, rejected, first = collect(backend, method, wire, down, state.private, people, held)
+        answered = 0
+        answering = wire.seal.standing(asked, people, seat) if wire.seal else people
+        if len(answering):
+            held = federation.examples(answering, number)
+            call = Call(down, answering, held, seat, wire, asked, name, mail)
+            upload, rejected, first, answered = collect(backend, method, call, state.private)
             if method.pooled and number == 0:  # a bound: everybody hands over their data, once
                 data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
                 ledger.sent_up(Upload(data, torch.ones(())), 1)
-        answered = len(people) - sum(rejected.values())
+        if len(people) > len(answering):
+            rejected["abandoned"] += len(people) - len(answering)
         moved, loss = math.nan, None
         if upload is not None:  # a round in which nobody answers changes nothing
-            ledger.sent_up(upload, 0 if method.pooled else len(people))
-            upload = wire.server(upload) if wire.server else upload
+            ledger.sent_up(upload, 0 if method.pooled else len(people), wire.written)
+            upload = wire.server(upload, seat._replace(key=_key(draws, NOISE, number))) if wire.server else upload
             loss = float(upload.mean()["loss"]) if "loss" in upload.total else None
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)
@@ -116,6 +131,10 @@ def run(
             state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared), ledger.up_bytes,
             ledger.down_bytes, refused,
         )  # fmt: skip
+
+
+def _key(seed: int, stream: int, round: int) -> Tensor:
+    return torch.tensor(int(key_of(seed, stream, round).view("int64")))
 
 
 def diverged(number: int, what: str, who: str | None) -> DivergedError:

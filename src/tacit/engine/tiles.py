@@ -55,7 +55,11 @@ def clients(item, store, people, held, *, parts, passes, lr, table_lr, lam, mu, 
     kept, loss, number = sums.sum(0)
     total = {}
     if item is not None:
-        total = {"item": torch.from_numpy(moved.sum(0)), "kept": torch.tensor(kept), "loss": torch.tensor(loss)}
+        total = {
+            "item": torch.from_numpy(moved.sum(0)),
+            "decay": torch.tensor(kept - number),
+            "loss": torch.tensor(loss),
+        }
     upload = Upload({name: value.float() for name, value in total.items()}, torch.tensor(number, dtype=torch.float32))
     return upload, dict(zip(("non-finite", "too large"), refused.sum(0).tolist()))
 

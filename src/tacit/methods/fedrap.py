@@ -109,14 +109,14 @@ def fedrap(
         if not shared_part:
             return Upload({}, torch.ones(())), private
         kept = sizes["common"]
-        total = {"item": kept * (tables["common"] - down.params["item"]), "kept": kept, "loss": loss}
+        total = {"item": kept * (tables["common"] - down.params["item"]), "decay": kept - 1, "loss": loss}
         return Upload(total, torch.ones(())), private
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         if not shared_part:
             return shared, memory
         mean = upload.mean()
-        item = mean["kept"] * shared["item"] + mean["item"]
+        item = (1 + mean["decay"]) * shared["item"] + mean["item"]
         return {"item": item.sign() * (item.abs() - prox).clamp(min=0) if prox else item}, memory
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
@@ -137,4 +137,4 @@ def fedrap(
     def scores(shared: Params, store: object, people: object, candidates: object) -> np.ndarray:
         return tiles.scores(shared.get("item"), store, people, candidates)
 
-    return Method(init, client, server, personalize, rows=("item", "own"), kernel=kernel, scores=scores)
+    return Method(init, client, server, personalize, rows=("item", "own"), kernel=kernel, scores=scores, told=("loss",))

@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from ..core import Params, Upload
+from .ledger import Head, decode, encode
 
 LIMIT = 1e8  # no honest number here is larger; 1e9 from a broken or hostile device would drown everybody else
 MAX_WEIGHT = 1e7
-REASONS = ("names", "shape", "dtype", "non-finite", "too large", "weight")
+SLACK = 1024  # bytes that a message may be longer than a sound one
+REASONS = {
+    "oversized": "longer than a sound message",
+    "not a message": "cannot be read",
+    "other run": "made for another run",
+    "late": "of a round that is over",
+    "early": "of a round that has not begun",
+    "not asked": "from somebody who was not asked",
+    "duplicate": "from somebody who has answered already",
+    "names": "other parameters than the method sends",
+    "shape": "parameters of another shape",
+    "dtype": "numbers of another type",
+    "non-finite": "NaN or infinity",
+    "too large": "a number beyond what any honest device sends",
+    "weight": "a weight that is not positive, or absurdly large",
+    "abandoned": "lost with a group whose masks could not be taken off",
+}
+
+
+class Door:
+    """One round's. What comes in is bytes from anybody; what goes on is one sound upload a person who was asked."""
+
+    def __init__(self, run: int, round: int, asked: Iterable[int], expected: Params | None = None) -> None:
+        self.run, self.round, self.waiting = run, round, {int(who) for who in asked}
+        self.answered: set[int] = set()
+        self.refused: Counter[str] = Counter()
+        self.expected: Params = {}
+        self.most = 0
+        if expected is not None:
+            self.expect(expected)
+
+    def expect(self, total: Params) -> None:
+        """Learn what a sound upload looks like, once."""
+        if not self.most:
+            self.expected, self.most = total, len(encode(Upload(total, torch.ones(())))) + SLACK
+
+    def admit(self, blob: bytes) -> tuple[int, Upload] | None:
+        """(who, upload), or None where it is refused: that is counted by reason."""
+        if len(blob) > self.most:
+            return self.refuse("oversized")
+        try:
+            upload, head = decode(blob)
+        except ValueError:
+            return self.refuse("not a message")
+        wrong = self._wrong(head)
+        return self.refuse(wrong) if wrong else self.look(head.person, upload)
+
+    def look(self, who: int, upload: Upload) -> tuple[int, Upload] | None:
+        """The same of an upload that is no message."""
+        reason = refusal(upload, self.expected)
+        if reason:
+            return self.refuse(reason)
+        self.waiting.remove(who)
+        self.answered.add(who)
+        return who, upload
+
+    def refuse(self, reason: str, who: int | None = None) -> None:
+        """`who` was admitted, and is not any more."""
+        self.refused[reason] += 1
+        self.answered.discard(-1 if who is None else who)
+
+    def _wrong(self, head: Head) -> str | None:
+        if head.run != self.run:
+            return "other run"
+        if head.round != self.round:
+            return "late" if head.round < self.round else "early"
+        if head.person in self.answered:
+            return "duplicate"
+        return None if head.person in self.waiting else "not asked"
 
 
 def refusal(upload: Upload, expected: Params) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -10,26 +13,36 @@ from torch import Tensor
 from ..core import Download, Params, Upload
 
 
-def encode(message: Upload | Download) -> bytes:
+class Head(NamedTuple):
+    """Whose message it is, of which run and round: what tells a late, a repeated or a strange one."""
+
+    run: int = 0  # 63 bits
+    round: int = 0
+    person: int = 0
+
+
+def encode(message: Upload | Download, head: Head = Head()) -> bytes:
     """A message as safetensors: names, shapes and numbers, and nothing that runs."""
     if isinstance(message, Upload):
-        tensors, extra = message.total, {"weight": message.weight}
+        tensors, extra = message.total, {"weight": message.weight, "head": torch.tensor(head)}
     else:
         tensors, extra = message.params, {"round": message.round}
     both = {f"params/{name}": value for name, value in tensors.items()} | extra
     return save({name: value.detach().contiguous() for name, value in both.items()})
 
 
-def decode(blob: bytes) -> Upload:
+def decode(blob: bytes) -> tuple[Upload, Head]:
     """The upload in a message from a device, which may have sent anything: ValueError if it is not one."""
     try:
         parts = load(blob)
-    except (SafetensorError, ValueError, RuntimeError, OverflowError, KeyError) as error:
+    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, KeyError, AttributeError) as error:
         raise ValueError(f"not a message: {error}") from error
-    weight = parts.pop("weight", None)
-    if weight is None or any(not name.startswith("params/") for name in parts):
-        raise ValueError("a message holds params/... and weight, and nothing else")
-    return Upload({name.removeprefix("params/"): value for name, value in parts.items()}, weight)
+    weight, head = parts.pop("weight", None), parts.pop("head", None)
+    if weight is None or head is None or any(not name.startswith("params/") for name in parts):
+        raise ValueError("a message holds params/..., weight and head, and nothing else")
+    if head.dtype != torch.int64 or head.shape != (len(Head._fields),):
+        raise ValueError(f"the head of a message is {len(Head._fields)} whole numbers")
+    return Upload({name.removeprefix("params/"): value for name, value in parts.items()}, weight), Head(*head.tolist())
 
 
 class Ledger:
@@ -50,8 +63,10 @@ class Ledger:
         if download.params:
             self.down_bytes += people * self.size(download.params, download.round, True)
 
-    def sent_up(self, upload: Upload, people: int) -> None:
-        """`upload` may be the sum of many: every one of them has its names and shapes."""
+    def sent_up(self, upload: Upload, people: int, written: Callable[[Params], Params] | None = None) -> None:
+        """`upload` may be the sum of many: every one of them has its names and shapes. `written`: what stands in the
+        message in place of the numbers."""
         if upload.total:
-            self.up_bytes += people * self.size(upload.total, upload.weight, False)
+            total = written(upload.total) if written else upload.total
+            self.up_bytes += people * self.size(total, upload.weight, False)
         self.uploads += people
