@@ -20,6 +20,7 @@ from worlds import FEATURES, ITEMS, PEOPLE, histories, model_of, world
 SOLVED = {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}
 TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink": 1.0}
 TRAIL |= {"mix": 0.2, "fast": 0.1, "slow": 0.5, "reach": 3, "keep": 9}
+VEIL = {"people": 96, "strength": 2.0, "recency": 0.5, "floor": 0.5}
 # name, settings that keep tiny worlds lively, tasks, and for every setting another value (which must matter)
 TABLE = [
     ("popularity", {}, ["ranking", "ratings"], {"shrink": 50.0}),
@@ -56,6 +57,8 @@ TABLE = [
     ("fedtrail", {"parts": "factors"}, ["ranking"], SOLVED | {"bits": 8}),
     ("fedtrail", {"parts": "trail+als"}, ["ranking"], TRAIL | SOLVED | {"bits": 8}),
     ("fedtrail", {"keep": 6, "bits": 8}, ["ranking"], TRAIL | SOLVED | {"bits": 32, "parts": "trail"}),
+    ("fedveil", {"noise": 0.02, "people": 24}, ["ranking"], VEIL | {"noise": 0.3, "route": "iterate"}),
+    ("fedveil", {"route": "iterate"}, ["ranking"], VEIL | {"turns": 1, "route": "head"}),
     (
         "fedrap",
         {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.01},
@@ -109,7 +112,7 @@ TABLE = [
         {"lr": 0.2, "item_scale": 2.0, "passes": 2, "tuned": False},
     ),
 ]  # fmt: skip
-VARIANT = ("solver", "parts", "keep", "schedule", "rate")  # what tells two rows of one method apart
+VARIANT = ("solver", "parts", "keep", "schedule", "rate", "route")  # what tells two rows of one method apart
 
 
 def label(name, settings):
@@ -261,6 +264,8 @@ def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
         "fedtrail-trail": {"parts", *SOLVED},
         "fedtrail-factors": {"parts", *TRAIL},
         "fedtrail-trail+als": {"parts"},
+        "fedveil": {"turns"},
+        "fedveil-iterate": {"noise"},  # without people there is none
         "fedrap": {"schedule"},
         "fedrap-frac": {"weight_decay", "step_decay", "round_decay"},
     }

@@ -18,8 +18,8 @@ __version__ = "0.3.0"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _HOMES = {
-    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError", "DivergedError"],
-    "core": ["Params", "Examples", "Download", "Upload", "Model", "Method", "Stage", "chain"],
+    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError", "ProtocolError", "DivergedError"],
+    "core": ["Params", "Examples", "Download", "Upload", "Model", "Method", "Seat", "Stage", "chain"],
     "data.interactions": ["Interactions", "Histories"],
     "data.sources": ["SOURCES", "load"],
     "data.importing": ["BroughtSplit"],
@@ -32,7 +32,7 @@ _HOMES = {
     "local": ["descend", "slope", "curvature", "split", "nest", "unnest", "square_distance", "ridge"],
     "methods": ["METHODS", "build"]
     + ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedrecon", "fedals"]
-    + ["fedtrail", "fedrap", "pfedrec", "fcf", "fedmf", "fedncf"]
+    + ["fedtrail", "fedveil", "fedrap", "pfedrec", "fcf", "fedmf", "fedncf"]
     + ["fedbn", "ditto", "pfedme", "fedclup", "apfl", "lgmix"],
     "methods.servers": ["server_step"],
     "engine.run": ["State", "Round", "Convergence", "begin", "run"],
@@ -73,7 +73,7 @@ sys.modules[__name__].__class__ = _Package
 
 if TYPE_CHECKING:
     from .client_tasks import personal_outputs
-    from .core import Download, Examples, Method, Model, Params, Stage, Upload, chain
+    from .core import Download, Examples, Method, Model, Params, Seat, Stage, Upload, chain
     from .data.importing import BroughtSplit
     from .data.interactions import Histories, Interactions
     from .data.partitions import by_label, dirichlet
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from .data.supervised import Supervised
     from .data.synthetic import synthetic
     from .engine.run import Convergence, Round, State, begin, run
-    from .errors import ChecksumError, DataError, DivergedError, RunError, SettingError, TacitError
+    from .errors import ChecksumError, DataError, DivergedError, ProtocolError, RunError, SettingError, TacitError
     from .evaluation.metrics import ranking_metrics, rating_metrics
     from .evaluation.scoring import personal_scores, top_items
     from .experiment import execute
@@ -109,6 +109,7 @@ if TYPE_CHECKING:
         fedrep,
         fedsgd,
         fedtrail,
+        fedveil,
         lgmix,
         local,
         pfedme,

@@ -18,11 +18,14 @@ from .cli_options import (
     BackendOption,
     CohortOption,
     DataOption,
+    DeltaOption,
     DownloadOption,
     DropoutOption,
+    EpsilonOption,
     JobsOption,
     JsonOption,
     NewOption,
+    NoiseSeedOption,
     OutOption,
     PatienceOption,
     ProtocolOption,
@@ -34,7 +37,9 @@ from .cli_options import (
     TaskOption,
     ThreadsOption,
     ToleranceOption,
+    WireOption,
     check,
+    foretell,
     make_settings,
     refuse_idle,
     wanted_runs,
@@ -92,7 +97,8 @@ def run(
     protocol: ProtocolOption = "clean", split: SplitOption = "leave-one-out", new_people: NewOption = None,
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
     backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
-    threads: ThreadsOption = None, json_: JsonOption = False,
+    wire: WireOption = "", epsilon: EpsilonOption = None, delta: DeltaOption = None,
+    noise_seed: NoiseSeedOption = None, threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
     from .data.sources import load
@@ -104,6 +110,7 @@ def run(
         data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
         protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience,
         seed=seed, backend=backend, store=store, download=download, threads=threads,
+        wire=wire, epsilon=epsilon, delta=delta, noise_seed=noise_seed,
     )  # fmt: skip
     began = time.perf_counter()
     find_method(method)
@@ -112,6 +119,7 @@ def run(
     made = make_task(settings, loaded)
     check(settings, made)
     refuse_idle(settings, made)
+    foretell(settings, made)
     with Bars() as bars:
         result = start(settings, loaded, path, bars, made, began)
     if json_:
@@ -236,7 +244,7 @@ def report(
     parts, kept = [path], {}
     if (path / "compare.json").exists():
         kept = RunFolder(path).read("compare.json")
-        parts = [path / name for name in kept["runs"]]
+        parts = RunFolder(path).runs()
     folders = [RunFolder.open(part) for part in parts]
     results = [folder.result() for folder in folders]
     settings = folders[0].settings()

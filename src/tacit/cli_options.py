@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,6 +65,28 @@ ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads to
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Runs at a time (default: one for few runs, else one a core).")
 ]
+WireOption = Annotated[
+    str,
+    typer.Option(
+        "--wire",
+        help="What happens to uploads, in order: sparsify=0.1,quantise=8,clip=1.0,noise=0.8,secure; local=1.0 in place "
+        "of noise; or one of bound, trim=0.1, median, krum=0.1 in place of the plain sum.",
+    ),
+]
+EpsilonOption = Annotated[
+    float | None,
+    typer.Option("--epsilon", help="What the run may cost a person: the noise is solved for. Smaller is more private."),
+]
+DeltaOption = Annotated[
+    float | None, typer.Option("--delta", help="The chance that the promise fails (default min(people^-1.1, 1e-6)).")
+]
+NoiseSeedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--noise-seed",
+        help="What noise is drawn from (default: the seed); `secret` draws one and keeps it in the folder.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
 
@@ -97,6 +120,7 @@ def make_settings(**values: Any) -> Any:
     if cohort is not None:
         cohort = number(cohort, "--cohort", "a number of people such as 100, or a share of them such as 0.1")
     values |= {"new_people": share, "cohort": cohort, "set": parse_set(values["set"])}
+    values["noise_seed"] = noise_seed(values.get("noise_seed"))
     for name, low, high in (("dropout", 0, 1), ("tolerance", 0, 1), ("patience", 0, 2**31), ("seed", 0, 2**63 - 1)):
         if values[name] is not None and not low <= values[name] <= high:  # not a number is out of every range
             raise SettingError(f"--{name} {values[name]} was got; expected a number from {low} to {high}.")
@@ -114,6 +138,16 @@ def make_settings(**values: Any) -> Any:
         raise SettingError(
             f"--{str(first['loc'][0]).replace('_', '-')} {first.get('input')}: {first['msg']}."
         ) from None
+
+
+def noise_seed(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text == "secret":
+        return secrets.randbits(63)
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise SettingError(f"--noise-seed {text} was got; a whole number is expected, or secret.")
+    return int(text)
 
 
 def refuse_idle(settings: Any, task: Any) -> None:
@@ -136,7 +170,6 @@ def refuse_idle(settings: Any, task: Any) -> None:
 
 def check(settings: Any, task: Any) -> None:
     """Everything that can be wrong is found before a folder is made."""
-    from .core import Stage
     from .costs import threads
     from .data.splits import folds
     from .engine.backends import choose
@@ -146,7 +179,7 @@ def check(settings: Any, task: Any) -> None:
 
     made = plan(settings, task.facts)
     threads(settings.threads)
-    choose(settings.backend, made.method, Stage())
+    choose(settings.backend, made.method, made.wire.stage)
     if not len(task.seen):
         raise SettingError(f"--new-people {settings.new_people} leaves nobody to learn from. Give a smaller share.")
     if settings.cohort is not None:  # it must fit the phase with the fewest people
@@ -154,6 +187,23 @@ def check(settings: Any, task: Any) -> None:
         left_out = [(number == fold).nonzero()[0] for fold in range(FOLDS)] if settings.folds else []
         parts = [task.federation("search", made.method, made.sampling, without) for without in [None, *left_out]]
         cohort_size(settings.cohort, min(len(part.members) for part in parts))
+
+
+def foretell(settings: Any, task: Any) -> None:
+    """Say before a run with noise what is to be expected of it."""
+    from .settings import plan
+    from .terminal import say
+    from .wire.accounting import epsilons
+
+    made = plan(settings, task.facts)
+    if made.wire.mechanism is None:
+        return
+    spent = epsilons(made.wire.mechanism, made.rounds, made.delta)["epsilon"]
+    say(
+        f"Noise {made.wire.mechanism.noise:.3g} x the bound: epsilon {spent:.3g}, delta {made.delta:.2g} after {made.rounds} rounds."
+    )
+    if made.predictor:
+        say(f"r = {made.predictor['r']:.3f}: {made.predictor['advice']}")
 
 
 def wanted_runs(

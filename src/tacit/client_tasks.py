@@ -81,7 +81,8 @@ def supervised(data: Supervised, *, seed: int) -> Task:
     if labels and len(judged) < protocol.MANY:
         notes += ("Intervals are over the clients' test examples: the clients themselves are few, and given.",)
     return Task(
-        Facts(data.task, width=data.width, shape=data.shape, classes=data.classes), len(everyone), rows, notes,
+        Facts(data.task, width=data.width, shape=data.shape, classes=data.classes, people=len(everyone)),
+        len(everyone), rows, notes,
         federation, validate if labels and len(choosers) else None, judge, judged, everyone[:0], lambda: None,
         ("loss", -1) if labels else ("rmse", -1), extra,
     )  # fmt: skip

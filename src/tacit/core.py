@@ -153,7 +153,9 @@ def chain(*stages: Stage) -> Stage:
     def last(name: str) -> Any:
         return next((getattr(stage, name) for stage in reversed(stages) if getattr(stage, name)), None)
 
+    write = [stage.written for stage in stages if stage.written]
     return Stage(
-        through(up), through(down), last("combine"), last("seal"), last("written"),
+        through(up), through(down), last("combine"), last("seal"),
+        (lambda total: reduce(lambda value, step: step(value), write, total)) if write else None,
         any(stage.whole for stage in stages), any(stage.poisson for stage in stages),
     )  # fmt: skip

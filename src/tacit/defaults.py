@@ -20,6 +20,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "centralised": {"rounds": 8, "patience": 0},
         "fedtrail": {"rounds": 1, "patience": 0},
         "fedtrail trail+als": {"rounds": 8},
+        "fedveil": {"rounds": 3, "patience": 0},
         "fedrep": {"private_lr": 10.0, "private_passes": 1},
         "fedrecon": {"recon_lr": 20.0, "recon_passes": 10, "lam": 0.001},
         "fedrap": {"model": "additive", "rounds": 100, "lr": 0.5, "batch": 2048, "patience": 0},

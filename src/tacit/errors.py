@@ -5,6 +5,7 @@
     │   └── ChecksumError       a fetched file is not the file that was published
     ├── SettingError            a name or a value of an option, a method or a setting is wrong
     ├── RunError                a run folder is missing, torn, of another version, or cannot be written
+    ├── ProtocolError           a device or the server of a secure sum was told what must not be (wire/masks.py)
     └── DivergedError           training left the finite numbers; carries the round and the last finite state's round
 
 A message says what was got, what was expected, and what to do.
@@ -34,6 +35,10 @@ class SettingError(TacitError):
 
 class RunError(TacitError):
     """A run folder is missing, torn, of another version, or cannot be written."""
+
+
+class ProtocolError(TacitError):
+    """A device or the server of a secure sum was told what must not be; nothing is revealed."""
 
 
 class DivergedError(TacitError):

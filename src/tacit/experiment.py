@@ -9,6 +9,7 @@ Every phase is checkpointed; `execute` on a folder with a checkpoint goes on whe
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections import Counter
@@ -28,9 +29,11 @@ from .data.supervised import Supervised
 from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
+from .lock import alone
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Task, ranking, ratings
+from .wire.accounting import statement
 from .wire.packing import pack
 
 FOLDS = 10
@@ -63,6 +66,7 @@ class Progress:
     train_seconds: float = 0.0
     train_cpu: float = 0.0  # CPU seconds: what survives a busy machine
     laps: list[float] = field(default_factory=list)  # seconds of every round trained, in all phases
+    privacy: dict[str, Any] | None = None  # what was spent so far, where there is noise
 
 
 class Stopwatch:
@@ -110,6 +114,13 @@ def execute(
     began: float | None = None,
 ) -> dict[str, Any]:
     """Run, or go on with, the experiment of this folder; returns the result that `--json` prints."""
+    with alone(folder.path):
+        return _execute(settings, data, folder, watch, task, began)
+
+
+def _execute(
+    settings: Settings, data: Data, folder: RunFolder, watch: Watch | None, task: Task | None, began: float | None
+) -> dict[str, Any]:
     watch, begun = watch or Silent(), time.perf_counter() if began is None else began
     threads(settings.threads)
     task = task or make_task(settings, data)
@@ -122,7 +133,7 @@ def execute(
         return begin(made.method, made.model, federation, made.seed, _shelf(settings, folder))
 
     state, progress = folder.restore(new)
-    progress = progress or Progress(phase="search" if task.validate else "final")
+    progress = progress or Progress(phase="search" if task.validate and made.searches else "final")
     if progress.phase == "search":
         train(made, task, settings, folder, watch, progress, state)
         state = None
@@ -174,7 +185,9 @@ def train(
     rounds_run = run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
+        wire=made.wire.stage, noise_seed=_noise(settings, folder, progress.phase), name=folder.number,
     )  # fmt: skip
+    searches = task.validate is not None and made.searches
     while (done := _next(rounds_run, folder, state, progress)) is not None:
         state, metrics = done.state, None
         first = first or (f", {done.refused}'s in round {done.number} first" if done.refused else "")
@@ -183,20 +196,24 @@ def train(
             clock.stop()
             metrics = task.validate(made.method, made.model, _received(state, settings), made.sampling)
             clock = Stopwatch(progress)
-        _count(progress, done, metrics, task.validate is not None)
+        _count(progress, done, metrics, searches)
+        if made.wire.noisy and progress.phase == "final":
+            progress.privacy = {"rounds": done.number}
         watch.round(done.number, metrics)
-        if searching or not task.validate:
+        if searching or not searches:
             why = stop.reason(done.change, _scores(progress.curve, task))
             if why:
                 reason = f"stopped after round {done.number}: {why}"
                 break
         if time.perf_counter() - saved > max(1.0, 10 * cost):
             at = time.perf_counter()
+            _spend(progress, made)
             folder.save(state, progress)
             saved = time.perf_counter()
             cost = saved - at
         lap = time.perf_counter()
     clock.stop()
+    _spend(progress, made)
     if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
         folder.save(state, progress)
         raise DivergedError(
@@ -209,6 +226,20 @@ def train(
     if searching or not progress.stopped:
         progress.stopped = reason
     return state
+
+
+def _spend(progress: Progress, made: Plan) -> None:
+    """Say what the rounds so far have cost; it is in every checkpoint, and only grows."""
+    if progress.privacy is not None:
+        progress.privacy = statement(made.wire.mechanism, progress.privacy.get("rounds", 0), made.delta)
+
+
+def _noise(settings: Settings, folder: RunFolder, phase: str) -> int:
+    """What this phase's noise is drawn from: never the same for two runs or two phases, or one could be taken from the
+    other and the noise would be gone."""
+    seed = settings.seed if settings.noise_seed is None else settings.noise_seed
+    mark = f"{seed} {folder.number} {phase}".encode()
+    return int.from_bytes(hashlib.sha256(mark).digest()[:8], "big") >> 1
 
 
 def _next(rounds: Iterator[Round], folder: RunFolder, state: State, progress: Progress) -> Round | None:
@@ -287,8 +318,8 @@ def _judge(
         uploads = task.people * state.round
     result: dict[str, Any] = {
         "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
-        "protocol": settings.protocol, "seed": settings.seed, "rounds": state.round,
-        "people": task.people, "items": task.facts.items, "interactions": task.interactions,
+        "protocol": settings.protocol, "wire": settings.wire, "seed": settings.seed, "rounds": state.round,
+        "people": task.people, "members": task.facts.people, "items": task.facts.items, "interactions": task.interactions,
         "seen": seen.values | extra.get("seen", {}), "new": new.values if new else None,
         "intervals": {"seen": seen.intervals, "new": new.intervals if new else None},
         "best_round": progress.best_round or state.round,
@@ -301,7 +332,7 @@ def _judge(
         "gradients": None if taken is None else {
             "per_person_round": taken[1], "total": taken[0] + max(state.round - 1, 0) * taken[1],
         },
-        "privacy": None,
+        "privacy": progress.privacy and progress.privacy | {"predictor": made.predictor},
         "seconds": {
             "setup": round(setup, 3), "train": round(progress.train_seconds, 3), "evaluate": 0.0,
             "train_cpu": round(progress.train_cpu, 3),

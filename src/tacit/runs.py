@@ -26,6 +26,7 @@ from .data.supervised import Supervised
 from .engine.checkpoint import load_params, load_state, save_params, save_state, write_atomically
 from .engine.run import State
 from .errors import RunError
+from .lock import alone
 
 if TYPE_CHECKING:
     from .experiment import Progress
@@ -49,18 +50,25 @@ class RunFolder:
             raise RunError(
                 f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out."
             ) from error
+        with alone(path):
+            return folder._begin(settings, data, version)
+
+    def _begin(
+        self, settings: dict[str, Any], data: Interactions | BroughtSplit | Supervised, version: str
+    ) -> RunFolder:
+        path = self.path
         if (path / "settings.json").exists():
             raise RunError(
                 f"{path} holds a run already. Go on with it by `tacit resume {path}`, or choose another --out."
             )
         if any(path.iterdir()):
             raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")
-        folder.write("items.json", catalogue(data))
-        folder.write(
+        self.write(  # first: from now on it is a run, and can be resumed
             "settings.json",
             {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data)},
         )
-        return folder
+        self.write("items.json", catalogue(data))
+        return self
 
     @staticmethod
     def open(path: Path) -> RunFolder:
@@ -80,12 +88,20 @@ class RunFolder:
             )
         return folder
 
+    @property
+    def number(self) -> int:
+        """The run's own: what tells its messages and its noise from another's. Of what was asked and of the data."""
+        found = self.read("settings.json")
+        mark = json.dumps([found.get("settings"), found.get("data_hash")], sort_keys=True).encode()
+        return int.from_bytes(hashlib.sha256(mark).digest()[:8], "big") >> 1
+
     def write(self, name: str, content: Any) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=1, allow_nan=False, default=str).encode())
 
     def read(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.path / name).read_text())
+            text = (self.path / name).read_text("utf-8")
+            found = json.loads(text, parse_int=_whole, parse_constant=_whole)
             if not isinstance(found, dict):
                 raise ValueError("it is not a JSON object")
             return found
@@ -93,7 +109,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has no {name}. The run may not have finished: `tacit resume {self.path}`."
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.path / name} cannot be read ({error}). Restore it from a copy, or run again."
             ) from error
@@ -115,12 +131,14 @@ class RunFolder:
         return (self.path / "result.json").exists()
 
     def same_data(self, data: Interactions | BroughtSplit | Supervised) -> None:
-        """Refuse to go on with other data than the run began with."""
-        if self.read("settings.json")["data_hash"] != fingerprint(data):
+        """Refuse to go on with other data than the run began with; and write the catalogue, if a crash came before."""
+        if self.read("settings.json").get("data_hash") != fingerprint(data):
             raise RunError(
                 f"The data have changed since {self.path} was begun; a resumed run would mix the two. "
                 "Restore the data, or run again."
             )
+        if not (self.path / "items.json").exists():
+            self.write("items.json", catalogue(data))
 
     def same_version(self, version: str) -> None:
         """Refuse to go on with another tacit than the run began with: its defaults and its arithmetic may differ."""
@@ -165,6 +183,9 @@ class RunFolder:
         params, about = load_params(path)
         try:
             progress = Progress(**about["progress"])
+            for field, usual in asdict(Progress()).items():
+                if usual is not None and type(getattr(progress, field)) is not type(usual):
+                    raise TypeError(f"{field} is not what it should be")
         except (KeyError, TypeError) as error:
             raise RunError(f"{path} is not a checkpoint of this tacit ({error}). Run again.") from error
         return (load_state(path, fresh())[0] if params else None), progress
@@ -183,12 +204,25 @@ class RunFolder:
             raise RunError(f"{self.path}/model.safetensors is of another run. Restore it from a copy, or run again.")
         return found
 
+    def runs(self) -> list[Path]:
+        """The run folders of a comparison."""
+        names = self.read("compare.json").get("runs")
+        if not isinstance(names, list) or not names or not all(isinstance(n, str) and Path(n).name == n for n in names):
+            raise RunError(f"{self.path}/compare.json does not name the runs in it. Restore it, or compare again.")
+        return [self.path / name for name in names]
+
     def result(self) -> dict[str, Any]:
         """result.json, with everything that a reader of it needs."""
         found = self.read("result.json")
         needed = {"task": str, "method": str, "items": int, "rounds": int, "scale": list, "seen": dict, "notes": list}
-        wrong = [n for n, kind in needed.items() if not isinstance(found, dict) or not isinstance(found.get(n), kind)]
-        if wrong:
+        parts: dict[str, type | tuple[type, ...]] = {"scale": (int, float), "notes": str, "curve": dict}
+        for name, usual in {"curve": [], "settings": {}}.items():  # what older results may lack
+            needed[name] = type(usual)
+            found.setdefault(name, usual)
+        wrong = [n for n, kind in needed.items() if not isinstance(found.get(n), kind)]
+        wrong = wrong or [n for n, kind in parts.items() if not all(isinstance(part, kind) for part in found[n])]
+        if wrong or len(found["scale"]) != 2:
+            wrong = wrong or ["scale"]
             raise RunError(f"{self.path}/result.json has no usable {', '.join(wrong)}. Restore it, or run again.")
         return dict(found)
 
@@ -200,6 +234,13 @@ class RunFolder:
             if not isinstance(column, list) or len(column) != number or not all(isinstance(x, kind) for x in column):
                 raise RunError(f"{self.path}/items.json does not hold {number:,} {name}. Restore it, or run again.")
         return dict(found)
+
+
+def _whole(text: str) -> int:
+    """A whole number that fits; JSON's others (and NaN and Infinity) no tacit has written."""
+    if len(text) > 300 or not text.lstrip("-").isdigit():
+        raise ValueError(f"{text[:20]} is no number that tacit writes")
+    return int(text)
 
 
 def catalogue(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:

@@ -10,13 +10,18 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from .core import Method, Model, step_by_mean
+from .core import Method, Model, Stage, step_by_mean
 from .defaults import DEFAULTS, PICTURES, PRESETS
 from .errors import SettingError, did_you_mean
+from .federation import cohort_size
 from .methods import SERVER, build, coerce, find_method, settings_of
+from .methods.fedveil import advice, predictor
 from .methods.servers import server_step
 from .models import classifier, factorization, linear, ranker
 from .tasks import Facts, Sampling
+from .wire.accounting import NO_BOUND, default_delta
+from .wire.accounting import check as check_budget
+from .wire.plan import Wire, assemble, multiplier_for, parse, upload_of
 
 
 class Settings(BaseModel):
@@ -51,6 +56,14 @@ class Settings(BaseModel):
     store: Literal["memory", "disk"] = "memory"
     """Where people's own item rows are: in memory, or in a file of the run folder that is paged in and out."""
     threads: int | None = None
+    wire: str = ""
+    """What happens to uploads on their way, as in clip=1.0,noise=0.8,secure (wire/stages.py)."""
+    epsilon: float | None = None
+    """What the whole run may cost a person; the noise is solved for."""
+    delta: float | None = None
+    """min(people^-1.1, 1e-6) when left out."""
+    noise_seed: int | None = None
+    """What noise and rounding are drawn from; the seed when left out. Who knows it can take the noise off."""
 
     @property
     def folds(self) -> bool:
@@ -77,9 +90,18 @@ class Plan:
     seed: int
     shown: dict[str, Any]  # every setting in force
     notes: tuple[str, ...]
+    wire: Wire
+    delta: float
+    predictor: dict[str, Any] | None = None  # how private noise and this much data go together, where that is known
+
+    @property
+    def searches(self) -> bool:
+        """Whether the best round is looked for. Where something is promised it is not: a search would release, too."""
+        return self.wire.mechanism is None
 
 
 LOOP = ("rounds", "tolerance", "patience")
+GIVEN = ("noise", "people")  # what a method is told by the wire and the task, and not by --set
 MODEL = {
     "ranking": ("model", "k", "loss", "spread"),
     "ratings": ("k", "spread"),  # a rating is a number: its loss is squared
@@ -125,23 +147,84 @@ def plan(settings: Settings, task: Facts) -> Plan:
         values.pop(name, None)
     if "private" in settings.set:
         _names(values["private"], make_model(task, values))
-    built = build(
-        settings.method,
-        make_model(task, values),
-        {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER},
-    )
+    rounds = settings.rounds if settings.rounds is not None else chosen["rounds"]
+    if rounds < 1:
+        raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
+    own = {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER}
+    wire, delta, predictor = _wired(settings, task, make_model(task, values), own, rounds)
+    built = wire.method
+    if built.release:
+        if settings.rounds is not None and rounds != len(built.release):
+            raise SettingError(
+                f"--rounds {rounds} was asked for; {settings.method} takes {len(built.release)}. Leave --rounds out."
+            )
+        rounds = len(built.release)
+    notes += wire.notes + _promises(settings, task, wire, delta)
     if built.pooled and (settings.cohort is not None or settings.dropout):
         raise SettingError(
             f"--cohort and --dropout mean nothing for {settings.method}, which holds everybody's data. Leave them out."
         )
-    rounds = settings.rounds if settings.rounds is not None else chosen["rounds"]
-    if rounds < 1:
-        raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
     return Plan(
         make_model(task, values), built, Sampling(values.get("negatives", 0), values.get("batch", 0)), rounds,
         max(1, rounds // 50), _first(settings.tolerance, chosen.get("tolerance", 0.0)),
         _first(settings.patience, chosen.get("patience", 0)), settings.seed, dict(sorted(values.items())), notes,
+        wire, delta, predictor,
     )  # fmt: skip
+
+
+def _wired(
+    settings: Settings, task: Facts, model: Model, own: Mapping[str, Any], rounds: int
+) -> tuple[Wire, float, dict[str, Any] | None]:
+    """(the method on its wire, delta, how noise and data go together)."""
+    method = find_method(settings.method)
+    asked, delta = parse(settings.wire), _first(settings.delta, default_delta(task.people))
+    check_budget(settings.epsilon, settings.delta)
+    trial = build(settings.method, model, own)
+    bounded, people = bool(trial.release), max(task.people, 1)
+    if not asked and settings.epsilon is None:
+        return Wire(trial, Stage(), None, False), delta, None
+    many = people if settings.cohort is None else cohort_size(settings.cohort, people)
+    if bounded and settings.cohort is not None:
+        raise SettingError(
+            f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
+        )
+    noise = multiplier_for(asked, settings.epsilon, delta, rounds, many / people, bounded)
+    known = {"noise": _first(noise, dict(asked).get("noise")) or 0.0, "people": people}
+    built = build(settings.method, model, {**own, **{n: v for n, v in known.items() if n in settings_of(method)}})
+    shape = task.shape or ((task.width,) if task.width else ())
+    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
+    like = {} if built.pooled else upload_of(built, model, inputs)
+    wire = assemble(asked, built, like, everybody=people, rate=many / people, multiplier=noise)
+    told = None
+    if bounded and known["noise"]:
+        r = predictor(known["noise"], task.items, people)
+        told = {"r": r, "advice": advice(r)}
+    return wire, delta, told
+
+
+def _promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:
+    """What must be said of epsilon."""
+    if wire.noisy and wire.mechanism is None:
+        return (f"No epsilon is printed: {NO_BOUND}.",)
+    if wire.mechanism is None:
+        if settings.delta is not None or settings.noise_seed is not None and not settings.wire:
+            name = "delta" if settings.delta is not None else "noise-seed"
+            raise SettingError(
+                f"--{name} would change nothing: there is no noise. Add --epsilon, or --wire clip=1,noise=1."
+            )
+        return ()
+    notes = []
+    if delta >= 1 / max(task.people, 1):
+        notes.append(
+            f"delta is {delta:.2g}, not below 1 in {task.people:,} people: such a promise may be kept by giving one "
+            f"person away. Smaller is better; {default_delta(task.people):.1g} is the default."
+        )
+    if settings.folds:
+        notes.append(
+            "epsilon is of the final model; the folds are trained apart, with noise of their own, to judge it."
+        )
+    notes.append("The rounds are fixed beforehand: choosing the best would release more than the one model.")
+    return tuple(notes)
 
 
 def _names(globs: tuple[str, ...], model: Model) -> None:
@@ -229,7 +312,7 @@ def _homes(
         homes |= {n: (home, p) for n, p in settings_of(home).items() if n in MODEL[task.kind]}
     if trial.examples == "samples" and not (trial.pooled and task.items):
         homes |= {n: (sampling, p) for n, p in settings_of(sampling).items() if task.kind == "ranking" or n == "batch"}
-    homes |= {n: (method, p) for n, p in settings_of(method).items()}
+    homes |= {n: (method, p) for n, p in settings_of(method).items() if n not in GIVEN}
     if trial.server is step_by_mean and not trial.pooled:
         homes |= dict.fromkeys(SERVER, (server_step, None))
     return homes

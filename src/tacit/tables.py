@@ -167,7 +167,7 @@ def _metrics() -> list[Column]:
 
 METRICS = _metrics()
 COSTS = [
-    Column(("privacy", "epsilon"), "Privacy", "ε", "ε", -1, lambda n: f"{n:g}"),
+    Column(("privacy", "epsilon"), "Privacy", "ε", "ε", -1, lambda n: f"{n:.3g}"),
     Column(("rounds",), "Cost", "rounds", "rounds", 0, lambda n: f"{n:,.0f}"),
     Column(("gradients", "total"), "Cost", "gradient evaluations", "gradients", -1, digits),
     Column(("traffic", "up_bytes_per_person_round"), "Cost", "up/person /round", "up/person\n/round", -1, human_bytes),

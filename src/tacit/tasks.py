@@ -55,6 +55,7 @@ class Facts:
     width: int = 0  # features, where inputs are not items
     shape: tuple[int, ...] = ()  # of an example with features: (d,), or (channels, height, width)
     classes: int = 0
+    people: int = 0  # who learn: a public number
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +188,14 @@ def ranking(
     if len(choosers) == VALIDATED:
         notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
     return Task(
-        Facts("ranking", catalogue, timed), split.train.people, total, notes, federation,
+        Facts("ranking", catalogue, timed, people=learning(both, newcomers)), split.train.people, total, notes, federation,
         validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged), leak, ("ndcg@10", 1),
     )  # fmt: skip
+
+
+def learning(histories: Histories, newcomers: People) -> int:
+    """How many take part in training: with a history, and not kept out."""
+    return int((np.delete(histories.lengths, newcomers) > 0).sum())
 
 
 def _flat(histories: Histories) -> Histories:
@@ -293,7 +299,7 @@ def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) 
             "split of your own: rows in train.csv and in test.csv). Bring more ratings."
         )
     return Task(
-        Facts("ratings", len(whole.items), whole.time is not None, scale), len(everyone), total, notes,
-        federation, validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged),
+        Facts("ratings", len(whole.items), whole.time is not None, scale, people=learning(train, newcomers)),
+        len(everyone), total, notes, federation, validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged),
         lambda: None, ("rmse", -1),
     )  # fmt: skip

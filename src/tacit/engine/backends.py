@@ -111,7 +111,7 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
             held = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
             own = {name: value[0] for name, value in store.gather(call.people[place : place + 1]).items()}
             upload, kept[who] = device(method, call, call.down, own, held, key)
-            door.expect(upload.total)  # what a sound upload looks like is known from the method, not from the wire
+            door.expect(upload.total, who)  # what a sound upload looks like is known from the method, not from the wire
             yield who, upload
 
     def sent() -> Iterator[bytes]:
@@ -134,8 +134,12 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
             apart[who] = upload
         else:
             total = upload if total is None else total + upload
-    if apart and call.wire.seal:
-        total = call.wire.seal.collect(apart, call.asked, call.seat)
+    if apart and call.wire.seal:  # who has nothing sound to say says nothing, but stays: others' masks hang on them
+        one = next(iter(apart.values()))
+        nothing = Upload({name: torch.zeros_like(v) for name, v in one.total.items()}, torch.zeros_like(one.weight))
+        total = call.wire.seal.collect(
+            {who: apart.get(who, nothing) for who in call.people.tolist()}, call.asked, call.seat
+        )
     elif apart and call.wire.combine:
         total = call.wire.combine(stacked([apart[who] for who in sorted(apart)]))
     return Outcome(total, door.refused, first, len(door.answered))

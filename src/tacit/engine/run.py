@@ -123,7 +123,7 @@ def run(
             state = State(shared, memory, state.private, number + 1)
         else:
             state = State(state.shared, state.memory, state.private, number + 1)
-        lost = lost + 1 if rejected and not answered else 0
+        lost = lost + 1 if rejected and not answered and len(answering) else 0
         refused = None if first is None else federation.name(first)
         if lost == LOST:
             raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,", refused)

@@ -21,6 +21,7 @@ from .fedals import fedals
 from .fedrap import fedrap
 from .fedrecon import fedrecon
 from .fedtrail import fedtrail
+from .fedveil import fedveil
 from .mixing import apfl, lgmix
 from .partial import fedbn, fedper, fedrep
 from .pfedrec import pfedrec
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedals": fedals,
     "fedrap": fedrap,
     "fedtrail": fedtrail,
+    "fedveil": fedveil,
     "fcf": fcf,
     "fedmf": fedmf,
     "fedncf": fedncf,

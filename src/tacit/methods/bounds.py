@@ -26,15 +26,17 @@ def popularity(model: Model, *, shrink: float = 5.0) -> Method:
         held = Examples(*(x[0] for x in whole(held)))
         rows = torch.zeros(down.params["item"].shape[0])
         count = rows.index_add(0, held.inputs, held.mask)
+        if not ratings:  # values are not read, and sending them would double what must be hidden
+            return Upload({"count": count}, torch.ones(())), {}
         stars = rows.index_add(0, held.inputs, held.mask * held.targets)
         return Upload({"count": count, "stars": stars}, torch.ones(())), {}
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        count, stars = upload.total["count"], upload.total["stars"]
-        flat = torch.zeros_like(shared["item"])
+        count, flat = upload.total["count"], torch.zeros_like(shared["item"])
         if not ratings:
             flat[:, 0] = (count + shrink) / (upload.weight + shrink)
             return {"item": flat, "count": count}, memory
+        stars = upload.total["stars"]
         mean = stars.sum() / count.sum()
         bias = (stars - count * mean) / (count + shrink)
         return {"item": flat, "item_bias": bias, "mean": mean, "count": count}, memory

@@ -60,9 +60,12 @@ def fedals(
         gram, people = np.zeros((size, size)), 0.0
         if not explicit:
             gram, people = alpha0 * _full(upload.total["square"], size).double().numpy(), alpha0 * float(upload.weight)
-        strength = lam * (count.double() + people)
+        strength = lam * (count.double().clamp(min=0) + people)  # noise may have made it negative
         strength[strength == 0] = 1.0  # nobody has this item: any positive number gives its exact answer, zero
         item = torch.from_numpy(kernels.solve_items(outer.numpy(), vector.numpy(), strength.numpy(), gram))
+        lost = ~torch.isfinite(item).all(1) & torch.isfinite(outer).all(1) & torch.isfinite(vector).all(1)
+        if lost.any():
+            item[lost] = _nearest(outer[lost], vector[lost], strength[lost], torch.from_numpy(gram))
         if memory:  # a cohort that lacks an item says nothing of it, except in the first round
             old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if explicit else shared["item"]
             item = torch.where((count > 0)[:, None], item, old)
@@ -110,6 +113,16 @@ def _full(upper: Tensor, size: int) -> Tensor:
     out[i, j] = upper
     out[j, i] = upper
     return out
+
+
+def _nearest(outer: Tensor, vector: Tensor, strength: Tensor, gram: Tensor) -> Tensor:
+    """Solves of systems that noise has left without an inverse: no direction is taken as less certain than `strength`
+    says, so that what is only noise stays small."""
+    size = gram.shape[0]
+    systems = torch.stack([_full(row, size) for row in outer]).double() + gram
+    values, turn = torch.linalg.eigh(systems)
+    values = values.clamp(min=0) + strength[:, None]
+    return ((turn @ ((turn.mT @ vector.double()[..., None]) / values[..., None]))[..., 0]).float()
 
 
 def sums_of(down, held, catalogue, lam, alpha0):

@@ -38,20 +38,24 @@ class Door:
     def __init__(self, run: int, round: int, asked: Iterable[int], expected: Params | None = None) -> None:
         self.run, self.round, self.waiting = run, round, {int(who) for who in asked}
         self.answered: set[int] = set()
+        self.begun: set[int] = set() if expected is None else set(self.waiting)  # who have had the time to answer
         self.refused: Counter[str] = Counter()
         self.expected: Params = {}
         self.most = 0
         if expected is not None:
             self.expect(expected)
 
-    def expect(self, total: Params) -> None:
-        """Learn what a sound upload looks like, once."""
+    def expect(self, total: Params, who: int | None = None) -> None:
+        """Learn what a sound upload looks like, once; and that from now on `who` may have answered."""
+        if who is not None:
+            self.begun.add(who)
         if not self.most:
             self.expected, self.most = total, len(encode(Upload(total, torch.ones(())))) + SLACK
 
     def admit(self, blob: bytes) -> tuple[int, Upload] | None:
-        """(who, upload), or None where it is refused: that is counted by reason."""
-        if len(blob) > self.most:
+        """(who, upload), or None where it is refused: that is counted by reason. Of two sound messages in the name of
+        one person the first counts: who wrote it, the transport must tell (keys and TLS), the door cannot."""
+        if self.most and len(blob) > self.most:
             return self.refuse("oversized")
         try:
             upload, head = decode(blob)
@@ -69,10 +73,11 @@ class Door:
         self.answered.add(who)
         return who, upload
 
-    def refuse(self, reason: str, who: int | None = None) -> None:
-        """`who` was admitted, and is not any more."""
+    def refuse(self, reason: str, who: int = -1) -> tuple[int, Upload] | None:
+        """Count it; `who` was admitted, and is not any more. None, for whoever returns it."""
         self.refused[reason] += 1
-        self.answered.discard(-1 if who is None else who)
+        self.answered.discard(who)
+        return None
 
     def _wrong(self, head: Head) -> str | None:
         if head.run != self.run:
@@ -81,7 +86,7 @@ class Door:
             return "late" if head.round < self.round else "early"
         if head.person in self.answered:
             return "duplicate"
-        return None if head.person in self.waiting else "not asked"
+        return None if head.person in self.waiting & self.begun else "not asked"
 
 
 def refusal(upload: Upload, expected: Params) -> str | None:
@@ -90,7 +95,9 @@ def refusal(upload: Upload, expected: Params) -> str | None:
         return "names"
     if any(upload.total[name].shape != like.shape for name, like in expected.items()) or upload.weight.ndim:
         return "shape"
-    if any(upload.total[name].dtype != like.dtype for name, like in expected.items()):
+    if any(upload.total[name].dtype != like.dtype for name, like in expected.items()) or (
+        upload.weight.dtype != torch.float32
+    ):
         return "dtype"
     for sound, reason in soundness(Upload({n: v[None] for n, v in upload.total.items()}, upload.weight[None])):
         if not bool(sound[0]):

@@ -21,7 +21,10 @@ class Head(NamedTuple):
     person: int = 0
 
 
-def encode(message: Upload | Download, head: Head = Head()) -> bytes:
+NOBODY = Head()
+
+
+def encode(message: Upload | Download, head: Head = NOBODY) -> bytes:
     """A message as safetensors: names, shapes and numbers, and nothing that runs."""
     if isinstance(message, Upload):
         tensors, extra = message.total, {"weight": message.weight, "head": torch.tensor(head)}

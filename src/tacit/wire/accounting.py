@@ -1,0 +1,141 @@
+"""What a run's releases cost: epsilon, by the dp-accounting package and by nothing else.
+
+The promise is to a whole person: two federations that differ in one person's being there. A release is a sum of
+uploads, none of them longer than a bound C, plus Gaussian noise of standard deviation `multiplier` x C on every number. Where a
+round asks a part of the people, everybody by a coin of their own, the sampling counts (Poisson). With local noise the
+promise is to a person against whoever sees their own upload: two uploads are up to 2 C apart, so the multiplier is
+halved, and sampling does not count, since the server knows whom it asked.
+The accountants are imported when they are needed: a run without noise does not wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+NO_BOUND = (
+    "noise without clipping has no finite epsilon: one person's upload may be as long as it likes, and no noise covers "
+    "that. Add clip, as in --wire clip=1,noise=1"
+)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What is released, round by round."""
+
+    noise: float  # the multiplier of a round that has the whole budget
+    rate: float = 1.0  # the chance of being asked in a round
+    shares: tuple[float, ...] = ()  # of the budget, by round, where rounds differ; they add to 1
+    local: bool = False
+
+    def multiplier(self, round: int) -> float:
+        """Standard deviation over bound, in this round (from 0)."""
+        return (self.noise / math.sqrt(self.shares[round]) if self.shares else self.noise) / (2 if self.local else 1)
+
+    def event(self, rounds: int) -> dp_accounting.DpEvent:
+        """The releases of the first so many rounds, for an accountant."""
+        import dp_accounting
+
+        rate = 1.0 if self.local else self.rate
+
+        def one(round: int) -> dp_accounting.DpEvent:
+            plain = dp_accounting.GaussianDpEvent(self.multiplier(round))
+            return plain if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, plain)
+
+        if self.shares:
+            return dp_accounting.ComposedDpEvent([one(round) for round in range(rounds)])
+        return dp_accounting.SelfComposedDpEvent(one(0), rounds)
+
+
+@lru_cache(256)
+def epsilons(mechanism: Mechanism, rounds: int, delta: float) -> dict[str, float]:
+    """{"epsilon": by privacy loss distributions, "epsilon_rdp": by Renyi divergences}: both are upper bounds."""
+    from dp_accounting import pld, rdp
+
+    if not rounds:
+        return {"epsilon": 0.0, "epsilon_rdp": 0.0}
+    found = {}
+    with _quiet():
+        for name, accountant in (("epsilon", pld.PLDAccountant()), ("epsilon_rdp", rdp.RdpAccountant())):
+            accountant.compose(mechanism.event(rounds))
+            found[name] = float(accountant.get_epsilon(delta))
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orders of the Renyi divergence that do not converge are left out, which is sound and needs no words."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _calibrate(
+    accountant: Any, epsilon: float, delta: float, rounds: int, rate: float, guess: tuple[float, float], tol: float
+) -> float:
+    import dp_accounting
+
+    with _quiet():
+        return float(
+            dp_accounting.calibrate_dp_mechanism(
+                accountant, lambda noise: Mechanism(noise, rate).event(rounds), epsilon, delta,
+                dp_accounting.LowerEndpointAndGuess(*guess), tol=tol,
+            )
+        )  # fmt: skip
+
+
+@lru_cache(256)
+def solve(epsilon: float, delta: float, rounds: int, rate: float = 1.0, local: bool = False) -> float:
+    """The smallest noise multiplier, to one in a thousand, with which so many rounds cost no more than epsilon. With
+    shares of a budget, which add to 1, it is that of one round."""
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    if rate >= 1 or local:
+        noise = dp_accounting.get_sigma_gaussian(epsilon, delta) * math.sqrt(rounds) * (2 if local else 1)
+    else:  # Renyi divergences are quick and ask for a little too much; the exact answer is just below
+        enough = _calibrate(rdp.RdpAccountant, epsilon, delta, rounds, rate, (0.05, 1.0), 0.01)
+        noise = _calibrate(pld.PLDAccountant, epsilon, delta, rounds, rate, (0.75 * enough, enough), 2e-3 * enough)
+    while epsilons(Mechanism(float(noise), rate, (), local), rounds, delta)["epsilon"] > epsilon:  # its grid is coarse
+        noise *= 1.0005
+    return float(noise)
+
+
+def default_delta(people: int) -> float:
+    """Smaller than one in so many people, and never above one in a million."""
+    return float(min(max(people, 1) ** -1.1, 1e-6))
+
+
+def check(epsilon: float | None, delta: float | None) -> None:
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise SettingError(f"--epsilon {epsilon:g} was got; a positive number is expected, such as 3.")
+    if delta is not None and not 0 < delta < 1:
+        raise SettingError(f"--delta {delta:g} was got; a number between 0 and 1 is expected, such as 1e-6.")
+
+
+def statement(mechanism: Mechanism | None, rounds: int, delta: float) -> dict[str, Any]:
+    """`privacy` of a result or a checkpoint after so many rounds; epsilon is None where there is none."""
+    if mechanism is None:
+        return {"epsilon": None, "delta": None, "why": NO_BOUND}
+    return {
+        **epsilons(mechanism, rounds, delta),
+        "delta": delta,
+        "noise": mechanism.noise,
+        "rate": mechanism.rate,
+        "rounds": rounds,
+        "against": "whoever sees an upload" if mechanism.local else "whoever sees the model",
+    }

@@ -1,0 +1,184 @@
+"""From `--wire clip=1.0,noise=0.8,secure` to stages: names, values, order, what goes together, and what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..core import Download, Examples, Method, Model, Params, Stage, chain
+from ..errors import SettingError, did_you_mean
+from . import stages
+from .accounting import Mechanism, solve
+from .robust import RULES
+from .secure import SecureSum
+
+Asked = tuple[tuple[str, float | None], ...]  # names and values, in order
+ORDER = ("sparsify", "quantise", "clip", "local", "noise", "secure")
+EXAMPLES = {"sparsify": "0.1", "quantise": "8", "clip": "1.0", "local": "1.0", "noise": "0.8", "secure": "10"}
+EXAMPLES |= {"bound": "1.0", "trim": "0.1", "krum": "0.1"}
+ALONE = ("secure", "bound", "median", "noise", "local")  # may stand without a value: noise is solved for then
+SENSIBLE: dict[str, tuple[Callable[[float], bool], str]] = {
+    "sparsify": (lambda x: 0 < x < 1, "a share of the numbers between 0 and 1"),
+    "quantise": (lambda x: x in range(2, 17), "2 to 16 bits"),
+    "clip": (lambda x: 0 < x < 1e12, "a positive norm"),
+    "local": (lambda x: 0 < x < 1e12, "a positive multiple of the clip"),
+    "noise": (lambda x: 0 < x < 1e12, "a positive multiple of the clip"),
+    "secure": (lambda x: x == int(x) and x >= 3, "a group of 3 people or more"),
+    "bound": (lambda x: 0 < x < 1e12, "a positive norm"),
+    "trim": (lambda x: 0 < x < 0.5, "a share below one half"),
+    "krum": (lambda x: 0 < x < 0.5, "a share of hostile people below one half"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Wire:
+    """What crosses, and how."""
+
+    method: Method  # with a memory of what it did not send, where the wire sparsifies
+    stage: Stage
+    mechanism: Mechanism | None  # what an accountant may count; None where nothing is promised
+    noisy: bool  # noise is added, promised or not
+    notes: tuple[str, ...] = ()
+
+
+def parse(text: str) -> Asked:
+    """Names and values; refused where a name, a value, the order or the company is wrong.
+
+    >>> parse("clip=1.0,noise=0.8,secure")
+    (('clip', 1.0), ('noise', 0.8), ('secure', None))
+    """
+    found: list[tuple[str, float | None]] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in ORDER and name not in RULES:
+            raise SettingError(did_you_mean(name, [*ORDER, *RULES], "stage") + f" In order: {', '.join(ORDER)}.")
+        found.append((name, _value(name, value if equals else None)))
+    names = [name for name, _ in found]
+    _company(names)
+    right = sorted(names, key=[*ORDER, *RULES].index)
+    if names != right:
+        shown = ",".join(
+            part for name in right for part in text.replace(" ", "").split(",") if part.split("=")[0] == name
+        )
+        raise SettingError(
+            f"--wire {text} is out of order; a device goes through {' -> '.join(right)}: --wire {shown}."
+        )
+    return tuple(found)
+
+
+def _value(name: str, text: str | None) -> float | None:
+    if text is None and name in ALONE:
+        return None
+    if name == "median":
+        raise SettingError(f"median={text} was got in --wire; median takes no value.")
+    sensible, expected = SENSIBLE[name]
+    try:
+        number = float(text) if text else float("nan")
+    except ValueError:
+        number = float("nan")
+    if not sensible(number):
+        got = name if text is None else f"{name}={text}"
+        raise SettingError(f"{got} was got in --wire; {expected} is expected, as in {name}={EXAMPLES[name]}.")
+    return number
+
+
+def _company(names: list[str]) -> None:
+    """Refuse stages that do not go together, with the reason."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise SettingError(f"{twice} stands more than once in --wire. Keep one.")
+    rules = [name for name in names if name in RULES]
+    if len(rules) > 1:
+        raise SettingError(f"{' and '.join(rules)} stand together in --wire; one way of adding is possible. Keep one.")
+    for name, why in {
+        "secure": "looks at single uploads, and with secure sums nobody can",
+        "noise": "is not a sum, and the noise is measured for a sum: no epsilon would be true",
+        "local": "would judge noise and not people",
+    }.items():
+        if rules and name in names:
+            raise SettingError(f"{rules[0]} {why}. Leave {rules[0]} or {name} out.")
+    if "local" in names and "noise" in names:
+        raise SettingError("local and noise stand together in --wire: noise on every upload, or on the sum? Keep one.")
+
+
+def assemble(
+    asked: Asked, method: Method, like: Params, *, everybody: int, rate: float = 1.0, multiplier: float | None = None
+) -> Wire:
+    """The wire for this method. `like` is one of its uploads, `everybody` how many may be asked, `rate` the chance of
+    being asked; `multiplier` is the noise that was solved for, where it was."""
+    values, notes = dict(asked), []
+    limit, bounded = values.get("clip"), bool(method.release)
+    if method.pooled and asked:
+        raise SettingError("--wire means nothing for a method that holds everybody's data. Leave it out.")
+    if not like and asked:
+        raise SettingError("--wire would change nothing: this method sends nothing. Leave it out.")
+    z = multiplier or values.get("noise") or values.get("local")
+    at_home, central = (z, None) if "local" in values else (None, z)
+    if bounded:
+        refused = [name for name in values if name not in ("clip", "noise", "secure")]
+        if refused:
+            raise SettingError(
+                f"{refused[0]} is not for this method: its uploads are bounded as they are. Leave it out."
+            )
+        if limit:
+            notes.append("clip is not used: the method bounds its uploads itself.")
+            limit = None
+    parts: list[Stage] = []
+    if values.get("sparsify"):
+        method, stage = stages.sparsify(method, float(values["sparsify"] or 0), like)
+        parts.append(stage)
+        notes.append("sparsify: which numbers are sent tells which items a person has. See `tacit audit`.")
+    if values.get("quantise"):
+        parts.append(stages.quantise(int(values["quantise"] or 0)))
+    if limit:
+        parts.append(stages.clip(limit, method.told))
+    if at_home:
+        parts.append(stages.local(at_home, limit or 1.0))
+    if central:
+        parts.append(stages.noise(central, limit or 1.0, method.release))
+    if "secure" in values:
+        known = max((bound for bound, _ in method.release), default=limit)
+        group = None if values["secure"] is None else int(values["secure"])
+        parts.append(SecureSum(group, clip=None if at_home else known, most=everybody).stage())
+    parts += [RULES[name](value, method.rows) for name, value in asked if name in RULES]
+    stage = chain(*parts)
+    if "secure" in values:  # whole tables of words, whatever was small or sparse before
+        stage = replace(stage, written=parts[-1].written)
+    promised = bool(z) and (bounded or limit is not None)
+    shares = tuple(share for _, share in method.release)
+    mechanism = Mechanism(float(z or 0), rate, shares, bool(at_home)) if promised else None
+    return Wire(method, stage, mechanism, bool(z), tuple(notes))
+
+
+def multiplier_for(
+    asked: Asked, epsilon: float | None, delta: float, rounds: int, rate: float, bounded: bool
+) -> float | None:
+    """The noise that `--epsilon` asks for, or None where the wire says it or there is none."""
+    values = dict(asked)
+    named = next((name for name in ("noise", "local") if name in values), None)
+    if epsilon is None:
+        if named and values[named] is None:
+            raise SettingError(
+                f"{named} was got in --wire without a number. Give one, as in {named}=0.8, or --epsilon 3."
+            )
+        return None
+    if named and values[named] is not None:
+        raise SettingError(
+            f"--epsilon {epsilon:g} solves for the noise, and --wire has {named}={values[named]:g}. Give one."
+        )
+    if not bounded and "clip" not in values:
+        raise SettingError(
+            f"--epsilon {epsilon:g} needs a bound on what one person can change, or no noise would do. "
+            "Add clip, as in --wire clip=1.0."
+        )
+    return solve(epsilon, delta, 1 if bounded else rounds, rate, named == "local")
+
+
+def upload_of(method: Method, model: Model, inputs: torch.Tensor) -> Params:
+    """What an upload of this method looks like: names, whole shapes, types. `inputs` is one example, [1, 1, ...]."""
+    shared, own = method.init(model.init(torch.Generator().manual_seed(0)))
+    one = torch.ones(1, 1)
+    upload, _ = method.client(Download(shared, torch.tensor(0.0)), own, Examples(inputs, one, one))
+    return {name: value.detach() for name, value in upload.total.items()}

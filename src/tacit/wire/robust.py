@@ -1,0 +1,253 @@
+"""Robust sums: what a few hostile devices send must not decide what everybody learns.
+
+In place of +, the server holds all uploads of a round side by side and takes a mean that few people cannot drag away:
+    bound[=S]    no one counts for more than S (Sun et al. 2019); without a number, S is what is usual, see below
+    trim=SHARE   coordinate by coordinate, that share is cut off at either end (Yin et al., ICML 2018)
+    median       coordinate by coordinate, the middle (the same)
+    krum=SHARE   multi-Krum (Blanchard et al., NeurIPS 2017): that share, who have no near neighbours, is left out
+A robust sum sees single uploads, so it cannot stand together with secure sums, which hide them.
+
+Where nothing is sparse these are the papers' rules on people's changes, means weighted by people's weights. Item tables
+are another matter. A person moves few rows, so over everybody the median of a row is no change at all, a trimmed mean
+is none for most items, one person's norm says how long the history is, and Krum likes whoever sent least. So
+  * every row is a vote of its own, among those people who moved it;
+  * what is compared is what a person ADDS to the row (weight x change): a weight is spread over all of a person's rows
+    and says nothing of any of them;
+  * hostile people may all meet in one row. So the share is of everybody and not of those who moved it: with 1,000
+    people, trim=0.05 cuts 50 from either end of every row. A row that 100 people or fewer moved (krum: 102) could be
+    theirs alone: nobody can tell, and it stays where it is;
+  * `bound` caps every row. What is usual is the median, over people, of everybody's longest row (of the norm of the
+    change, where there are no rows): no group short of half the people can raise it.
+The result is again a sum: a row's mean times the people who moved it, so that with nothing cut it is the plain sum.
+A weight is a claim like any other: it counts up to 20 times the median weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Params, Stage, Upload
+from ..errors import SettingError
+
+MEMORY = 4 * 2**30  # bytes of uploads held side by side
+WEIGHT = 20.0  # medians that a weight may count for: ML-100K's longest history is 11 times the median one
+USUAL = 1.0  # medians
+CELLS = 4_000_000  # numbers that a rule works on at once
+
+# values [rows, people, width], which of them are real [rows, people], weights [people] or None where all count the
+# same, everybody's number -> the mean of every row [rows, width]
+Rule = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+
+
+def bound(limit: float | None = None, rows: tuple[str, ...] = ()) -> Stage:
+    """Nobody's change, and nobody's row of the tables `rows`, is longer than `limit` (None: than is usual)."""
+    if limit is not None and not limit > 0:
+        raise SettingError(f"bound={limit:g} was got; expected a positive length, or bound alone: what is usual.")
+
+    def combine(stacked: Upload) -> Upload:
+        people, weight = _checked(stacked), _weights(stacked.weight)
+        total: Params = {}
+        plain = [name for name in stacked.total if name not in rows]
+        if plain:
+            size = _norm([stacked.total[n].reshape(people, -1) for n in plain]) / stacked.weight
+            share = weight / stacked.weight * _shrink(size, USUAL * size.median() if limit is None else limit)
+            total |= {n: torch.tensordot(share.to(stacked.total[n].dtype), stacked.total[n], 1) for n in plain}
+        tables = [name for name in stacked.total if name in rows]
+        if tables:
+            size = _norm([_wide(stacked.total[n]) for n in tables])
+            share = _shrink(size, USUAL * size.amax(1).median() if limit is None else limit)  # [people, rows]
+            total |= {n: torch.einsum("pr...,pr->r...", stacked.total[n], share) for n in tables}
+        return Upload({name: total[name] for name in stacked.total}, weight.sum())
+
+    return Stage(combine=combine)
+
+
+def trim(share: float, rows: tuple[str, ...] = ()) -> Stage:
+    """Coordinate-wise trimmed mean without the `share` of everybody at either end."""
+    _share("trim", share)
+
+    def rule(values: Tensor, real: Tensor, weight: Tensor | None, people: int) -> Tensor:
+        return _between(values, real, weight, torch.full((len(values),), int(share * people)))
+
+    return Stage(combine=_by_row(rule, rows))
+
+
+def median(rows: tuple[str, ...] = ()) -> Stage:
+    """Coordinate-wise median. Everybody has one vote, whatever their weight."""
+
+    def rule(values: Tensor, real: Tensor, weight: Tensor | None, people: int) -> Tensor:
+        return _between(values, real, None, (real.sum(1) - 1).clamp(min=0) // 2)
+
+    return Stage(combine=_by_row(rule, rows))
+
+
+def krum(share: float, rows: tuple[str, ...] = ()) -> Stage:
+    """The mean without the `share` of everybody whose nearest neighbours are farthest. Of n people, f of them hostile,
+    a score is the sum of squared distances to the n - f - 2 nearest; the n - f lowest scores stay."""
+    _share("krum", share)
+
+    def rule(values: Tensor, real: Tensor, weight: Tensor | None, people: int) -> Tensor:
+        hostile, there = int(share * people), real.sum(1)
+        square = (values**2).sum(2)
+        apart = square[:, :, None] + square[:, None] - 2 * values @ values.transpose(1, 2)
+        apart = apart.clamp(min=0).masked_fill(~(real[:, :, None] & real[:, None]), torch.inf)
+        apart.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+        near = torch.arange(values.shape[1]) < (there - hostile - 2)[:, None]  # [rows, people]
+        score = _sorted(apart).masked_fill(~near[:, None], 0).sum(2).masked_fill(~real, torch.inf)
+        place = score.argsort(dim=1, stable=True).argsort(dim=1)
+        kept = real & (place < (there - hostile)[:, None]) & (there > 2 * hostile + 2)[:, None]
+        return _mean(values, kept if hostile else real, weight)
+
+    return Stage(combine=_by_row(rule, rows))
+
+
+def _share(name: str, share: float) -> None:
+    if not 0 <= share < 0.5:
+        raise SettingError(
+            f"{name}={share:g} was got; expected the share of people who may be hostile, from 0 to below 0.5, as in "
+            f"{name}=0.1: against half of the people no sum is safe."
+        )
+
+
+def _by_row(rule: Rule, rows: tuple[str, ...]) -> Callable[[Upload], Upload]:
+    """A rule on everybody's changes where nothing is sparse, and on the movers of every row of the tables."""
+
+    def combine(stacked: Upload) -> Upload:
+        people, weight = _checked(stacked), _weights(stacked.weight)
+        total: Params = {}
+        plain = [name for name in stacked.total if name not in rows]
+        if plain:
+            values = torch.cat([stacked.total[n].reshape(people, -1) for n in plain], 1) / stacked.weight[:, None]
+            mean = rule(values[None], torch.ones(1, people, dtype=torch.bool), weight, people)[0]
+            total |= _apart(mean * weight.sum(), plain, {n: stacked.total[n].shape[1:] for n in plain})
+        for names in _alike(stacked.total, [name for name in stacked.total if name in rows]):
+            values = torch.cat([_wide(stacked.total[n]) for n in names], 2)
+            moved = (values != 0).any(2)  # [people, rows]
+            out = torch.zeros(values.shape[1:], dtype=values.dtype)
+            for part, theirs, real in _movers(values, moved):
+                out[part] = rule(theirs, real, None, people) * real.sum(1, keepdim=True)
+            total |= _apart(out, names, {n: stacked.total[n].shape[1:] for n in names})
+        return Upload({name: total[name] for name in stacked.total}, weight.sum())
+
+    return combine
+
+
+def _alike(total: Params, names: list[str]) -> list[list[str]]:
+    """Tables of as many rows together: a row of an item is its factors and its bias."""
+    sizes = dict.fromkeys(total[name].shape[1] for name in names)
+    return [[name for name in names if total[name].shape[1] == size] for size in sizes]
+
+
+def _movers(values: Tensor, moved: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows, what their movers added [rows, movers, width], which of these are real), rows of like popularity together
+    so that little is padding."""
+    counts = moved.sum(0)
+    order = counts.argsort()
+    order = order[counts[order] > 0]
+    begin = 0
+    while begin < len(order):
+        room = CELLS // max(int(counts[order[begin]]) * max(values.shape[2], int(counts[order[begin]])), 1)
+        part = order[begin : begin + max(1, room // 2)]
+        most = int(counts[part].max())
+        there = moved[:, part]
+        at = there.int().argsort(dim=0, descending=True, stable=True)[:most].T  # [rows, movers]: people
+        real = torch.arange(most) < counts[part][:, None]
+        yield part, values[at, part[:, None]] * real[..., None], real
+        begin += len(part)
+
+
+def _apart(flat: Tensor, names: list[str], shapes: dict[str, torch.Size]) -> Params:
+    """The leaves that were laid side by side in the last axis of `flat`."""
+    widths = [shapes[name].numel() // flat.shape[:-1].numel() for name in names]
+    return {n: part.reshape(shapes[n]) for n, part in zip(names, torch.split(flat, widths, -1))}
+
+
+def _between(values: Tensor, real: Tensor, weight: Tensor | None, cut: Tensor) -> Tensor:
+    """The mean of every coordinate without the `cut` [rows] largest and smallest; none left: no change."""
+    there = real.sum(1)
+    place = torch.arange(values.shape[1])
+    kept = (place >= cut[:, None]) & (place < (there - cut)[:, None])  # [rows, people], in order of size
+    at_end = values.masked_fill(~real[..., None], torch.inf).transpose(1, 2).contiguous()
+    if weight is None:
+        order = _sorted(at_end)
+        return order.masked_fill(~kept[:, None], 0).sum(2) / kept.sum(1).clamp(min=1)[:, None]
+    order, who = at_end.sort(2)
+    counts = weight[who].masked_fill(~kept[:, None], 0)
+    return (order.masked_fill(~kept[:, None], 0) * counts).sum(2) / counts.sum(2).clamp(min=1e-30)
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Along the last axis. numpy sorts short runs several times faster."""
+    return torch.from_numpy(np.sort(values.numpy(), -1))
+
+
+def _mean(values: Tensor, kept: Tensor, weight: Tensor | None) -> Tensor:
+    counts = kept.to(values.dtype) * (1 if weight is None else weight)
+    return torch.einsum("rpw,rp->rw", values, counts) / counts.sum(1).clamp(min=1e-30)[:, None]
+
+
+def _wide(table: Tensor) -> Tensor:
+    """[people, rows, ...] as [people, rows, width]."""
+    return table.reshape(*table.shape[:2], -1)
+
+
+def _norm(parts: list[Tensor]) -> Tensor:
+    """The length of what stands in the last axes of these, taken together."""
+    return torch.stack([(part**2).sum(-1) for part in parts]).sum(0).sqrt()
+
+
+def _shrink(size: Tensor, limit: Tensor | float) -> Tensor:
+    """What to multiply with so that nothing is longer than `limit`; exactly 1 for what is not."""
+    return torch.where(size > limit, limit / size, torch.ones(()))
+
+
+def _weights(claimed: Tensor) -> Tensor:
+    return claimed.clamp(max=WEIGHT * float(claimed.median()))
+
+
+def _checked(stacked: Upload) -> int:
+    people = len(stacked.weight)
+    _room(people, sum(value.numel() for value in stacked.total.values()) // max(people, 1))
+    return people
+
+
+def _room(people: int, numbers: int) -> None:
+    if people * numbers * 4 > MEMORY:
+        raise SettingError(
+            f"A robust sum holds all uploads of a round side by side: {people:,} people x {numbers:,} numbers are "
+            f"{people * numbers * 4 / 2**30:.1f} GB, and the limit is {MEMORY / 2**30:g}. Ask fewer people a round "
+            f"(--cohort {max(MEMORY // (4 * max(numbers, 1)), 1)}), or send less (a smaller k)."
+        )
+
+
+def room(people: int, like: Params) -> None:
+    """Refuse, before anything is computed, a round of so many people whose uploads (`like` is one of them, with whole
+    tables) would not fit side by side."""
+    _room(people, sum(value.numel() for value in like.values()))
+
+
+def _needs(name: str, make: Callable[[float, tuple[str, ...]], Stage]) -> Callable[..., Stage]:
+    def rule(value: float | None, rows: tuple[str, ...]) -> Stage:
+        if value is None:
+            raise SettingError(f"{name} needs the share of people who may be hostile, as in {name}=0.1.")
+        return make(value, rows)
+
+    return rule
+
+
+def _median(value: float | None, rows: tuple[str, ...]) -> Stage:
+    if value is not None:
+        raise SettingError(f"median={value:g} was got; the median has no setting. Write median.")
+    return median(rows)
+
+
+RULES: dict[str, Callable[[float | None, tuple[str, ...]], Stage]] = {  # as a wire string names them
+    "bound": bound,
+    "trim": _needs("trim", trim),
+    "median": _median,
+    "krum": _needs("krum", krum),
+}

@@ -1,0 +1,140 @@
+"""The stages that compose on every method, each for one device or for the sum.
+
+    sparsify=SHARE   send the largest numbers only; the others are kept and added next time
+    quantise=BITS    send whole numbers of so few bits, rounded up or down by chance, so that the mean is right
+    clip=C           no person's whole change is longer than C, and everybody weighs the same
+    local=Z          Gaussian noise of standard deviation Z x C on every upload, on the device
+    noise=Z          Gaussian noise of standard deviation Z x C on the sum, once
+    secure[=N]       the server sees sums only, of N people or of the whole cohort (wire/secure.py)
+    bound, trim, median, krum    in place of the plain sum (wire/robust.py)
+They stand in this order on a device, and in the reverse one on the server. Clipping comes after what could lengthen an
+upload again, and noise after clipping: a bound that does not hold is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..core import Download, Examples, Method, Params, Seat, Stage, Upload
+from .draws import gaussian, mixed, secret_gaussian, uniform
+
+
+def clip(limit: float, told: tuple[str, ...] = ()) -> Stage:
+    """The whole change scaled down to norm `limit` where it is longer; weight 1. What is `told` for a curve only is not
+    sent: nobody bounds it."""
+
+    def client(upload: Upload, seat: Seat) -> Upload:
+        each = torch.where(upload.weight > 0, 1 / upload.weight, 0.0)
+        change = {name: value * each for name, value in upload.total.items() if name not in told}
+        norm = torch.sqrt(sum(((value.double() ** 2).sum() for value in change.values()), torch.zeros(())))
+        share = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
+        return Upload({n: (v * share).to(v.dtype) for n, v in change.items()}, torch.ones_like(upload.weight))
+
+    return Stage(client)
+
+
+def noise(multiplier: float, limit: float = 1.0, release: tuple[tuple[float, float], ...] = ()) -> Stage:
+    """Central: on the sum. `release` has the bound and the share of the budget by round, where a method knows its own.
+    The people of a round are a public number: what the mean divides by does not tell who was there."""
+
+    def server(upload: Upload, seat: Seat) -> Upload:
+        deviation = multiplier * limit
+        if release:
+            bound, share = release[seat.round]
+            deviation = multiplier * bound / math.sqrt(share)
+        total = {
+            name: value + deviation * secret_gaussian(int(seat.key), name, tuple(value.shape))
+            for name, value in upload.total.items()
+        }
+        return Upload(total, torch.tensor(seat.people))
+
+    return Stage(server=server, poisson=True)
+
+
+def local(multiplier: float, limit: float = 1.0) -> Stage:
+    """On every number of every upload, so that whoever sees it sees noise."""
+
+    def client(upload: Upload, seat: Seat) -> Upload:
+        keys = {name: mixed(seat.key, torch.tensor(place)) for place, name in enumerate(sorted(upload.total))}
+        return Upload(
+            {n: v + multiplier * limit * gaussian(keys[n], v) for n, v in upload.total.items()}, upload.weight
+        )
+
+    return Stage(client, whole=True)
+
+
+def quantise(bits: int) -> Stage:
+    """Whole multiples of the largest number / (2^(bits-1) - 1), by leaf, rounded up or down by chance: right in the
+    mean. Draws go by rows that are not zero, so that a device draws the same whether it holds whole tables or not."""
+    levels = 2 ** (bits - 1) - 1
+
+    def one(value: Tensor, key: Tensor) -> Tensor:
+        step: Tensor = value.abs().amax() / levels
+        rows = value.reshape(value.shape[0] if value.ndim else 1, -1)
+        place = ((rows != 0).any(1).cumsum(0) - 1).clamp(min=0)
+        draw = uniform(key, place[:, None] * rows.shape[1] + torch.arange(rows.shape[1])).reshape(value.shape)
+        whole = torch.floor(value.double() / torch.where(step > 0, step, 1.0) + draw)
+        return (whole.clamp(-levels, levels) * step).to(value.dtype)
+
+    def client(upload: Upload, seat: Seat) -> Upload:
+        keys = {name: mixed(seat.key, torch.tensor(97 + place)) for place, name in enumerate(sorted(upload.total))}
+        return Upload({name: one(value, keys[name]) for name, value in upload.total.items()}, upload.weight)
+
+    def written(total: Params) -> Params:
+        kind = torch.int8 if bits <= 8 else torch.int16
+        out: Params = {}
+        for name, value in total.items():
+            small = value.is_floating_point() and value.numel() > 1
+            out |= {name: value.to(kind), f"{name}.step": torch.zeros(())} if small else {name: value}
+        return out
+
+    return Stage(client, written=written)
+
+
+def sparsify(method: Method, share: float, like: Params) -> tuple[Method, Stage]:
+    """(a method that sends the largest `share` of every leaf's numbers and keeps the rest for next time, a stage that
+    says how it is written). What was not sent is private and lives in the store, by touched rows. `like` is an upload
+    of the method, with whole tables. Where the entries are tells much: not a protection, and said so."""
+    many = {name: max(1, math.ceil(share * value.numel())) for name, value in like.items()}
+
+    def init(params: Params) -> tuple[Params, Params]:
+        shared, own = method.init(params)
+        return shared, own | {f"unsent.{name}": torch.zeros_like(value) for name, value in like.items()}
+
+    def apart(own: Params) -> tuple[Params, Params]:
+        return tuple({n: v for n, v in own.items() if n.startswith("unsent.") is late} for late in (False, True))  # type: ignore[return-value]
+
+    def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
+        own, unsent = apart(own)
+        upload, own = method.client(down, own, held)
+        sent = {}
+        for name, value in upload.total.items():
+            all_of_it = value + unsent[f"unsent.{name}"]
+            flat = all_of_it.flatten()
+            kept = torch.zeros_like(flat)
+            if flat.numel() <= many[name]:
+                kept = flat
+            else:
+                at = flat.abs().sort(descending=True, stable=True).indices[: many[name]]  # ties: the first rows
+                kept = kept.scatter(0, at, flat.gather(0, at))
+            sent[name] = kept.reshape(value.shape)
+            unsent = unsent | {f"unsent.{name}": all_of_it - sent[name]}
+        return Upload(sent, upload.weight), own | unsent
+
+    def written(total: Params) -> Params:
+        out: Params = {}
+        for name, value in total.items():
+            smaller = many[name] < value.numel() * 31 / 32  # a bit for every number, and the numbers that are sent
+            bits = torch.zeros(-(-value.numel() // 8), dtype=torch.uint8)
+            out |= {f"{name}.bits": bits, f"{name}.values": value.flatten()[: many[name]]} if smaller else {name: value}
+        return out
+
+    def personalize(shared: Params, own: Params, held: Examples) -> Params:
+        return method.personalize(shared, apart(own)[0], held)
+
+    rows = (*method.rows, *(f"unsent.{name}" for name in like if name in method.rows))
+    made = method.but(init=init, client=client, personalize=personalize, rows=rows, kernel=None)
+    return made, Stage(client=lambda upload, seat: upload, written=written)

@@ -1,0 +1,453 @@
+"""What crosses the wire: stages, their order, and what they promise."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld, rdp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tacit.core import Download, Examples, Seat, Upload, chain
+from tacit.data.sampling import mix
+from tacit.engine.checkpoint import load_params, load_state, same_bytes, save_state
+from tacit.engine.run import begin, run
+from tacit.errors import SettingError
+from tacit.federation import of_histories
+from tacit.wire import stages
+from tacit.wire.accounting import Mechanism, default_delta, epsilons, solve
+from tacit.wire.draws import gaussian, mixed, secret_gaussian, uniform
+from tacit.wire.ledger import Ledger
+from tacit.wire.plan import assemble, parse, upload_of
+from test_cli import here, tacit  # noqa: F401 (`here`: an empty folder to work in)
+from test_laws import assert_close, everything
+from worlds import ITEMS, PEOPLE, histories, world
+
+SEAT = Seat(torch.tensor(5), 0, 10.0)
+ITEM = torch.zeros(1, 1, dtype=torch.int64)
+
+
+def wired(text, name, settings=None, task="ranking", **options):
+    """(method on its wire, model, federation, stage)."""
+    method, model, federation = world(name, settings or {}, task, **options)
+    wire = assemble(parse(text), method, upload_of(method, model, ITEM), everybody=PEOPLE)
+    return wire.method, model, federation, wire.stage
+
+
+def trained(text, name, settings=None, *, rounds=3, task="ranking", **options):
+    method, model, federation, stage = wired(text, name, settings, task)
+    options = {"seed": 1} | options
+    return list(run(method, model, federation, rounds=len(method.release) or rounds, wire=stage, **options))
+
+
+# The string
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("clip", "positive norm"),
+        ("clip=0", "clip=0 was got"),
+        ("clip=-1", "positive norm"),
+        ("clip=nan", "positive norm"),
+        ("clip=much", "clip=much was got"),
+        ("clip=1,clip=2", "more than once"),
+        ("clp=1", 'Did you mean "clip"'),
+        ("noise=0.8,clip=1.0", "out of order; a device goes through clip -> noise: --wire clip=1.0,noise=0.8."),
+        ("secure,clip=1.0,noise=1", "--wire clip=1.0,noise=1,secure."),
+        ("clip=1,quantise=8", "--wire quantise=8,clip=1."),
+        ("quantise=1", "2 to 16 bits"),
+        ("quantise=8.5", "2 to 16 bits"),
+        ("sparsify=1.5", "between 0 and 1"),
+        ("secure=2", "3 people or more"),
+        ("secure=10.5", "3 people or more"),
+        ("clip=1,local=1,noise=1", "Keep one"),
+        ("secure,median", "nobody can"),
+        ("clip=1,noise=1,trim=0.1", "no epsilon would be true"),
+        ("trim=0.6", "below one half"),
+        ("median=3", "takes no value"),
+        ("krum=0.1,median", "one way of adding"),
+    ],
+)
+def test_a_wire_that_makes_no_sense_is_refused_with_the_right_one_shown(text, says):
+    with pytest.raises(SettingError) as error:
+        parse(text)
+    assert says in str(error.value)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_wire_or_a_clear_refusal(text):
+    try:
+        assert isinstance(parse(text), tuple)
+    except SettingError as error:
+        assert len(str(error)) > 20
+
+
+def test_spaces_do_no_harm():
+    assert parse(" clip = 1.0 , noise=0.8,secure ") == (("clip", 1.0), ("noise", 0.8), ("secure", None))
+    assert parse("") == ()
+
+
+# Draws
+
+
+def test_draws_are_the_same_in_torch_and_in_numba():
+    for key in (0, 5, -7, 2**62):
+        for counter in (0, 1, 12345):
+            ours = int(mixed(torch.tensor(key), torch.tensor(counter)))
+            assert ours % 2**64 == int(mix(np.uint64(key % 2**64), np.uint64(counter)))
+
+
+def test_noise_is_standard_normal_and_never_the_same_twice():
+    names = ["item", "other"]
+    draws = [secret_gaussian(key, name, (100, 200)) for key in (1, 2) for name in names]
+    draws.append(gaussian(torch.tensor(3), torch.zeros(100, 200)))
+    for draw in draws:
+        flat = draw.double().flatten()
+        assert abs(float(flat.mean())) < 0.04 and abs(float(flat.std()) - 1) < 0.03
+        assert abs(float((flat**4).mean()) - 3) < 0.3 and 3.3 < float(flat.abs().max()) < 6.5
+    for i, one in enumerate(draws):
+        for other in draws[:i]:
+            assert abs(float((one * other).mean())) < 0.04
+    assert torch.equal(draws[0], secret_gaussian(1, "item", (100, 200)))
+
+
+# Clip and noise
+
+
+@given(st.floats(0.01, 100), st.floats(0.1, 50), st.integers(0, 2**31))
+def test_nobody_is_longer_than_the_clip_and_everybody_weighs_one(limit, weight, seed):
+    draw = torch.Generator().manual_seed(seed)
+    total = {"item": torch.randn(7, 3, generator=draw), "bias": torch.randn((), generator=draw)}
+    up = Upload({n: weight * v for n, v in total.items()}, torch.tensor(weight))
+    got = stages.clip(limit).client(up, SEAT)
+    norm = math.sqrt(sum(float((v.double() ** 2).sum()) for v in got.total.values()))
+    before = math.sqrt(sum(float((v.double() ** 2).sum()) for v in total.values()))
+    assert norm <= limit * (1 + 1e-5) and got.weight == 1
+    assert norm == pytest.approx(min(limit, before), rel=1e-4)
+    ratio = norm / before
+    for name, value in total.items():
+        assert torch.allclose(got.total[name], value * ratio, atol=1e-4 * before)
+
+
+def test_what_is_told_for_the_curve_is_not_sent_where_uploads_are_clipped():
+    method, model, _ = world("fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2}, "ranking")
+    up = Upload(upload_of(method, model, ITEM), torch.ones(()))
+    assert "loss" in up.total and set(stages.clip(1.0, method.told).client(up, SEAT).total) == {"item", "decay"}
+    assert trained("clip=1", "fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2})[-1].loss is None
+
+
+@pytest.mark.parametrize("name", ["popularity", "fedals", "fedrap"])
+def test_a_clip_that_nobody_reaches_and_no_noise_change_nothing(name):
+    """Methods whose uploads weigh 1 already."""
+    method, model, federation = world(name, {}, "ranking")
+    told = replace(method, told=())
+    open_wire = chain(stages.clip(1e11), stages.noise(0.0))
+    plain = list(run(told, model, federation, rounds=2, backend="vmap"))[-1]
+    through = list(run(told, model, federation, rounds=2, backend="vmap", wire=open_wire))[-1]
+    assert_close(everything(plain.state), everything(through.state), 1e-6)
+
+
+def test_noise_on_the_sum_is_as_large_as_told_and_the_count_is_public():
+    up = Upload({"item": torch.zeros(300, 50), "one": torch.zeros(())}, torch.tensor(7.0))
+    got = stages.noise(0.8, 2.5).server(up, SEAT)
+    assert float(got.total["item"].std()) == pytest.approx(2.0, rel=0.02) and got.weight == SEAT.people
+    by_round = stages.noise(0.8, release=((1.0, 0.25), (3.0, 0.75)))
+    first, second = (by_round.server(up, SEAT._replace(round=n)).total["item"] for n in (0, 1))
+    assert float(first.std()) == pytest.approx(1.6, rel=0.02)
+    assert float(second.std()) == pytest.approx(0.8 * 3 / math.sqrt(0.75), rel=0.02)
+
+
+def test_noise_of_two_rounds_or_two_runs_is_not_the_same():
+    """What is the same could be taken off by subtracting one from the other."""
+    plain, noisy = trained("clip=1", "fedmf", {"lr": 0.1}), trained("clip=1,noise=1", "fedmf", {"lr": 0.1})
+    again, other = (trained("clip=1,noise=1", "fedmf", {"lr": 0.1}, noise_seed=seed) for seed in (1, 2))
+    gaps = [(n.state.shared["item"] - p.state.shared["item"]) for n, p in zip(noisy, plain)]
+    assert same_bytes(noisy[-1].state.shared, again[-1].state.shared)
+    assert not torch.allclose(noisy[0].state.shared["item"], other[0].state.shared["item"], atol=1e-3)
+    first, second = gaps[0].flatten(), (gaps[1] - gaps[0]).flatten()
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.3
+
+
+LIVELY = {
+    "fedmf": {"lr": 0.1},
+    "fedrap": {"lr": 0.1, "table_lr": 5.0, "passes": 2},
+    "fedrecon": {"lr": 0.1, "recon_lr": 0.1},
+    "fedals": {},
+    "popularity": {},
+}
+
+
+@pytest.mark.parametrize("text", ["clip=0.1", "clip=0.1,local=0.5", "clip=0.1,noise=1", "clip=0.1,noise=1,secure=6"])
+@pytest.mark.parametrize("name", LIVELY)
+def test_loop_and_vmap_mean_the_same_on_every_wire(name, text):
+    settings = dict(LIVELY[name])
+    loop, vmap = (trained(text, name, settings, rounds=2, backend=b) for b in ("loop", "vmap"))
+    assert_close(everything(loop[-1].state), everything(vmap[-1].state), 1e-4)
+    assert loop[-1].up_bytes == vmap[-1].up_bytes and loop[-1].answered == vmap[-1].answered == PEOPLE
+
+
+def test_what_quantise_rounds_is_the_same_on_whole_tables_and_on_touched_rows():
+    """Up to a last bit of what is rounded, which may fall on the other side: one step of one person."""
+    loop, vmap = (trained("quantise=4", "fedmf", {"lr": 0.1}, rounds=1, backend=b)[-1].state for b in ("loop", "vmap"))
+    gap = (loop.shared["item"] - vmap.shared["item"]).abs()
+    assert float((gap > 1e-6).float().mean()) < 0.02
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedrap", "fedrecon", "popularity"])  # fedals solves what is left: it jumps
+def test_what_is_sparse_is_the_same_on_whole_tables_and_on_touched_rows(name):
+    """Up to numbers of nearly one size, of which either may be sent."""
+    loop, vmap = (trained("sparsify=0.1", name, LIVELY[name], rounds=1, backend=b)[-1] for b in ("loop", "vmap"))
+    for leaf, value in everything(loop.state).items():
+        gap = (value - everything(vmap.state)[leaf]).abs()
+        assert float((gap > 1e-4).float().mean()) < 0.02, leaf
+    assert loop.up_bytes == vmap.up_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["fedals", "fedmf", "fedprox", "fedrep", "fedrecon", "ditto", "apfl", "lgmix", "fcf", "pfedrec"]
+)
+def test_every_kind_of_method_takes_a_private_wire(name):
+    done = trained("clip=0.5,noise=0.5,secure", name, backend="vmap")[-1]
+    assert all(bool(torch.isfinite(v).all()) for v in done.state.shared.values()) and done.answered == PEOPLE
+
+
+# Quantise and sparsify
+
+
+@given(st.integers(2, 12), st.integers(0, 2**31))
+def test_rounding_is_right_in_the_mean_and_at_most_a_step_away(bits, seed):
+    value = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed))
+    stage, step = stages.quantise(bits), float(value.abs().max()) / (2 ** (bits - 1) - 1)
+    draws = torch.stack([
+        stage.client(Upload({"w": value}, torch.ones(())), SEAT._replace(key=torch.tensor(key))).total["w"]
+        for key in range(200)
+    ])  # fmt: skip
+    assert float((draws - value).abs().max()) <= step * (1 + 1e-4)
+    assert float((draws.mean(0) - value).abs().max()) < 5 * step / 2 / math.sqrt(200)
+    levels = draws / step
+    assert torch.allclose(levels, levels.round(), atol=1e-3)
+
+
+def test_a_zero_stays_zero_and_an_empty_upload_is_one():
+    up = Upload({"w": torch.zeros(4, 3), "x": torch.zeros(0, 3)[:0].reshape(0, 3).sum(1).sum()}, torch.ones(()))
+    assert all(bool((v == 0).all()) for v in stages.quantise(8).client(up, SEAT).total.values())
+
+
+def test_a_quantised_message_is_a_quarter_and_a_sparse_one_a_tenth():
+    texts = ("", "quantise=8", "quantise=16", "sparsify=0.1", "sparsify=0.5", "sparsify=0.5,quantise=8")
+    texts = (*texts, "clip=1,secure", "secure")
+    sizes = {text: trained(text, "fedmf", {"lr": 0.1}, rounds=1)[0].up_bytes for text in texts}
+    numbers = 4 * ITEMS * 5 * PEOPLE
+    frame = sizes[""] - numbers  # names, shapes, weight, head
+    assert sizes["quantise=8"] - frame < numbers / 4 + 150 * PEOPLE
+    assert sizes["quantise=16"] > sizes["quantise=8"] + 0.9 * numbers / 4
+    assert sizes["sparsify=0.1"] - frame < numbers * (0.1 + 1 / 32) + 150 * PEOPLE
+    assert sizes["sparsify=0.5,quantise=8"] < sizes["sparsify=0.5"]
+    assert sizes["secure"] > sizes["clip=1,secure"] > sizes[""]
+
+
+def test_what_was_not_sent_is_sent_later():
+    """Sum of what was sent + what is left = sum of what there was to send, for every person."""
+    method, model, federation, _ = wired("sparsify=0.05", "fedmf", {"lr": 0.1})
+    plain, _, _ = world("fedmf", {"lr": 0.1}, "ranking")
+    state = begin(method, model, federation, 1)
+
+    own = {n: v[0] for n, v in state.private.gather(np.array([3])).items()}
+    sent, meant = torch.zeros(ITEMS, 5), torch.zeros(ITEMS, 5)
+    for number in range(6):
+        held = Examples(*(x[0] for x in federation.examples(np.array([3]), number).pad()))
+        down = Download(state.shared, torch.tensor(float(number)))
+        meant += plain.client(down, {"user": own["user"]}, held)[0].total["item"]
+        up, own = method.client(down, own, held)
+        assert int((up.total["item"] != 0).sum()) <= math.ceil(0.05 * ITEMS * 5)
+        sent += up.total["item"]
+    assert torch.allclose(sent + own["unsent.item"], meant, atol=1e-5)
+    assert float(own["unsent.item"].abs().max()) > 0
+
+
+def test_what_is_left_to_send_survives_a_crash(tmp_path):
+    method, model, federation, stage = wired("sparsify=0.05,quantise=8,clip=1,noise=0.1", "fedmf", {"lr": 0.1})
+    options = {"wire": stage, "seed": 1}
+    whole = list(run(method, model, federation, rounds=4, **options))[-1].state
+    half = list(run(method, model, federation, rounds=2, **options))[-1].state
+    save_state(tmp_path / "state", half, {})
+    loaded, _ = load_state(tmp_path / "state", begin(method, model, federation, 1))
+    resumed = list(run(method, model, federation, rounds=4, state=loaded, **options))[-1].state
+    assert same_bytes(everything(whole), everything(resumed))
+
+
+def test_the_ledger_counts_what_is_written():
+    up, plain, small = Upload({"w": torch.zeros(100, 10)}, torch.ones(())), Ledger(), Ledger()
+    plain.sent_up(up, 1)
+    small.sent_up(up, 1, stages.quantise(8).written)
+    assert plain.up_bytes - small.up_bytes > 2_800
+
+
+def test_a_stage_that_would_do_nothing_is_refused():
+    for name, says in (("local", "sends nothing"), ("centralised", "everybody's data")):
+        method, model, _ = world(name, {}, "ranking")
+        like = {} if method.pooled else upload_of(method, model, ITEM)
+        with pytest.raises(SettingError, match=says):
+            assemble(parse("clip=1"), method, like, everybody=9)
+    method, model, _ = world("fedveil", {}, "ranking")
+    with pytest.raises(SettingError, match="bounded as they are"):
+        assemble(parse("quantise=8"), method, upload_of(method, model, ITEM), everybody=9)
+
+
+# The accountant
+
+
+SETTINGS = [(1.1, 1.0, 12, 1e-5), (0.9, 0.2, 30, 1e-6), (4.0, 1.0, 1, 1e-3)]
+
+
+@pytest.mark.parametrize("noise, rate, rounds, delta", SETTINGS)
+def test_epsilon_is_what_dp_accounting_says(noise, rate, rounds, delta):
+    event = dp_accounting.GaussianDpEvent(noise)
+    event = event if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, event)
+    expected = []
+    for accountant in (pld.PLDAccountant(), rdp.RdpAccountant()):
+        for _ in range(rounds):
+            accountant.compose(event)
+        expected.append(accountant.get_epsilon(delta))
+    got = epsilons(Mechanism(noise, rate), rounds, delta)
+    assert got["epsilon"] == pytest.approx(expected[0], rel=1e-3)
+    assert got["epsilon_rdp"] == pytest.approx(expected[1], rel=1e-9)
+    assert got["epsilon"] <= got["epsilon_rdp"]
+
+
+def test_shares_of_a_budget_cost_what_one_release_costs():
+    whole = epsilons(Mechanism(2.0), 1, 1e-4)["epsilon"]
+    assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 3, 1e-4)["epsilon"] == pytest.approx(whole, rel=1e-3)
+    assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 2, 1e-4)["epsilon"] < whole
+    assert epsilons(Mechanism(2.0), 0, 1e-4) == {"epsilon": 0.0, "epsilon_rdp": 0.0}
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_the_noise_that_is_solved_for_costs_no_more_and_hardly_less(rate):
+    noise = solve(3.0, 1e-5, 10, rate)
+    spent = epsilons(Mechanism(noise, rate), 10, 1e-5)["epsilon"]
+    assert 2.97 < spent <= 3.0
+    assert solve(1.0, 1e-5, 10, rate) > noise > solve(3.0, 1e-5, 5, rate)
+
+
+def test_local_noise_covers_two_uploads_apart():
+    """Two people's uploads are up to twice the clip apart, so local noise is worth half; sampling does not count."""
+    local = Mechanism(3.0, 0.1, (), True)
+    assert epsilons(local, 4, 1e-5) == epsilons(Mechanism(1.5), 4, 1e-5)
+    assert solve(2.0, 1e-5, 4, 0.1, True) == pytest.approx(2 * solve(2.0, 1e-5, 4), rel=1e-2)
+
+
+def test_delta_by_default_is_small():
+    assert default_delta(943) == 1e-6 and default_delta(10**8) < 1e-8
+
+
+def test_coins_ask_the_share_of_people_that_is_accounted_for():
+    data = histories(people=400)
+    federation = of_histories(data, ITEMS)
+    sizes = [len(federation.cohort(n, size=0.2, poisson=True)[0]) for n in range(50)]
+    assert np.mean(sizes) == pytest.approx(80, abs=5) and np.std(sizes) == pytest.approx(8, abs=2.5)
+    assert {len(federation.cohort(n, size=0.2)[0]) for n in range(5)} == {80}
+
+
+# The command
+
+QUICK = ("--data", "synthetic:40x30x400", "--set", "k=4", "--threads", "1", "--json")
+PRIVATE = ("--method", "fedmf", "--rounds", "4", "--delta", "1e-4", *QUICK)
+
+
+def test_a_result_says_what_it_cost(here):  # noqa: F811
+    result = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--out", "run").json
+    told = result["privacy"]
+    expected = epsilons(Mechanism(2.0), 4, 1e-4)
+    assert told["epsilon"] == expected["epsilon"] <= told["epsilon_rdp"] and told["delta"] == 1e-4
+    assert told["rounds"] == result["rounds"] == 4 and result["wire"] == "clip=1,noise=2,secure"
+    kept = load_params(here / "run/state.safetensors")[1]["progress"]["privacy"]
+    assert kept["epsilon"] == told["epsilon"] and kept["rounds"] == 4
+    assert "ε" in (here / "run/report.html").read_text()
+
+
+def test_epsilon_is_met_and_the_noise_told():
+    said = tacit("run", *PRIVATE, "--wire", "clip=1", "--epsilon", "3", "--cohort", "0.5")
+    assert 2.9 < said.json["privacy"]["epsilon"] <= 3 and said.json["privacy"]["rate"] == 0.5
+    assert "Noise" in said.err and "epsilon 3" in said.err
+
+
+def test_noise_without_clipping_has_no_epsilon_and_says_why():
+    result = tacit("run", *PRIVATE[:4], *QUICK, "--wire", "noise=2").json
+    assert result["privacy"]["epsilon"] is None and "no finite epsilon" in result["privacy"]["why"]
+    assert any("No epsilon is printed" in note for note in result["notes"])
+
+
+def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F811
+    from tacit import cli
+
+    args = ("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out")
+    whole = tacit(*args, "whole").json
+    calls = []
+
+    def stop(self, number, metrics):
+        calls.append(number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Bars, "round", stop)
+    assert tacit(*args, "half").code == 2
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    resumed = tacit("resume", "half", "--json").json
+    assert resumed["privacy"] == whole["privacy"]
+    for name in ("model.safetensors", "final.safetensors"):
+        assert (here / "half" / name).read_bytes() == (here / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (("--wire", "noise=1,clip=1"), "clip -> noise"),
+        (("--wire", "clip=1", "--epsilon", "0"), "positive number"),
+        (("--wire", "clip=1", "--epsilon", "-2"), "positive number"),
+        (("--wire", "clip=1", "--epsilon", "nan"), "positive number"),
+        (("--epsilon", "3"), "--wire clip=1.0"),
+        (("--wire", "clip=1,noise=1", "--epsilon", "3"), "Give one"),
+        (("--wire", "clip=1,noise"), "--epsilon 3"),
+        (("--wire", "clip=1", "--epsilon", "3", "--delta", "1"), "between 0 and 1"),
+        (("--delta", "1e-5"), "there is no noise"),
+        (("--wire", "clip=1,noise=1", "--backend", "kernel", "--method", "fedals"), "--backend vmap"),
+        (("--wire", "clip=1,noise=1", "--noise-seed", "dice"), "whole number"),
+        (("--method", "fedveil", "--epsilon", "1", "--cohort", "0.5"), "everybody takes part"),
+        (("--method", "fedveil", "--epsilon", "1", "--rounds", "9"), "Leave --rounds out"),
+        (("--method", "fedveil", "--set", "noise=1"), "noise"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(args, says):
+    base = ("--method", "fedmf") if "--method" not in args else ()
+    said = tacit("run", "--data", "synthetic:40x30x400", *base, *args, "--json")
+    assert said.code == 2 and says in said.err and not said.out
+
+
+def test_a_weak_delta_is_told():
+    result = tacit("run", *PRIVATE[:4], "--delta", "0.1", *QUICK, "--wire", "clip=1", "--epsilon", "3").json
+    assert any("not below 1 in" in note for note in result["notes"])
+
+
+def test_a_secret_seed_is_in_the_folder_only(here):  # noqa: F811
+    said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "secret", "--out", "run")
+    secret = str(json.loads((here / "run/settings.json").read_text())["settings"]["noise_seed"])
+    assert len(secret) > 12 and secret not in said.out + said.err + (here / "run/report.html").read_text()
+
+
+def test_too_many_drop_outs_abandon_a_round_and_reveal_nothing():
+    result = tacit("run", *PRIVATE[:4], *QUICK, "--wire", "secure=5", "--dropout", "0.6").json
+    assert result["rejected_updates"]["abandoned"] > 0
+
+
+def test_uniform_draws_are_in_range():
+    draw = uniform(torch.tensor(3), torch.arange(10_000))
+    assert float(draw.min()) >= 0 and float(draw.max()) < 1 and abs(float(draw.mean()) - 0.5) < 0.01
