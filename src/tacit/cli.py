@@ -41,6 +41,7 @@ from .cli_options import (
     check,
     foretell,
     make_settings,
+    parse_budgets,
     refuse_idle,
     wanted_runs,
 )
@@ -142,9 +143,18 @@ def compare(
     split: SplitOption = "leave-one-out", new_people: NewOption = None, tolerance: ToleranceOption = None,
     patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
     backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
+    wire: WireOption = "",
+    epsilon: Annotated[
+        str | None, typer.Option("--epsilon", help="One or several, as in 1,3,10,none: every method with each of them.")
+    ] = None,
+    delta: DeltaOption = None, noise_seed: NoiseSeedOption = None,
+    axes: Annotated[
+        str | None, typer.Option("--axes", help="Weigh these at once: accuracy,bytes,epsilon (rounds, gradients).")
+    ] = None,
     threads: ThreadsOption = None, jobs: JobsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
+    from .axes import parse_axes
     from .comparison import conclude, jobs_for, longest_first, one_by_one, side_by_side
     from .data.sources import load
     from .experiment import make_task
@@ -153,7 +163,11 @@ def compare(
     from .runs import RunFolder, next_folder
     from .twins import copied, twins
 
-    chosen = wanted_runs(methods, method, sweep, list(METHODS))
+    chosen, budgets, asked = (
+        wanted_runs(methods, method, sweep, list(METHODS)),
+        parse_budgets(epsilon),
+        parse_axes(axes),
+    )
     for name, _ in chosen:
         find_method(name)
     loaded = load(data, seed=seed, cache=cache(), say=say)
@@ -161,13 +175,15 @@ def compare(
     if path.exists():
         raise RunError(f"{path} is there already. Choose another --out.")
     wanted, refused = {}, {}
-    for name, extra in chosen:
+    for (name, extra), budget in ((run, budget) for run in chosen for budget in budgets):
         pairs = [f"{k}={v}" for k, v in extra.items()]
-        wanted["-".join([name, *pairs])] = make_settings(
+        mark = [f"epsilon={'none' if budget is None else f'{budget:g}'}"] if len(budgets) > 1 else []
+        wanted["-".join([name, *pairs, *mark])] = make_settings(
             data=data, task=task, method=name, set=[*(set_ or ()), *pairs],
             rounds=rounds, cohort=cohort, dropout=dropout, protocol=protocol, split=split, new_people=new_people,
             tolerance=tolerance, patience=patience, seed=seed, backend=backend, store=store,
-            download=download, threads=threads,
+            download=download, threads=threads, wire=wire, epsilon=budget,
+            delta=delta if budget is not None or "noise" in wire or "local" in wire else None, noise_seed=noise_seed,
         )  # fmt: skip
     made = make_task(next(iter(wanted.values())), loaded)  # the same for all of them
     for label, settings in list(wanted.items()):
@@ -200,7 +216,7 @@ def compare(
             if RunFolder(folders[first]).finished:
                 copied(folders[first], folders[label], wanted[label], made)
         results = [RunFolder(folder).result() for folder in folders.values() if RunFolder(folder).finished]
-        report_path, weighed = conclude(results, made, path, seed, shape(loaded), lost)
+        report_path, weighed = conclude(results, made, path, seed, shape(loaded), lost, asked)
     if json_:
         told = weighed.summary() if weighed else None
         emit({"results": results, "report": str(report_path), "tradeoff": told, "left_out": lost})
@@ -249,7 +265,7 @@ def report(
     results = [folder.result() for folder in folders]
     settings = folders[0].settings()
     loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
-    weighed = weigh(results, kept.get("heterogeneity"))
+    weighed = weigh(results, kept.get("heterogeneity"), tuple(kept.get("axes", ())))
     made = write_report(results, path, data=shape(loaded), runs=parts, weighed=weighed)
     emit({"report": str(made)}) if json_ else show(results, made, weighed)
 

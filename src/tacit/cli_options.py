@@ -140,6 +140,17 @@ def make_settings(**values: Any) -> Any:
         ) from None
 
 
+def parse_budgets(text: str | None) -> list[float | None]:
+    """`1,3,10,none` -> numbers, and None for no noise."""
+    found: list[float | None] = []
+    for part in (text or "none").split(","):
+        try:
+            found.append(None if part.strip() in ("none", "inf") else float(part))
+        except ValueError:
+            raise SettingError(f"--epsilon {text} was got; numbers are expected, as in 1,3,10, or none.") from None
+    return list(dict.fromkeys(found))
+
+
 def noise_seed(text: str | None) -> int | None:
     if text is None:
         return None
@@ -199,11 +210,10 @@ def foretell(settings: Any, task: Any) -> None:
     if made.wire.mechanism is None:
         return
     spent = epsilons(made.wire.mechanism, made.rounds, made.delta)["epsilon"]
-    say(
-        f"Noise {made.wire.mechanism.noise:.3g} x the bound: epsilon {spent:.3g}, delta {made.delta:.2g} after {made.rounds} rounds."
-    )
+    noise, many = made.wire.mechanism.noise, f"{made.rounds} round{'s' * (made.rounds > 1)}"
+    say(f"Noise {noise:.3g} x the bound: epsilon {spent:.3g}, delta {made.delta:.2g} after {many}.")
     if made.predictor:
-        say(f"r = {made.predictor['r']:.3f}: {made.predictor['advice']}")
+        say(made.predictor["advice"])
 
 
 def wanted_runs(

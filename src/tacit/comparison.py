@@ -124,12 +124,14 @@ def longest_first(wanted: dict[str, Any], task: Task) -> list[str]:
 
 
 def conclude(
-    results: list[dict[str, Any]], task: Task, path: Path, seed: int, shape: dict[str, Any] | None, lost: dict[str, str]
-) -> tuple[Path, Tradeoff | None]:
+    results: list[dict[str, Any]], task: Task, path: Path, seed: int, shape: dict[str, Any] | None,
+    lost: dict[str, str], axes: tuple[str, ...] = (),
+) -> tuple[Path, Tradeoff | None]:  # fmt: skip
     """(the report's path, what the results weigh)."""
     measured = heterogeneity(task, seed)
-    weighed, folders = weigh(results, measured), [Path(result["run"]) for result in results]
+    weighed, folders = weigh(results, measured, axes), [Path(result["run"]) for result in results]
     report = write_report(results, path, data=shape, runs=folders, weighed=weighed)
     names = [folder.name for folder in folders]
-    RunFolder(path).write("compare.json", {"runs": names, "heterogeneity": measured, "left_out": lost})
+    kept = {"runs": names, "heterogeneity": measured, "left_out": lost}
+    RunFolder(path).write("compare.json", kept | ({"axes": axes} if axes else {}))
     return report, weighed

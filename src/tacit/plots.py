@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .axes import surface_plot
 from .canvas import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, line, log_axis, quiet_style, short
 from .clouds import Plane, clouds
 from .tables import Result, at, decimals, digits, human_bytes, human_seconds, labels, number, pair, protocols
@@ -48,7 +49,7 @@ def draw(
     metric, found = curves(results)
     name = _metric_name(metric, results)
     with quiet_style():
-        weighing = (front_plot(weighed), sweep_plot(weighed, results)) if weighed else ()
+        weighing = (f(weighed, results) for f in (surface_plot, front_plot, sweep_plot)) if weighed else ()
         plots = [plot for plot in weighing if plot]
         if _tells(found):
             plots.append(convergence(name, found, memories(results) if metric == "hr@10" else []))

@@ -210,7 +210,9 @@ def _told_apart(results: Sequence[Result], without: str = "") -> list[str]:
 
 def _facts(result: Result) -> dict[str, Any]:
     facts = {key: at(result, key) for key in ("data", "protocol", "rounds", "seed")}
-    return {**facts, "epsilon": at(result, "privacy", "epsilon"), **(at(result, "settings") or {})}
+    epsilon = number(at(result, "privacy", "epsilon"))
+    told = "none" if epsilon is None else f"{epsilon:.2g}"
+    return {**facts, "wire": at(result, "wire"), "epsilon": told, **(at(result, "settings") or {})}
 
 
 def _differs(key: str, results: Sequence[Result]) -> bool:
@@ -219,7 +221,9 @@ def _differs(key: str, results: Sequence[Result]) -> bool:
 
 def settings_table(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     """Rows of (setting, its value in each result)."""
-    heads = [{key: at(result, key) for key in ("data", "protocol", "seed")} for result in results]
+    heads = [{key: at(result, key) for key in ("data", "protocol", "wire", "seed")} for result in results]
+    if not any(head["wire"] for head in heads):
+        heads = [{key: value for key, value in head.items() if key != "wire"} for head in heads]
     facts = [{**head, **(at(result, "settings") or {})} for head, result in zip(heads, results)]
     keys = dict.fromkeys(key for fact in facts for key in fact)
     return [(str(key), [plain(fact.get(key)) for fact in facts]) for key in keys]
@@ -234,7 +238,10 @@ def weight_rows(result: Result) -> list[tuple[str, str, str]]:
     if names:
         rows = [(str(name), number(learnt.get(name)), number(true.get(name))) for name in names]
     else:
-        both = zip_longest(np.ravel(learnt).tolist(), np.ravel(true).tolist())
+        try:
+            both = zip_longest(np.ravel(learnt).tolist(), np.ravel(true).tolist())
+        except ValueError:  # no array
+            return []
         rows = [(f"w{i}", number(a), number(b)) for i, (a, b) in enumerate(both)]
     write = lambda value: NONE if value is None else f"{value:.4f}"
     return [(name, write(a), write(b)) for name, a, b in rows[:MOST_WEIGHTS]]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .axes import Surface, by_epsilon, epsilon_of, surface
 from .tables import (
     METRICS,
     Column,
@@ -71,12 +72,14 @@ class Tradeoff:
     sweep: Sweep | None
     choice: int | None
     advice: str = ""
+    surface: Surface | None = None  # of all the axes that were asked for at once
 
     def summary(self) -> dict[str, Any]:
         """As JSON tells it."""
         front = {cost: [self.names[i] for i in places] for cost, places in self.fronts.items()}
         choice = None if self.choice is None else self.names[self.choice]
-        return {"metric": ".".join(self.quality.path), "front": front, "choice": choice, "advice": self.advice}
+        told = {"metric": ".".join(self.quality.path), "front": front, "choice": choice, "advice": self.advice}
+        return told | ({"surface": self.surface.summary(self.names)} if self.surface else {})
 
     def on_front(self, i: int) -> list[str]:
         """The costs on whose front a run is."""
@@ -95,8 +98,10 @@ class Tradeoff:
         return "worse" if ours else "untold"
 
 
-def weigh(results: Sequence[Result], heterogeneity: dict[str, Any] | None = None) -> Tradeoff | None:
-    """Quality against every cost; None where there is nothing to weigh."""
+def weigh(
+    results: Sequence[Result], heterogeneity: dict[str, Any] | None = None, axes: tuple[str, ...] = ()
+) -> Tradeoff | None:
+    """Quality against every cost, and against all `axes` at once; None where there is nothing to weigh."""
     having = {path: sum(BY_PATH[path].value(result) is not None for result in results) for path in PATHS}
     quality = BY_PATH[max(PATHS, key=lambda path: having[path])]  # the first in order among equals
     if len(results) < 2 or not having[quality.path]:
@@ -107,12 +112,15 @@ def weigh(results: Sequence[Result], heterogeneity: dict[str, Any] | None = None
         "bytes": [total_bytes(result) for result in results],
         "gradients": [number(at(result, "gradients", "total")) for result in results],
     }
+    if any(number(at(result, "privacy", "epsilon")) is not None for result in results):
+        costs["epsilon"] = [epsilon_of(result) for result in results]
     fronts = {cost: front(values, paid, quality.better) for cost, paid in costs.items()}
     intervals = [quality.interval(result) for result in results]
     choice = _choose(results, values, costs, quality.better)
     sweep = find_sweep(results, choice)
     found = Tradeoff(quality, labels(results), values, intervals, costs, fronts, sweep, choice)
-    return replace(found, advice=Words(found, results).advice(heterogeneity))
+    advice = " ".join(filter(None, [Words(found, results).advice(heterogeneity), by_epsilon(found, results)]))
+    return replace(found, advice=advice, surface=surface(axes, found, results) if axes else None)
 
 
 def total_bytes(result: Result) -> float | None:
@@ -202,7 +210,9 @@ class Words:
         """Where the last round that was allowed was the best one."""
         result = self.results[choice]
         rounds, reason = number(at(result, "best_round")), str(at(result, "stopped", "reason") or "")
-        capped = rounds is not None and rounds > 1 and rounds == at(result, "stopped", "round")
+        capped = (
+            rounds is not None and rounds > 1 and not at(result, "privacy") and rounds == at(result, "stopped", "round")
+        )
         return (
             "It was best in the last round it had; with more rounds the order may change."
             if (capped and reason.startswith("all"))

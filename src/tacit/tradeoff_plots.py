@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LEVELS = {"local": (0, (1, 1.5)), "fedavg": (0, (5, 2)), "centralised": (0, (5, 2, 1, 2))}  # dashes of the levels
 
 
-def front_plot(weighed: Tradeoff) -> Plot | None:
+def front_plot(weighed: Tradeoff, results: Sequence[Result] = ()) -> Plot | None:
     """Every run as a point with its interval; a step line through those that nothing beats."""
     paid, values, title = weighed.costs["bytes"], weighed.values, weighed.quality.title
     places = [i for i, (cost, value) in enumerate(zip(paid, values)) if cost is not None and value is not None]

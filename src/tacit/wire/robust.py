@@ -35,7 +35,7 @@ from ..errors import SettingError
 
 MEMORY = 4 * 2**30  # bytes of uploads held side by side
 WEIGHT = 20.0  # medians that a weight may count for: ML-100K's longest history is 11 times the median one
-USUAL = 1.0  # medians
+USUAL = 0.5  # the quantile
 CELLS = 4_000_000  # numbers that a rule works on at once
 
 # values [rows, people, width], which of them are real [rows, people], weights [people] or None where all count the
@@ -54,12 +54,12 @@ def bound(limit: float | None = None, rows: tuple[str, ...] = ()) -> Stage:
         plain = [name for name in stacked.total if name not in rows]
         if plain:
             size = _norm([stacked.total[n].reshape(people, -1) for n in plain]) / stacked.weight
-            share = weight / stacked.weight * _shrink(size, USUAL * size.median() if limit is None else limit)
+            share = weight / stacked.weight * _shrink(size, size.median() if limit is None else limit)
             total |= {n: torch.tensordot(share.to(stacked.total[n].dtype), stacked.total[n], 1) for n in plain}
         tables = [name for name in stacked.total if name in rows]
         if tables:
             size = _norm([_wide(stacked.total[n]) for n in tables])
-            share = _shrink(size, USUAL * size.amax(1).median() if limit is None else limit)  # [people, rows]
+            share = _shrink(size, _usual(size) if limit is None else limit)  # [people, rows]
             total |= {n: torch.einsum("pr...,pr->r...", stacked.total[n], share) for n in tables}
         return Upload({name: total[name] for name in stacked.total}, weight.sum())
 
@@ -198,6 +198,13 @@ def _wide(table: Tensor) -> Tensor:
 def _norm(parts: list[Tensor]) -> Tensor:
     """The length of what stands in the last axes of these, taken together."""
     return torch.stack([(part**2).sum(-1) for part in parts]).sum(0).sqrt()
+
+
+def _usual(size: Tensor) -> Tensor:
+    """How long a row may be, [rows], from everybody's, [people, rows]."""
+    order = _sorted(torch.where(size > 0, size, torch.inf).T.contiguous())  # [rows, people]
+    at = (USUAL * ((size > 0).sum(0) - 1).clamp(min=0)).long()
+    return order.gather(1, at[:, None])[:, 0].clamp(max=float(size.amax(1).median()))
 
 
 def _shrink(size: Tensor, limit: Tensor | float) -> Tensor:

@@ -1,0 +1,91 @@
+"""Accuracy, bytes and epsilon at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tacit.axes import epsilon_of, parse_axes, surface_plot
+from tacit.canvas import quiet_style
+from tacit.errors import SettingError
+from tacit.tradeoff import weigh
+from test_cli import here, tacit  # noqa: F401 (`here`: an empty folder to work in)
+
+AXES = ("accuracy", "bytes", "epsilon")
+
+
+def result(method, value, sent, epsilon=None):
+    return {
+        "method": method, "data": "d", "protocol": "clean", "rounds": 3, "settings": {}, "notes": [], "scale": [0, 1],
+        "seen": {"sampled": {"ndcg@10": value, "hr@10": value}}, "traffic": {"up_bytes": sent, "down_bytes": 0},
+        "privacy": None if epsilon is None else {"epsilon": epsilon, "delta": 1e-6},
+        "intervals": {"seen": {"sampled": {"ndcg@10": [value - 0.01, value + 0.01]}}},
+    }  # fmt: skip
+
+
+RUNS = [
+    result("fedals", 0.5, 900),  # the best
+    result("fedveil", 0.3, 100, 1.0),
+    result("fedveil", 0.4, 100, 3.0),
+    result("fedmf", 0.35, 200, 3.0),  # beaten in all of it by the one before
+    result("popularity", 0.2, 10, 3.0),  # few bytes
+    result("local", 0.1, 0),  # nothing sent, nothing told
+]
+
+
+def test_the_front_is_what_nothing_beats_in_all_axes_at_once():
+    found = weigh(RUNS, axes=AXES)
+    assert [RUNS[i]["method"] for i in found.surface.front] == ["fedals", "fedveil", "fedveil", "popularity", "local"]
+    told = found.summary()["surface"]
+    assert told["axes"] == list(AXES) and len(told["points"]) == 6 and len(told["front"]) == 5
+    assert told["points"][0]["epsilon"] is None and told["points"][5]["epsilon"] == 0.0
+    json.dumps(told, allow_nan=False)
+    two = weigh(RUNS, axes=("accuracy", "bytes")).surface
+    assert [RUNS[i]["method"] for i in two.front] == ["fedals", "fedveil", "popularity", "local"]
+
+
+def test_what_promises_nothing_is_infinite_and_what_sends_nothing_is_zero():
+    assert epsilon_of(RUNS[0]) == float("inf") and epsilon_of(RUNS[5]) == 0.0 and epsilon_of(RUNS[1]) == 1.0
+
+
+def test_the_advice_names_the_best_for_every_promise():
+    advice = weigh(RUNS).advice
+    assert "Best with epsilon 1, FedVeil (0.300); with 3, FedVeil (0.400)." in advice
+    assert "epsilon" in weigh(RUNS).fronts and "epsilon" not in weigh([RUNS[0], RUNS[5]]).fronts
+
+
+def test_the_plot_tells_every_run_in_words():
+    with quiet_style():
+        plot = surface_plot(weigh(RUNS, axes=AXES), RUNS)
+    assert plot.name == "privacy" and "FedALS: 0.500 without a promise, 900 B" in plot.alt
+    assert plot.alt.count("at epsilon 3") == 3
+    assert surface_plot(weigh(RUNS, axes=("accuracy", "bytes")), RUNS) is None
+
+
+@pytest.mark.parametrize("text", ["bytes", "accuracy", "accuracy,byte", ""])
+def test_axes_that_make_no_sense(text):
+    with pytest.raises(SettingError):
+        parse_axes(text)
+
+
+def test_a_comparison_over_epsilons(here):  # noqa: F811
+    said = tacit(
+        "compare", "--methods", "popularity,fedveil", "--data", "synthetic:60x40x900", "--threads", "1", "--json",
+        "--wire", "clip=1", "--epsilon", "1,none", "--axes", "accuracy,bytes,epsilon", "--out", "both",
+    )  # fmt: skip
+    found = said.json
+    assert {Path(r["run"]).name for r in found["results"]} == {
+        f"{method}-epsilon={e}" for method in ("popularity", "fedveil") for e in ("1", "none")
+    }
+    promised = [r["privacy"] and r["privacy"]["epsilon"] for r in found["results"]]
+    assert promised.count(None) == 2 and all(e is None or 0.98 < e <= 1 for e in promised)
+    assert found["tradeoff"]["surface"]["axes"] == list(AXES)
+    assert (here / "both/plots/privacy.png").exists()
+    again = tacit("report", "both", "--json")
+    assert again.code == 0 and (here / "both/plots/privacy.png").exists()
+    wrong = tacit(
+        "compare", "--methods", "popularity", "--data", "synthetic:60x40x900", "--epsilon", "1,lots", "--json"
+    )
+    assert wrong.code == 2 and "1,3,10" in wrong.err
