@@ -1,0 +1,221 @@
+"""One audit from settings to result: the steps of a configuration, the uploads it produces, and what attacks find."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .core import Seat, Upload
+from .data.sampling import WIRE
+from .engine.run import State
+from .errors import SettingError
+from .evaluation.attacks import POPULARITY
+from .evaluation.audit import SIZES, Pairs, Step, Watch, World, order, pairs, produce, seat_of, sent, trained, world
+from .evaluation.findings import Tried, baselines, measure
+from .experiment import Silent
+from .federation import Federation, cohort_size
+from .saved_uploads import Saved, Shelf
+from .settings import Plan, Settings, plan
+from .tasks import Task
+from .wire.accounting import statement
+from .wire.plan import ORDER, parse
+
+NOTHING, SAVED = "no stages", "as saved"
+SHOWN = 15  # guessed items of the person who is shown
+FIGURES = ("f1", "auc", "matched_auc", "upload_f1")
+BARE = {"wire": "", "epsilon": None, "delta": None}
+ANYWAY = "The data themselves are handed over: nothing has to be attacked."
+SILENT = "Nothing is sent, so nothing is told: the figures are those of popularity."
+WHOLE = "The noise is added by the server, to the sum: it hides nobody from the server itself (before_noise)."
+
+
+def prefixes(settings: Settings, made: Plan) -> list[str]:
+    """The wire strings of the steps, from none to all; noise that was solved for is written out."""
+    asked = [(name, value) for name, value in parse(settings.wire) if name not in ("noise", "local") or value]
+    found = made.wire.mechanism
+    if settings.epsilon is not None and found is not None:
+        asked.append(("local" if found.local else "noise", found.noise))
+        asked.sort(key=lambda part: ORDER.index(part[0]) if part[0] in ORDER else len(ORDER))
+    parts = [name if value is None else f"{name}={value!r}" for name, value in asked]
+    return [",".join(parts[:many]) for many in range(len(parts) + 1)]
+
+
+def steps_of(settings: Settings, task: Task, people: int) -> tuple[list[Step], Plan]:
+    """The configuration without stages, then with one more of them at a time; and the plan of all of it."""
+    made = plan(settings, task.facts)
+    steps = []
+    for text in prefixes(settings, made):
+        part = plan(settings.model_copy(update=BARE | {"wire": text}), task.facts)
+        asked = dict(parse(text))
+        cohort = people if settings.cohort is None else cohort_size(settings.cohort, people)
+        group = int(asked["secure"] or cohort) if "secure" in asked else 1
+        steps.append(Step(label(text), part.wire.stage, min(group, people), part.method))
+    return steps, made
+
+
+def label(text: str) -> str:
+    """A wire string as a table shows it.
+
+    >>> label("clip=1.0,noise=0.8123456,secure"), label("")
+    ('clip 1 + noise 0.812 + secure', 'no stages')
+    """
+    parts = [part.partition("=") for part in text.split(",") if part]
+    return " + ".join(f"{name} {float(value):.3g}" if value else name for name, _, value in parts) or NOTHING
+
+
+def audit(
+    settings: Settings, task: Task, titles: Sequence[str], *, rounds: int | None = None, people: int = 300,
+    save: Path | None = None, watch: Watch | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The result that `--json` prints. The uploads of the last of `rounds` are attacked; where left out, those of the
+    first round of a run of usual length."""
+    began, watch = time.perf_counter(), watch or Silent()
+    settings, plain = checked(settings, task, rounds)
+    rounds = rounds or 1
+    federation = task.federation("final", plain.method.but(pooled=False), plain.sampling, None)
+    steps, made = steps_of(settings, task, len(federation.members))
+    truth, everybody = pairs(federation, task.facts.kind, rounds - 1), order(federation.members, settings.seed)
+    draws = settings.seed if settings.noise_seed is None else settings.noise_seed
+    found: list[Tried] = []
+    for part in together(steps, rounds):
+        method = part[0].method
+        state = _before(part[0], made, federation, settings, rounds, draws, watch)
+        shared = state.shared if state else {}
+        about = world(truth, everybody[:people], federation.catalogue, shared)
+        sizes = (size for size in (*SIZES, *(step.group for step in part)) if size <= len(everybody))
+        coming = everybody[: max(people, *sizes)]
+        uploads = (
+            produce(method, federation, state, coming)
+            if state and method
+            else handed(truth, coming, federation.catalogue)
+        )
+        if save is not None and part[-1] is steps[-1]:
+            shelf = Shelf(save, truth, about, shared, rounds - 1, titles, settings.seed)
+            uploads = kept(uploads, shelf, part[-1], seat_of(draws, WIRE, rounds - 1, len(coming)))
+        found += measure(part, uploads, about, len(coming), number=rounds - 1, seed=draws, watch=watch)
+    promise = statement(made.wire.mechanism, made.rounds, made.delta) if made.wire.noisy else {}
+    return {
+        "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
+        "wire": settings.wire, "round": rounds, "rounds": made.rounds, "seed": settings.seed,
+        "epsilon": promise.get("epsilon"), "delta": promise.get("delta"),
+        **outcome(found, about, titles, [*([ANYWAY] if plain.method.pooled else []), *task.notes, *made.notes]),
+        "seconds": round(time.perf_counter() - began, 3),
+    }  # fmt: skip
+
+
+def checked(settings: Settings, task: Task, rounds: int | None) -> tuple[Settings, Plan]:
+    """The settings with so many rounds, and the plan without stages; what cannot be audited is refused."""
+    if task.facts.kind not in ("ranking", "ratings"):
+        raise SettingError(
+            f"tacit audit looks for lists of items, and {settings.data} has none: its task is {task.facts.kind}. Use "
+            "data of people and items, such as ml-100k."
+        )
+    plain = plan(settings.model_copy(update=BARE | {"rounds": None}), task.facts)
+    if not plain.method.release:
+        return settings.model_copy(update={"rounds": rounds}), plain
+    if rounds and rounds > len(plain.method.release):
+        many = len(plain.method.release)
+        raise SettingError(f"--rounds {rounds} was asked for; {settings.method} sends {many} times. Give 1 to {many}.")
+    return settings.model_copy(update={"rounds": None}), plain
+
+
+def _before(
+    step: Step, made: Plan, federation: Federation, settings: Settings, rounds: int, draws: int, watch: Watch
+) -> State | None:
+    """The state in which the uploads are made; None where the data themselves are handed over."""
+    if step.method is None or step.method.pooled:
+        return None
+    return trained(
+        step, made.model, federation, rounds, seed=settings.seed, watch=watch, noise_seed=draws,
+        cohort=settings.cohort, dropout=settings.dropout,
+    )  # fmt: skip
+
+
+def together(steps: list[Step], rounds: int) -> list[list[Step]]:
+    """Steps whose devices compute the same: in the first round all of them, but where a stage is part of the method
+    (sparsify), or the method knows the noise."""
+    first = steps[0].method
+    if rounds > 1 or first is None or first.release:
+        return [[step] for step in steps]
+    parts = [[step] for step in steps if step.method and step.method.rows != first.rows]
+    return [[step for step in steps if [step] not in parts], *parts]
+
+
+def handed(truth: Pairs, people: NDArray[np.int64], items: int) -> Iterator[tuple[int, Upload]]:
+    """What a place that holds everybody's data gets from each of these people: all of it."""
+    for who in people.tolist():
+        mine = truth.who == who
+        count, stars = torch.zeros(items), torch.zeros(items)
+        count[torch.from_numpy(truth.item[mine])] = 1.0
+        if truth.said is not None:
+            stars[torch.from_numpy(truth.item[mine])] = torch.from_numpy(truth.said[mine]).float()
+        yield who, Upload({"count": count} | ({"stars": stars} if truth.said is not None else {}), torch.ones(()))
+
+
+def kept(uploads: Iterator[tuple[int, Upload]], shelf: Shelf, step: Step, seat: Seat) -> Iterator[tuple[int, Upload]]:
+    """The same, written down as they leave the device on their way."""
+    for who, upload in uploads:
+        shelf.keep(who, sent(step, who, upload, seat))
+        yield who, upload
+
+
+def audit_saved(saved: Saved, watch: Watch | None = None) -> dict[str, Any]:
+    """The same of uploads that are at hand, as they are."""
+    began, step = time.perf_counter(), Step(SAVED)
+    many = len(saved.files)
+    found = measure([step], saved.uploads(), saved.world, many, seed=saved.seed, watch=watch)
+    kind = "ranking" if saved.world.ratings is None else "ratings"
+    return {
+        "data": None, "task": kind, "method": None, "settings": {}, "wire": "", "round": None, "rounds": None,
+        "seed": saved.seed, "epsilon": None, "delta": None, **outcome(found, saved.world, saved.titles, []),
+        "seconds": round(time.perf_counter() - began, 3),
+    }  # fmt: skip
+
+
+def outcome(found: list[Tried], about: World, titles: Sequence[str], notes: list[str]) -> dict[str, Any]:
+    """The figures: of all steps, and first of what the server sees in the last one."""
+    step, attacks, before = found[-1]
+    rows = [attack.row(tried.step) for tried in found for attack in tried.attacks if attack.places]
+    mine = [row for row in rows if row["stages"] == step.label]
+    head = next(row for row in mine if row["in_sum"] == min(step.group, max(r["in_sum"] for r in mine)))
+    told = baselines(about)
+    sends = any(name != POPULARITY for name in attacks[0].names)
+    notes = [*([] if sends else [SILENT]), *notes]
+    inside = before[0].row(step) if before and before[0].places else None
+    if inside:
+        notes.insert(0, WHOLE)
+    shown = {tried.step.label: example(tried, about, titles) for tried in (found[0], found[-1])}
+    return {
+        "stages": step.label, "people": head["people"], "items": about.known.items, "in_sum": head["in_sum"],
+        **{name: head[name] for name in FIGURES}, "attack": head["attack"], "sends": sends,
+        **{name: value for name, value in told.items() if not name.endswith("interval")},
+        "intervals": {name.removesuffix("_interval"): value for name, value in (head | told).items()
+                      if name.endswith("interval")},
+        "before_noise": {name: inside[name] for name in FIGURES} if inside else None,
+        "ratings": mine[0].get("ratings"), "rows": rows,
+        "sums": {str(row["in_sum"]): {name: row[name] for name in FIGURES} for row in mine},
+        "example": shown, "notes": list(dict.fromkeys(notes)),
+    }  # fmt: skip
+
+
+def example(tried: Tried, about: World, titles: Sequence[str]) -> dict[str, Any]:
+    """What is guessed about one person, by the attack that their half is reported for."""
+    attack = next(attack for attack in reversed(tried.attacks) if attack.size <= tried.step.group)
+    truth = about.lists[attack.shown]
+    told = attack.about_shown()
+    if told is None:
+        return {}
+    name, guess = told
+    best = np.argsort(-np.where(guess.picks, guess.scores, -np.inf) if guess.picks is not None else -guess.scores)
+    many = min(SHOWN, len(truth) if guess.picks is None else int(guess.picks.sum()))
+    mine = set(truth.tolist())
+    return {
+        "list": len(truth), "in_sum": attack.size, "attack": name,
+        "guessed": [{"title": titles[item], "hit": item in mine} for item in best[:many].tolist()],
+    }  # fmt: skip

@@ -1,0 +1,160 @@
+"""`tacit audit`: parses, calls, prints."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .cli_options import (
+    CohortOption,
+    DataOption,
+    DeltaOption,
+    DropoutOption,
+    EpsilonOption,
+    JsonOption,
+    NoiseSeedOption,
+    OutOption,
+    SeedOption,
+    SetOption,
+    TaskOption,
+    ThreadsOption,
+    WireOption,
+    make_settings,
+)
+from .errors import RunError, SettingError
+from .terminal import Bars, cache, emit, out, say
+
+RoundOption = Annotated[
+    int | None, typer.Option("--rounds", help="Attack the uploads of this round (default: the first of a usual run).")
+]
+PeopleOption = Annotated[int, typer.Option("--people", help="People who are audited, at most.")]
+UploadsOption = Annotated[
+    Path | None, typer.Option("--uploads", help="Attack saved uploads: a folder with one message a person, or a file.")
+]
+TruthOption = Annotated[
+    Path | None,
+    typer.Option("--truth", help="With --uploads: the truth, a CSV user,item (default: truth.csv there)."),
+]
+SaveOption = Annotated[
+    Path | None, typer.Option("--save", help="Write the uploads that are attacked into this folder, with the truth.")
+]
+
+
+def audit(
+    data: DataOption = "ml-100k", task: TaskOption = None,
+    method: Annotated[str, typer.Option("--method", help="A method; a wrong name lists them all.")] = "fedals",
+    set_: SetOption = None, rounds: RoundOption = None, cohort: CohortOption = None, dropout: DropoutOption = 0.0,
+    wire: WireOption = "", epsilon: EpsilonOption = None, delta: DeltaOption = None,
+    noise_seed: NoiseSeedOption = None, people: PeopleOption = 300, uploads: UploadsOption = None,
+    truth: TruthOption = None, save: SaveOption = None, seed: SeedOption = 0, out_: OutOption = None,
+    threads: ThreadsOption = None, json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Attack the uploads that a configuration really produces: what a server learns about people, and a page of it."""
+    from .audit_report import write_audit
+    from .runs import next_folder
+
+    check(people, rounds, uploads, truth, save, wire, epsilon)
+    values = {
+        "data": data, "task": task, "method": method, "set": set_, "rounds": rounds, "cohort": cohort,
+        "dropout": dropout, "wire": wire, "epsilon": epsilon, "delta": delta, "noise_seed": noise_seed, "seed": seed,
+        "threads": threads,
+    }  # fmt: skip
+    name = uploads.name if uploads else f"{data.replace('/', '-').replace(':', '-')}-{method}"
+    path = out_ or next_folder(Path("runs"), f"{name}-audit")
+    if (path / "audit.html").exists():
+        raise RunError(f"{path} holds an audit already. Choose another --out.")
+    result = saved(uploads, truth) if uploads else live(values, people, save)
+    result["command"] = command(values, people, uploads, truth)
+    result["report"] = str(path / "audit.html")
+    write_audit(result, path)
+    emit(result) if json_ else show(result)
+
+
+def check(
+    people: int, rounds: int | None, uploads: Path | None, truth: Path | None, save: Path | None, wire: str,
+    epsilon: float | None,
+) -> None:  # fmt: skip
+    """Options that cannot be, or would change nothing."""
+    if people < 2:
+        raise SettingError(f"--people {people} was got; at least 2 are needed: an attack is chosen on other people.")
+    if rounds is not None and rounds < 1:
+        raise SettingError(f"--rounds {rounds} was got; at least 1 is expected.")
+    if truth and not uploads:
+        raise SettingError("--truth is of saved uploads, and there are none. Add --uploads, or leave it out.")
+    if uploads and (save or wire or epsilon is not None or rounds is not None):
+        raise SettingError(
+            "Saved uploads are attacked as they are: --save, --wire, --epsilon and --rounds would change nothing. "
+            "Leave them out."
+        )
+
+
+def live(values: dict[str, Any], people: int, save: Path | None) -> dict[str, Any]:
+    from .audits import audit as attack
+    from .costs import threads
+    from .data.sources import load
+    from .experiment import make_task
+    from .methods import find_method
+
+    find_method(values["method"])
+    settings = make_settings(
+        **(values | {"rounds": None}), protocol="clean", split="leave-one-out", new_people=None,
+        tolerance=None, patience=None, backend="auto", store="memory", download="dense",
+    )  # fmt: skip
+    loaded = load(values["data"], seed=values["seed"], cache=cache(), say=say)
+    threads(values["threads"])
+    titles = getattr(getattr(loaded, "train", loaded), "titles", ())
+    with Bars() as bars:
+        return attack(
+            settings, make_task(settings, loaded), titles, rounds=values["rounds"], people=people, save=save, watch=bars
+        )
+
+
+def saved(uploads: Path, truth: Path | None) -> dict[str, Any]:
+    from .audits import audit_saved
+    from .saved_uploads import read_uploads
+
+    with Bars() as bars:
+        return audit_saved(read_uploads(uploads, truth), bars)
+
+
+def command(values: dict[str, Any], people: int, uploads: Path | None, truth: Path | None) -> str:
+    """What makes this audit again."""
+    parts = ["tacit", "audit"]
+    if uploads:
+        return shlex.join([*parts, "--uploads", str(uploads), *(["--truth", str(truth)] if truth else [])])
+    usual = {"dropout": 0.0, "wire": "", "seed": 0}
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        for each in (value or []) if name == "set" else [value]:
+            if each is not None and usual.get(name) != each:
+                parts += [option, str(each)]
+    return shlex.join([*parts, *(["--people", str(people)] if people != 300 else [])])
+
+
+def show(result: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from .audit_report import grid, headline, ratings, verdict
+
+    found = grid(result, "f1")
+    table = Table("stages", *found["sizes"], title="F1 by people in a sum", title_justify="left", box=None)
+    for stage, cells in found["rows"]:
+        row = [Text("–") if cell is None else Text(cell["text"], _look(cell)) for cell in cells]
+        table.add_row(Text(stage), *row)
+    out.print(table)
+    popular, blind = result["popularity_f1"], result["random_f1"]
+    out.print(f"popularity {popular:.3f}, a blind guess {blind:.3f}; dim: never seen by the server", style="dim")
+    out.print(headline(result), style="bold", markup=False)
+    for good, text in verdict(result):
+        out.print(text, style="green" if good else "bold red", markup=False)
+    for text in (*filter(None, [ratings(result)]), f"Attack: {result['attack']}.", *result["notes"]):
+        out.print(text, style="dim", markup=False)
+    out.print(f"Report: {result['report']}", markup=False, soft_wrap=True)
+
+
+def _look(cell: dict[str, Any]) -> str:
+    return "bold" if cell["main"] else "" if cell["seen"] else "dim"

@@ -1,0 +1,162 @@
+"""What attacks find in uploads and in sums of several: that is what a server with secure sums sees. Noise that the
+server adds is on the sums of two and more; one upload is as the server gets it.
+
+The attack that a figure is reported for was chosen on other people: those of one half by the other half, so that the
+best of many attacks is not a flattering accident. All attacks but those with a list of their own are told how many
+items a person has. Intervals are over people; people in one sum share their luck, which makes those of large sums a
+little too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import Seat, Upload
+from ..data.sampling import NOISE, WIRE
+from .attacks import POPULARITY, Guess, Ranked, alone, attacks, judge, stars
+from .audit import SIZES, Step, Watch, World, seat_of, sent
+from .metrics import interval, rating_intervals, rating_metrics
+
+Array = NDArray[np.float64]
+
+
+class Attack:
+    """Everything that is tried on sums of one size. Uploads come one by one: all of them would not fit."""
+
+    def __init__(self, world: World, step: Step, size: int, seat: Seat, *, noisy: bool = True) -> None:
+        self.world, self.wire, self.size, self.seat, self.shown = world, step.wire, size, seat, world.usual
+        self.noisy = noisy and size > 1 and step.wire.server is not None
+        self.place = {int(who): place for place, who in enumerate(world.people)}
+        self.group: list[int] = []
+        self.total: Upload | None = None
+        self.groups = 0
+        self.names: list[str] = []  # of the attacks
+        self.places: list[int] = []  # of the people, in the world's order
+        self.values: list[Array] = []  # by person [attacks, 3]: F1, AUC, AUC against equally popular items
+        self.errors: list[Array] = []  # of guessed ratings, by person
+        self.guesses: dict[str, Guess] = {}  # about the person who is shown
+
+    def take(self, who: int, upload: Upload) -> None:
+        """One more upload; a full group is attacked and forgotten."""
+        upload = self.wire.seal.seal(upload) if self.wire.seal else upload
+        self.total = upload if self.total is None else self.total + upload
+        self.group.append(who)
+        if len(self.group) < self.size:
+            return
+        total = self.wire.seal.open(self.total) if self.wire.seal else self.total
+        if self.noisy and self.wire.server and total.total:
+            seat = self.seat._replace(key=self.seat.key + self.groups, people=float(self.size))
+            total = self.wire.server(total, seat)
+        self._attack({name: value.numpy() for name, value in total.total.items()})
+        self.group, self.total, self.groups = [], None, self.groups + 1
+
+    def _attack(self, total: dict[str, NDArray]) -> None:
+        guesses = attacks(total, self.world.known)
+        ranked = Ranked.of(guesses)
+        self.names = ranked.names
+        for place in [self.place[who] for who in self.group if who in self.place]:  # others are only added
+            truth = self.world.lists[place]
+            self.places.append(place)
+            self.values.append(judge(ranked, truth, self.world.near[place]))
+            if place == self.shown:
+                self.guesses = guesses
+            if self.world.ratings is not None and self.size == 1:
+                told, means = stars(total, self.world.known), self.world.known.means
+                if told is not None and means is not None:
+                    guess = np.where(np.isnan(told[truth]), means[truth], told[truth])
+                    self.errors.append(guess - self.world.ratings[place])
+
+    def chosen(self, measure: int, only: Iterable[str] | None = None) -> tuple[Array, list[str]]:
+        """By person: the figure, and the attack, which is the one that was best on the other half."""
+        at = [i for i, name in enumerate(self.names) if only is None or name in set(only)]
+        values, places = np.stack(self.values)[:, at, measure], np.array(self.places)
+        first = places < np.median(places)
+        best = np.zeros(len(values), np.int64)
+        for mine, others in ((first, ~first), (~first, first)):
+            best[mine] = np.argmax(values[others if others.any() else mine].mean(0))
+        return values[np.arange(len(values)), best], [self.names[at[choice]] for choice in best]
+
+    def row(self, step: Step) -> dict[str, Any]:
+        """The figures, as they stand in the table."""
+        row: dict[str, Any] = {"stages": step.label, "in_sum": self.size, "seen": self.size >= step.group}
+        row["people"] = len(self.places)
+        for measure, kind in enumerate(("f1", "auc", "matched_auc")):
+            values, names = self.chosen(measure)
+            row |= {kind: _round(values), f"{kind}_interval": interval(values)}
+            row["attack" if kind == "f1" else f"{kind}_attack"] = " / ".join(dict.fromkeys(names))
+        pure = [name for name in self.names if alone(name)]
+        row["upload_f1"] = _round(self.chosen(0, pure)[0]) if pure else None
+        row["attacks"] = {name: _round(value) for name, value in zip(self.names, np.stack(self.values)[:, :, 0].T)}
+        return row | ({"ratings": self.ratings()} if self.world.ratings is not None and self.size == 1 else {})
+
+    def about_shown(self) -> tuple[str, Guess] | None:
+        """The attack, and its guess about the person who is shown."""
+        if self.shown not in self.places:
+            return None
+        name = self.chosen(0)[1][self.places.index(self.shown)]
+        return name, self.guesses[name]
+
+    def ratings(self) -> dict[str, Any] | None:
+        """How far guessed ratings are off, where an attack is known; it is told which items were rated."""
+        if not self.errors:
+            return None
+        errors, owners = np.concatenate(self.errors), np.repeat(np.arange(len(self.errors)), [*map(len, self.errors)])
+        return {
+            "rmse": round(rating_metrics(errors)["rmse"], 6),
+            "interval": rating_intervals(errors, owners)["rmse"],
+        }
+
+
+def _round(values: Array) -> float:
+    return round(float(values.mean()), 6)
+
+
+def baselines(world: World) -> dict[str, Any]:
+    """What knowing nothing of an upload gives: popularity, or a blind guess."""
+    known = world.known
+    popular = Ranked.of({POPULARITY: Guess(known.popularity)})
+    f1, auc, matched = np.array([judge(popular, *person)[0] for person in zip(world.lists, world.near)]).T
+    out = {"popularity_f1": _round(f1), "popularity_auc": _round(auc), "popularity_matched_auc": _round(matched)}
+    out |= {"random_f1": _round(np.array([len(truth) / known.items for truth in world.lists])), "random_auc": 0.5}
+    if world.ratings is not None and known.means is not None:
+        errors = np.concatenate([known.means[truth] - said for truth, said in zip(world.lists, world.ratings)])
+        out["item_mean_rmse"] = round(rating_metrics(errors)["rmse"], 6)
+    return out | {"popularity_f1_interval": interval(f1), "popularity_auc_interval": interval(auc)}
+
+
+class Tried(NamedTuple):
+    """The attacks on one step's uploads."""
+
+    step: Step
+    attacks: list[Attack]  # by how many are added up
+    before: list[Attack]  # on what the server sees before it adds noise of its own, where it does
+
+    @staticmethod
+    def of(step: Step, world: World, people: int, seat: Seat) -> Tried:
+        sizes = sorted({min(size, people) for size in (*SIZES, step.group) if size <= max(people, step.group)})
+        inside = step.group > 1 and step.wire.server is not None
+        before = [Attack(world, step, min(step.group, people), seat, noisy=False)] if inside else []
+        return Tried(step, [Attack(world, step, size, seat) for size in sizes if size <= people], before)
+
+
+def measure(
+    steps: Sequence[Step], uploads: Iterable[tuple[int, Upload]], world: World, people: int, *, number: int = 0,
+    seed: int = 0, watch: Watch | None = None,
+) -> list[Tried]:  # fmt: skip
+    """What attacks find, by step. `uploads` come from devices before any stage, `people` of them."""
+    device, noise = seat_of(seed, WIRE, number, people), seat_of(seed, NOISE, number, people)
+    found = [Tried.of(step, world, people, noise) for step in steps]
+    if watch:
+        watch.phase(f"attacking, {steps[-1].label}", people, 0)
+    for done, (who, upload) in enumerate(uploads, 1):
+        for tried in found:
+            left = sent(tried.step, who, upload, device)
+            for attack in (*tried.attacks, *tried.before):
+                attack.take(who, left)
+        if watch:
+            watch.round(done, None)
+    return found

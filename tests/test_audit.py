@@ -1,0 +1,454 @@
+"""The audit: attacks whose answer is known, figures that are exact, a page that is complete and inert."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import warnings
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tacit.audit_report import draw, headline, render, verdict, write_audit
+from tacit.audits import audit, audit_saved, label, prefixes
+from tacit.core import Download, Seat, Stage, Upload
+from tacit.data.sources import load
+from tacit.engine.backends import Call, collect
+from tacit.engine.run import begin
+from tacit.errors import DataError, RunError
+from tacit.evaluation.attacks import Guess, Known, Ranked, attacks, best, decay, judge, neighbours, stars
+from tacit.evaluation.audit import Step, order, pairs, produce, trained, world
+from tacit.evaluation.findings import baselines, measure
+from tacit.experiment import Silent, make_task
+from tacit.federation import of_histories
+from tacit.saved_uploads import read_uploads
+from tacit.settings import Settings, plan
+from tacit.wire.ledger import Head, encode
+from tacit.wire.stages import clip
+
+with warnings.catch_warnings():  # typer 0.20 imports what click 8.5 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+
+    from tacit import cli, cli_audit
+
+SMALL = "synthetic:60x80x900"
+SPARSE = "synthetic:60x300x900"  # most rows are nobody's business
+MAIN = {"f1", "auc", "popularity_f1", "popularity_auc", "random_f1", "people", "intervals", "attack", "rows", "epsilon",
+        "report", "sums"}  # fmt: skip
+
+
+def made(data: str = SMALL, **values):
+    settings = Settings(data=data, **values)
+    loaded = load(data)
+    return settings, make_task(settings, loaded), getattr(loaded, "titles", ())
+
+
+@cache
+def found(method: str, wire: str = "", task: str = "ranking", people: int = 40, rounds: int | None = None, **_):
+    return audit(*made(method=method, wire=wire, task=task, set={}), rounds=rounds, people=people)
+
+
+def row(result: dict, stages: str, size: int) -> dict:
+    return next(r for r in result["rows"] if (r["stages"], r["in_sum"]) == (stages, size))
+
+
+# What attacks find
+
+
+@pytest.mark.parametrize("method", ["fedmf", "fedsgd", "pfedrec", "fedncf", "ditto"])
+def test_the_sign_of_a_factor_model_s_change_gives_the_whole_list(method):
+    result = found(method)
+    assert result["f1"] == 1.0 and result["auc"] == 1.0
+    assert "sign" in result["attack"]
+    assert result["popularity_f1"] < 0.7, "or there would be nothing to recover"
+
+
+@pytest.mark.parametrize("method,how", [("popularity", "read count"), ("fedals", "read sums"), ("fedtrail", "read")])
+def test_counts_are_read(method, how):
+    result = found(method)
+    assert result["f1"] == result["auc"] == result["matched_auc"] == 1.0
+    assert result["attack"].startswith(how)
+
+
+def test_half_a_list_leaves_no_trace_in_fedrecon():
+    """Only the query half moves the shared part: precision 1 and recall about one half."""
+    assert 0.6 < found("fedrecon")["f1"] < 0.72
+
+
+def fedrap_world():
+    settings, task, _ = made(SPARSE, method="fedrap")
+    prepared = plan(settings, task.facts)
+    federation = task.federation("final", prepared.method, prepared.sampling, None)
+    state = begin(prepared.method, prepared.model, federation, 0)
+    return prepared, federation, state
+
+
+def test_fedrap_s_table_gives_the_list_away_though_every_row_shrinks():
+    """The paper's release sends the whole table: the decay must be found before anything else can be."""
+    prepared, federation, state = fedrap_world()
+    truth = pairs(federation, "ranking", 0)
+    people = order(federation.members, 0)[:30]
+    about = world(truth, people, federation.catalogue, state.shared)
+    scores, table = [], state.shared["item"]
+    for place, (_, upload) in enumerate(produce(prepared.method, federation, state, people)):
+        sent = upload.total["decay"] * table + upload.total["item"]
+        assert (sent != 0).all(), "no row stays"
+        shrunk = decay(sent.double().numpy(), table.double().numpy())
+        assert shrunk == pytest.approx(float(upload.total["decay"]), abs=1e-5)
+        guesses = attacks({"item": sent.numpy()}, about.known)
+        scores.append(judge(Ranked.of(guesses), about.lists[place], about.near[place])[:, 0])
+    by_name = dict(zip(guesses, np.mean(scores, 0)))
+    assert max(value for name, value in by_name.items() if name.startswith("decay")) >= 0.9
+    assert by_name["rows of item"] < 0.9, "without taking the decay out the rows tell little"
+
+
+def test_fedrap_as_sent():
+    assert audit(*made(SPARSE, method="fedrap"), people=30)["f1"] >= 0.9
+
+
+def test_who_sends_nothing_tells_nothing():
+    result = found("local")
+    assert not result["sends"] and result["attack"] == "popularity"
+    assert (result["f1"], result["auc"]) == (result["popularity_f1"], result["popularity_auc"])
+    assert "Nothing is sent" in headline(result)
+
+
+def test_who_hands_everything_over_needs_no_attack():
+    result = audit(*made("synthetic:30x200x300", method="centralised"), people=20)  # most items are nobody's
+    assert result["f1"] == 1.0 and any("handed over" in note for note in result["notes"])
+
+
+def test_the_sum_of_everybody_is_popularity():
+    settings, task, titles = made(method="popularity")
+    prepared = plan(settings, task.facts)
+    federation = task.federation("final", prepared.method, prepared.sampling, None)
+    everybody = order(federation.members, 0)
+    about = world(pairs(federation, "ranking", 0), everybody, federation.catalogue, {})
+    state = begin(prepared.method, prepared.model, federation, 0)
+    step = Step("all", Stage(), len(everybody), prepared.method)
+    (tried,) = measure([step], produce(prepared.method, federation, state, everybody), about, len(everybody))
+    last = tried.attacks[-1].row(step)
+    assert last["in_sum"] == len(everybody)
+    assert last["attacks"]["read count"] == pytest.approx(baselines(about)["popularity_f1"], abs=1e-6)
+
+
+def test_larger_sums_tell_less():
+    result = found("fedmf")
+    f1 = [result["sums"][size]["f1"] for size in ("1", "2", "10")]
+    assert f1[0] > f1[1] > f1[2]
+
+
+def test_noise_that_drowns_everything_leaves_a_coin():
+    result = found("fedmf", "clip=1.0,local=1000.0")
+    alone = row(result, "clip 1 + local 1e+03", 1)
+    assert abs(alone["matched_auc"] - 0.5) < 0.06
+    assert alone["attacks"]["sign of item"] < result["popularity_f1"]
+    assert row(result, "clip 1", 1)["f1"] == 1.0, "clipping alone hides nothing"
+
+
+def test_the_server_s_own_noise_does_not_hide_one_upload_from_it():
+    result = found("fedmf", "clip=1.0,noise=1000.0")
+    assert row(result, "clip 1 + noise 1e+03", 1)["f1"] == 1.0
+    assert row(result, "clip 1 + noise 1e+03", 2)["f1"] < row(result, "clip 1", 2)["f1"]
+    assert result["in_sum"] == 1 and result["f1"] == 1.0, "the server sees single uploads"
+
+
+def test_with_secure_sums_only_sums_are_seen():
+    result = found("fedmf", "clip=1.0,noise=1000.0,secure=10")
+    seen = {r["in_sum"]: r["seen"] for r in result["rows"] if "secure" in r["stages"]}
+    assert seen == {1: False, 2: False, 5: False, 10: True}
+    assert result["in_sum"] == 10 and result["epsilon"] > 0
+    plain = row(result, "clip 1", 10)["f1"]
+    assert result["before_noise"]["f1"] == pytest.approx(plain, abs=0.02), "the same sum, in whole numbers"
+    assert any("hides nobody from the server" in note for note in result["notes"])
+
+
+def test_plain_secure_is_the_sum_of_the_cohort():
+    result = found("fedmf", "clip=1.0,secure")
+    assert result["in_sum"] == max(r["in_sum"] for r in result["rows"]) > 50
+    assert result["epsilon"] is None and result["before_noise"] is None
+
+
+def test_ratings_are_told():
+    assert found("popularity", task="ratings")["ratings"]["rmse"] == 0.0
+    for method in ("fedals", "fedmf", "fedrecon"):
+        result = found(method, task="ratings")
+        assert result["ratings"]["rmse"] < result["item_mean_rmse"], method
+    assert found("fedals", "clip=1.0", task="ratings")["ratings"] == found("fedals", task="ratings")["ratings"]
+    assert found("local", task="ratings")["ratings"] is None
+
+
+def test_stars_of_fedals_are_exact_where_the_scale_leaves_one_place():
+    """Ratings known but for a constant, whole stars from 1 to 5, and both ends taken."""
+    told = np.array([1.0, 3.0, 5.0, 4.0])
+    sums = np.zeros((6, 4))
+    sums[:4, -2], sums[:4, -1] = told - 2.3, 1.0
+    known = Known(6, np.ones(6), {}, np.full(6, 3.4), 1.0, (1.0, 5.0), 1.0)
+    guess = stars({"sums": sums}, known)
+    assert guess is not None and guess[:4] == pytest.approx(told) and np.isnan(guess[4:]).all()
+
+
+# How uploads are made
+
+
+@pytest.mark.parametrize("method", ["fedmf", "fedrap", "fedtrail", "fedals"])
+def test_uploads_add_up_to_what_the_engine_collects(method):
+    """What is attacked is what a run produces: stage by stage, and in sum."""
+    settings, task, _ = made(method=method)
+    prepared = plan(settings, task.facts)
+    federation = task.federation("final", prepared.method, prepared.sampling, None)
+    step = Step("", clip(1.0, prepared.method.told), 1, prepared.method)
+    state = trained(step, prepared.model, federation, 2 if method == "fedmf" else 1, seed=0, watch=Silent())
+    people = federation.members[:20]
+    seat = Seat(torch.tensor(5), state.round, 20.0)
+    total = None
+    for _, upload in produce(prepared.method, federation, state, people):
+        upload = step.wire.client(upload, seat)
+        total = upload if total is None else total + upload
+    call = Call(
+        Download(state.shared, torch.tensor(float(state.round))), people,
+        federation.examples(people, state.round), seat, step.wire,
+    )  # fmt: skip
+    expected = collect("loop", prepared.method, call, state.private).upload
+    assert total.total.keys() == expected.total.keys()
+    for name, value in expected.total.items():
+        torch.testing.assert_close(total.total[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_steps_of_a_wire_and_noise_that_is_solved_for():
+    settings, task, _ = made(method="fedmf", wire="clip=1.0,secure=10", epsilon=3.0)
+    texts = prefixes(settings, plan(settings, task.facts))
+    assert [re.sub(r"noise=[\d.]+", "noise=z", text) for text in texts] == [
+        "", "clip=1.0", "clip=1.0,noise=z", "clip=1.0,noise=z,secure=10.0",
+    ]  # fmt: skip
+    assert label(texts[-1]).endswith("+ secure 10")
+    assert prefixes(
+        settings.model_copy(update={"wire": "", "epsilon": None}), plan(made(method="fedmf")[0], task.facts)
+    ) == [""]
+
+
+def test_later_rounds_and_stages_that_are_part_of_the_method():
+    result = audit(*made(method="fedmf", wire="sparsify=0.2"), rounds=3, people=20)
+    assert [r["stages"] for r in result["rows"] if r["in_sum"] == 1] == ["no stages", "sparsify 0.2"]
+    assert result["round"] == 3 and row(result, "no stages", 1)["f1"] > 0.9
+    assert result["f1"] > result["popularity_f1"], "which numbers are sent tells which items a person has"
+
+
+def test_the_same_twice_and_another_seed_another_sample():
+    first = audit(*made(method="fedmf", wire="clip=1.0,noise=1000.0"), people=20)
+    again = audit(*made(method="fedmf", wire="clip=1.0,noise=1000.0"), people=20)
+    assert first["rows"] == again["rows"]
+    members = np.arange(60)
+    assert not np.array_equal(order(members, 0), order(members, 1))
+    assert np.array_equal(np.sort(order(members, 0)), members)
+
+
+# Figures
+
+
+def test_figures_of_a_guess_are_exact():
+    popularity = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
+    truth = np.array([1, 3])
+    near = neighbours(truth, popularity)
+    assert near.tolist() == [[3, 2, 4], [1, 0, 2]]
+    guesses = {
+        "right": Guess(np.array([0.0, 9, 0, 8, 0])),
+        "tied": Guess(np.array([0.0, 9, 1, 1, 0])),
+        "list": Guess(np.zeros(5), np.array([True, True, False, False, False])),
+        "popularity": Guess(popularity),
+    }
+    values = dict(zip(guesses, judge(Ranked.of(guesses), truth, near).tolist()))
+    assert values["right"] == [1.0, 1.0, 1.0]
+    assert values["tied"] == pytest.approx([0.75, 5.5 / 6, 0.875])  # one of two is a fair draw of the second place
+    assert values["list"] == pytest.approx([0.5, 0.5, 0.5])
+    assert values["popularity"] == pytest.approx([0.5, 3 / 6, 0.5])
+    assert best(Ranked.of({"all alike": Guess(np.zeros(5))}), truth) == pytest.approx([2 / 5])
+
+
+def test_an_attack_is_chosen_on_other_people():
+    """Two attacks, each perfect on one half: chosen on the other half, both fail."""
+    about = world(
+        pairs(of_histories(_histories(), 6, examples="history"), "ranking", 0), np.arange(4), 6, {}
+    )  # fmt: skip
+    (tried,) = measure(
+        [Step("x")], ((n, Upload({"count": torch.zeros(6)}, torch.ones(()))) for n in range(4)), about, 4
+    )
+    attack = tried.attacks[0]
+    attack.names, attack.places = ["early", "late"], [0, 1, 2, 3]
+    attack.values = [np.array([[1.0, 1, 1], [0, 0, 0]])] * 2 + [np.array([[0, 0, 0], [1.0, 1, 1]])] * 2
+    figures, names = attack.chosen(0)
+    assert figures.tolist() == [0, 0, 0, 0] and names == ["late", "late", "early", "early"]
+
+
+def _histories():
+    from tacit.data.interactions import Histories
+
+    return Histories(np.arange(0, 10, 2), np.array([0, 1, 1, 2, 2, 3, 3, 4], np.int32), np.ones(8, np.float32))
+
+
+def test_the_baselines_are_exact():
+    about = world(pairs(of_histories(_histories(), 6, examples="history"), "ranking", 0), np.arange(4), 6, {})
+    told = baselines(about)
+    assert told["random_f1"] == pytest.approx(2 / 6, abs=1e-6)
+    # items 1, 2, 3 have two people each: a fair draw of two of the three
+    assert told["popularity_f1"] == pytest.approx(np.mean([1 / 3, 2 / 3, 2 / 3, 1 / 3]), abs=1e-6)
+
+
+# Saved uploads
+
+
+def test_saved_uploads_give_the_same_figures(tmp_path):
+    for method, wire in (("fedrap", ""), ("fedmf", "clip=1.0"), ("popularity", "")):
+        folder = tmp_path / method
+        live = audit(*made(method=method, wire=wire), people=30, save=folder)
+        again = audit_saved(read_uploads(folder))
+        assert [{**r, "stages": ""} for r in again["rows"]] == [
+            {**r, "stages": ""} for r in live["rows"] if r["stages"] == live["stages"]
+        ]
+        for name in ("f1", "auc", "popularity_f1", "random_f1", "people", "intervals", "attack"):
+            assert again[name] == live[name], name
+        titles = [item["title"] for item in again["example"]["as saved"]["guessed"]]
+        assert titles == [item["title"] for item in live["example"][live["stages"]]["guessed"]]
+
+
+def test_one_saved_upload_of_somebody_else_s_making(tmp_path):
+    """No download, no word about the data, names that are no numbers."""
+    (tmp_path / "truth.csv").write_text("user,item\nann,0\nann,2\nbob,1\nbob,3\n")
+    count = torch.tensor([1.0, 0, 1, 0, 0])
+    (tmp_path / "ann.safetensors").write_bytes(encode(Upload({"seen": count}, torch.ones(())), Head(1, 0, 77)))
+    result = audit_saved(read_uploads(tmp_path / "ann.safetensors"))
+    assert (result["f1"], result["people"], result["items"]) == (1.0, 1, 5)
+
+
+def test_saved_uploads_that_are_wrong_are_named(tmp_path):
+    upload = Upload({"seen": torch.tensor([1.0, 0, 1])}, torch.ones(()))
+    with pytest.raises(DataError, match="not there"):
+        read_uploads(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="holds no upload"):
+        read_uploads(tmp_path)
+    (tmp_path / "0.safetensors").write_bytes(encode(upload, Head(0, 0, 0)))
+    with pytest.raises(DataError, match="needs the truth"):
+        read_uploads(tmp_path)
+    (tmp_path / "truth.csv").write_text("user,item\n0,0\n0,2\n1,1\n1,9\n")
+    with pytest.raises(DataError, match="row 9"):
+        read_uploads(tmp_path)
+    (tmp_path / "truth.csv").write_text("user,item\n0,0\n0,x\n1,1\n1,2\n")
+    with pytest.raises(DataError, match='an item "x"'):
+        read_uploads(tmp_path)
+    (tmp_path / "truth.csv").write_text("user,item\n0,0\n0,2\n1,1\n1,2\n")
+    (tmp_path / "more.safetensors").write_bytes(encode(upload, Head(0, 0, 5)))
+    with pytest.raises(DataError, match="person 5, who is not in truth.csv"):
+        read_uploads(tmp_path)
+    (tmp_path / "more.safetensors").write_bytes(encode(upload, Head(0, 0, 0)))
+    with pytest.raises(DataError, match="of the same person"):
+        read_uploads(tmp_path)
+    (tmp_path / "more.safetensors").write_bytes(b"not at all")
+    with pytest.raises(DataError, match="is not an upload"):
+        read_uploads(tmp_path)
+    lost = Upload({"seen": torch.tensor([1.0, float("nan"), 1])}, torch.ones(()))
+    (tmp_path / "more.safetensors").write_bytes(encode(lost, Head(0, 0, 1)))
+    with pytest.raises(DataError, match="NaN or infinity"):
+        audit_saved(read_uploads(tmp_path))
+
+
+def test_uploads_are_not_saved_over_others(tmp_path):
+    (tmp_path / "0.safetensors").write_bytes(b"somebody's")
+    with pytest.raises(RunError, match="holds uploads already"):
+        audit(*made(method="popularity"), people=10, save=tmp_path)
+
+
+# The page and the command
+
+
+def test_the_page_is_complete_and_inert(tmp_path):
+    evil = "<script>alert(1)</script>"
+    settings, task, titles = made(method="fedmf", wire="clip=1.0,noise=1000.0,secure=10")
+    result = audit(settings, task, [evil] * len(titles), people=30)
+    result |= {"command": f"tacit audit --data '{evil}'", "data": evil, "report": ""}
+    page = write_audit(result, tmp_path).read_text("utf-8")
+    assert evil not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script" not in page and "Content-Security-Policy" in page
+    assert not re.search(r"""(?:src|href|srcset|url)\s*[=(]\s*["']?(?!data:|#)[^"'\s>]*//""", page)
+    assert "http" not in re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]+|http-equiv", "", page)
+    for each in result["rows"]:
+        assert f'value="{each["f1"]}"' in page and f'value="{each["auc"]}"' in page
+    assert "What this does not show" in page and page.count("not seen") >= 3
+    assert json.loads((tmp_path / "audit.json").read_text()) == result
+    assert (tmp_path / "plots" / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_says_what_the_figures_say():
+    leaky, quiet = found("fedmf"), found("local")
+    assert "100 of 100" in headline(leaky) and "one upload" in headline(leaky)
+    assert [good for good, _ in verdict(leaky)] == [False] and [good for good, _ in verdict(quiet)] == [True]
+    assert "gives people’s lists away" in render(leaky | {"command": ""}, draw(leaky))
+    noisy = found("fedmf", "clip=1.0,noise=1000.0,secure=10")
+    assert "with the noise on it" in headline(noisy) and "sees the sum before it" in headline(noisy)
+
+
+def command(*args: object) -> tuple[int, str, str]:
+    app, out, err = typer.Typer(pretty_exceptions_enable=False), io.StringIO(), io.StringIO()
+    app.command()(cli_audit.audit)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(cli, "app", app)
+        patch.setattr("sys.argv", ["tacit", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def test_the_command_prints_one_object(tmp_path):
+    code, out, err = command(
+        "--data",
+        SMALL,
+        "--method",
+        "fedmf",
+        "--people",
+        20,
+        "--out",
+        tmp_path / "a",
+        "--save",
+        tmp_path / "s",
+        "--json",
+    )
+    assert code == 0, err
+    result = json.loads(out)
+    assert result.keys() >= MAIN and out.count("\n") == 1
+    assert result["f1"] == 1.0 and result["people"] == 20 and result["epsilon"] is None
+    assert set(result["sums"]) == {"1", "2", "5", "10"} and result["report"] == str(tmp_path / "a" / "audit.html")
+    code, out, err = command("--uploads", tmp_path / "s", "--out", tmp_path / "b", "--json")
+    again = json.loads(out)
+    assert code == 0 and again["sums"] == result["sums"] and again.keys() >= MAIN
+    code, out, err = command("--uploads", tmp_path / "s", "--out", tmp_path / "c")
+    assert code == 0 and "100 of 100" in " ".join(out.split()) and "Report:" in out
+
+
+@pytest.mark.parametrize(
+    "args,parts",
+    [
+        (("--data", "least-squares"), ("lists of items", "regression")),
+        (("--data", SMALL, "--method", "fedmff"), ("Did you mean",)),
+        (("--data", SMALL, "--people", 1), ("--people 1", "at least 2")),
+        (("--data", SMALL, "--rounds", 0), ("--rounds 0",)),
+        (("--data", SMALL, "--wire", "noise=1.0,clip=1.0"), ("order",)),
+        (("--data", SMALL, "--method", "fedveil", "--rounds", 9), ("sends 3 times",)),
+        (("--data", SMALL, "--truth", "x.csv"), ("--uploads",)),
+        (("--uploads", "nowhere"), ("not there",)),
+        (("--uploads", "nowhere", "--wire", "clip=1.0"), ("as they are",)),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(args, parts, tmp_path):
+    code, out, err = command(*args, "--out", tmp_path / "a", "--json")
+    assert (code, out) == (2, ""), err
+    assert err.count("error: ") == 1 and all(part in err for part in parts), err
+    assert not (tmp_path / "a").exists()
+
+
+def test_noise_without_clipping_has_no_epsilon():
+    result = found("fedmf", "noise=0.5")
+    assert result["epsilon"] is None and any("no finite epsilon" in note for note in result["notes"])
