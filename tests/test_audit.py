@@ -163,15 +163,16 @@ def test_with_secure_sums_only_sums_are_seen():
     seen = {r["in_sum"]: r["seen"] for r in result["rows"] if "secure" in r["stages"]}
     assert seen == {1: False, 2: False, 5: False, 10: True}
     assert result["in_sum"] == 10 and result["epsilon"] > 0
-    plain = row(result, "clip 1", 10)["f1"]
-    assert result["before_noise"]["f1"] == pytest.approx(plain, abs=0.02), "the same sum, in whole numbers"
-    assert any("hides nobody from the server" in note for note in result["notes"])
+    assert result["upload_f1"] < row(result, "clip 1", 10)["upload_f1"], "no sum is opened without the noise"
+    assert any("Devices add the noise" in note for note in result["notes"])
+    outside = found("fedmf", "clip=1.0,noise=1000.0")
+    assert any("hides nobody from the server" in note for note in outside["notes"])
 
 
 def test_plain_secure_is_the_sum_of_the_cohort():
     result = found("fedmf", "clip=1.0,secure")
     assert result["in_sum"] == max(r["in_sum"] for r in result["rows"]) > 50
-    assert result["epsilon"] is None and result["before_noise"] is None
+    assert result["epsilon"] is None
 
 
 def test_ratings_are_told():
@@ -388,7 +389,7 @@ def test_the_page_says_what_the_figures_say():
     assert [good for good, _ in verdict(leaky)] == [False] and [good for good, _ in verdict(quiet)] == [True]
     assert "gives people’s lists away" in render(leaky | {"command": ""}, draw(leaky))
     noisy = found("fedmf", "clip=1.0,noise=1000.0,secure=10")
-    assert "with the noise on it" in headline(noisy) and "sees the sum before it" in headline(noisy)
+    assert "the sum of 10 people’s uploads" in headline(noisy)
 
 
 def command(*args: object) -> tuple[int, str, str]:

@@ -18,7 +18,7 @@ __version__ = "0.3.0"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _HOMES = {
-    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError", "ProtocolError", "DivergedError"],
+    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError", "ProtocolError"] + ["DivergedError"],
     "core": ["Params", "Examples", "Download", "Upload", "Model", "Method", "Seat", "Stage", "chain"],
     "data.interactions": ["Interactions", "Histories"],
     "data.sources": ["SOURCES", "load"],

@@ -97,7 +97,7 @@ def of_100(share: float) -> str:
 def headline(result: Result) -> str:
     """The finding in plain words.
 
-    >>> headline({"f1": 0.94, "popularity_f1": 0.34, "in_sum": 1, "before_noise": None, "sends": True})
+    >>> headline({"f1": 0.94, "popularity_f1": 0.34, "in_sum": 1, "sends": True})
     'From one upload, somebody who runs the server recovers 94 of 100 items of a person’s list; knowing only what is \
 popular they would get 34 of 100.'
     """
@@ -106,34 +106,24 @@ popular they would get 34 of 100.'
             "Nothing is sent, so nobody learns anything from uploads. Knowing only what is popular, somebody gets "
             f"{of_100(result['popularity_f1'])} items of a person’s list."
         )
-    before, many = result["before_noise"], result["in_sum"]
+    many = result["in_sum"]
     source = "one upload" if many == 1 else f"the sum of {many:,} people’s uploads"
-    who = "somebody who runs the server"
-    if before:
-        source, who = f"{source}, with the noise on it", "whoever reads it"
-    text = (
-        f"From {source}, {who} recovers {of_100(result['f1'])} items of a person’s list; knowing only what is popular "
-        f"they would get {of_100(result['popularity_f1'])}."
+    return (
+        f"From {source}, somebody who runs the server recovers {of_100(result['f1'])} items of a person’s list; "
+        f"knowing only what is popular they would get {of_100(result['popularity_f1'])}."
     )
-    if before:
-        text += f" The server itself, which adds the noise, sees the sum before it: {of_100(before['f1'])}."
-    return text
 
 
 def verdict(result: Result) -> list[tuple[bool, str]]:
     """(whether it is good, what it means) of the configuration."""
     gap = result["f1"] - result["popularity_f1"]
-    found = [
+    return [
         (True, "This tells hardly more about a person than what is popular tells about everybody.")
         if gap <= CLOSE
         else (False, "This gives people’s lists away: “only model updates are sent” does not protect them here.")
         if result["f1"] >= 0.6
         else (False, "This tells more about a person than what is popular does.")
     ]
-    before = result["before_noise"]
-    if before and before["f1"] - result["popularity_f1"] > CLOSE >= gap:
-        found.append((False, "Against the server itself that is not so: it adds the noise, and sees the sum before."))
-    return found
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:

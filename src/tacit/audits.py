@@ -32,7 +32,8 @@ FIGURES = ("f1", "auc", "matched_auc", "upload_f1")
 BARE = {"wire": "", "epsilon": None, "delta": None}
 ANYWAY = "The data themselves are handed over: nothing has to be attacked."
 SILENT = "Nothing is sent, so nothing is told: the figures are those of popularity."
-WHOLE = "The noise is added by the server, to the sum: it hides nobody from the server itself (before_noise)."
+INSIDE = "Devices add the noise, each a share: the server opens no sum without all of it."
+OUTSIDE = "The noise is added by the server, to the sum: it hides nobody from the server, which sees single uploads."
 
 
 def prefixes(settings: Settings, made: Plan) -> list[str]:
@@ -180,16 +181,15 @@ def audit_saved(saved: Saved, watch: Watch | None = None) -> dict[str, Any]:
 
 def outcome(found: list[Tried], about: World, titles: Sequence[str], notes: list[str]) -> dict[str, Any]:
     """The figures: of all steps, and first of what the server sees in the last one."""
-    step, attacks, before = found[-1]
+    step, attacks = found[-1]
     rows = [attack.row(tried.step) for tried in found for attack in tried.attacks if attack.places]
     mine = [row for row in rows if row["stages"] == step.label]
     head = next(row for row in mine if row["in_sum"] == min(step.group, max(r["in_sum"] for r in mine)))
     told = baselines(about)
     sends = any(name != POPULARITY for name in attacks[0].names)
     notes = [*([] if sends else [SILENT]), *notes]
-    inside = before[0].row(step) if before and before[0].places else None
-    if inside:
-        notes.insert(0, WHOLE)
+    if step.wire.server:
+        notes.insert(0, INSIDE if step.wire.seal else OUTSIDE)
     shown = {tried.step.label: example(tried, about, titles) for tried in (found[0], found[-1])}
     return {
         "stages": step.label, "people": head["people"], "items": about.known.items, "in_sum": head["in_sum"],
@@ -197,7 +197,6 @@ def outcome(found: list[Tried], about: World, titles: Sequence[str], notes: list
         **{name: value for name, value in told.items() if not name.endswith("interval")},
         "intervals": {name.removesuffix("_interval"): value for name, value in (head | told).items()
                       if name.endswith("interval")},
-        "before_noise": {name: inside[name] for name in FIGURES} if inside else None,
         "ratings": mine[0].get("ratings"), "rows": rows,
         "sums": {str(row["in_sum"]): {name: row[name] for name in FIGURES} for row in mine},
         "example": shown, "notes": list(dict.fromkeys(notes)),

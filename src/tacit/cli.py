@@ -13,6 +13,7 @@ import click
 import typer
 
 from . import __version__
+from .cli_audit import audit
 from .cli_data import data_app
 from .cli_options import (
     BackendOption,
@@ -45,6 +46,7 @@ from .cli_options import (
     refuse_idle,
     wanted_runs,
 )
+from .cli_poison import poison
 from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
@@ -310,6 +312,10 @@ def bench(
 
     found = measure(method, quick=quick, seed=seed, say=say, cache=cache())
     emit(found) if json_ else out.print(table(found))
+
+
+app.command()(audit)
+app.command()(poison)
 
 
 def version(show_it: bool) -> None:

@@ -118,6 +118,7 @@ class Seat(NamedTuple):
     key: Tensor  # [] int64, from the noise's seed and the round; on a device also from the person
     round: int
     people: float  # whom the round expects, a public number
+    shares: float = 1.0  # of the noise's variance: what one device adds, or what is left to be added to the sum
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Stage:
     server: Callable[[Upload, Seat], Upload] | None = None  # of the sum
     combine: Callable[[Upload], Upload] | None = None  # in place of +: all admitted uploads, stacked, give one
     seal: Sealed | None = None  # sums are of whole numbers, and only sums are seen (wire/secure.py)
+    share: Callable[[Upload, Seat], Upload] | None = None  # one device's part of the noise, where sums are sealed
     written: Callable[[Params], Params] | None = None  # what stands in the message, where that is not the numbers
     whole: bool = False  # `client` fills rows that a person did not touch
     poisson: bool = False  # everybody is asked or not by a coin of their own: what an accountant assumes
@@ -139,6 +141,7 @@ class Sealed(Protocol):
     def seal(self, upload: Upload) -> Upload: ...  # as whole numbers, int64; of one device, or of many stacked
     def open(self, total: Upload) -> Upload: ...  # of the sum
     def standing(self, asked: Any, answering: Any, seat: Seat) -> Any: ...  # whose sums can be opened: people
+    def parts(self, asked: Any, seat: Seat) -> dict[int, float]: ...  # of a release's noise that each one adds
     def collect(self, uploads: dict[int, Upload], asked: Any, seat: Seat) -> Upload | None: ...  # the real protocol
 
 
@@ -155,7 +158,7 @@ def chain(*stages: Stage) -> Stage:
 
     write = [stage.written for stage in stages if stage.written]
     return Stage(
-        through(up), through(down), last("combine"), last("seal"),
+        through(up), through(down), last("combine"), last("seal"), last("share"),
         (lambda total: reduce(lambda value, step: step(value), write, total)) if write else None,
         any(stage.whole for stage in stages), any(stage.poisson for stage in stages),
     )  # fmt: skip

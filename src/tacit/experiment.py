@@ -319,7 +319,8 @@ def _judge(
     result: dict[str, Any] = {
         "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
         "protocol": settings.protocol, "wire": settings.wire, "seed": settings.seed, "rounds": state.round,
-        "people": task.people, "members": task.facts.people, "items": task.facts.items, "interactions": task.interactions,
+        "people": task.people, "members": task.facts.people, "items": task.facts.items,
+        "interactions": task.interactions,
         "seen": seen.values | extra.get("seen", {}), "new": new.values if new else None,
         "intervals": {"seen": seen.intervals, "new": new.intervals if new else None},
         "best_round": progress.best_round or state.round,

@@ -188,7 +188,8 @@ def ranking(
     if len(choosers) == VALIDATED:
         notes += (f"The round is chosen on {VALIDATED:,} of the people.",)
     return Task(
-        Facts("ranking", catalogue, timed, people=learning(both, newcomers)), split.train.people, total, notes, federation,
+        Facts("ranking", catalogue, timed, people=learning(both, newcomers)), split.train.people, total, notes,
+        federation,
         validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged), leak, ("ndcg@10", 1),
     )  # fmt: skip
 
@@ -300,6 +301,6 @@ def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) 
         )
     return Task(
         Facts("ratings", len(whole.items), whole.time is not None, scale, people=learning(train, newcomers)),
-        len(everyone), total, notes, federation, validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged),
-        lambda: None, ("rmse", -1),
+        len(everyone), total, notes, federation, validate if len(choosers) else None, judge, judged,
+        np.intersect1d(newcomers, judged), lambda: None, ("rmse", -1),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -74,6 +74,7 @@ class Call:
     asked: People | None = None  # `people` and those who dropped out; told apart by secure sums only
     run: int = 0
     mail: Mail | None = None  # what the network does to messages; they go through `loop` as bytes
+    parts: dict[int, float] = field(default_factory=dict)  # of the noise that each person adds in a sealed sum
 
     def keys(self) -> Tensor:
         """A number for each of these people, from which their devices draw."""
@@ -111,6 +112,8 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
             held = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
             own = {name: value[0] for name, value in store.gather(call.people[place : place + 1]).items()}
             upload, kept[who] = device(method, call, call.down, own, held, key)
+            if who in call.parts and call.wire.share:
+                upload = call.wire.share(upload, call.seat._replace(key=key, shares=call.parts[who]))
             door.expect(upload.total, who)  # what a sound upload looks like is known from the method, not from the wire
             yield who, upload
 

@@ -100,11 +100,14 @@ def run(
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
         first: int | None = None
-        answered = 0
+        answered, shares = 0, 1.0
         answering = wire.seal.standing(asked, people, seat) if wire.seal else people
         if len(answering):
             held = federation.examples(answering, number)
-            call = Call(down, answering, held, seat, wire, asked, name, mail)
+            parts = wire.seal.parts(asked, seat) if wire.seal and wire.share else {}
+            if parts:  # devices have added their noise in the loop; elsewhere what it comes to is added to the sum
+                shares = 0.0 if backend == "loop" else sum(parts[who] for who in answering.tolist())
+            call = Call(down, answering, held, seat, wire, asked, name, mail, parts)
             upload, rejected, first, answered = collect(backend, method, call, state.private)
             if method.pooled and number == 0:  # a bound: everybody hands over their data, once
                 data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
@@ -114,7 +117,8 @@ def run(
         moved, loss = math.nan, None
         if upload is not None:  # a round in which nobody answers changes nothing
             ledger.sent_up(upload, 0 if method.pooled else len(people), wire.written)
-            upload = wire.server(upload, seat._replace(key=_key(draws, NOISE, number))) if wire.server else upload
+            desk = seat._replace(key=_key(draws, NOISE, number), shares=shares)
+            upload = wire.server(upload, desk) if wire.server else upload
             loss = float(upload.mean()["loss"]) if "loss" in upload.total else None
             shared, memory = method.server(state.shared, state.memory, upload)
             moved = relative_change(shared, state.shared)

@@ -27,9 +27,9 @@ Array = NDArray[np.float64]
 class Attack:
     """Everything that is tried on sums of one size. Uploads come one by one: all of them would not fit."""
 
-    def __init__(self, world: World, step: Step, size: int, seat: Seat, *, noisy: bool = True) -> None:
+    def __init__(self, world: World, step: Step, size: int, seat: Seat) -> None:
         self.world, self.wire, self.size, self.seat, self.shown = world, step.wire, size, seat, world.usual
-        self.noisy = noisy and size > 1 and step.wire.server is not None
+        self.noisy = size > 1 and step.wire.server is not None
         self.place = {int(who): place for place, who in enumerate(world.people)}
         self.group: list[int] = []
         self.total: Upload | None = None
@@ -133,14 +133,11 @@ class Tried(NamedTuple):
 
     step: Step
     attacks: list[Attack]  # by how many are added up
-    before: list[Attack]  # on what the server sees before it adds noise of its own, where it does
 
     @staticmethod
     def of(step: Step, world: World, people: int, seat: Seat) -> Tried:
         sizes = sorted({min(size, people) for size in (*SIZES, step.group) if size <= max(people, step.group)})
-        inside = step.group > 1 and step.wire.server is not None
-        before = [Attack(world, step, min(step.group, people), seat, noisy=False)] if inside else []
-        return Tried(step, [Attack(world, step, size, seat) for size in sizes if size <= people], before)
+        return Tried(step, [Attack(world, step, size, seat) for size in sizes if size <= people])
 
 
 def measure(
@@ -155,7 +152,7 @@ def measure(
     for done, (who, upload) in enumerate(uploads, 1):
         for tried in found:
             left = sent(tried.step, who, upload, device)
-            for attack in (*tried.attacks, *tried.before):
+            for attack in tried.attacks:
                 attack.take(who, left)
         if watch:
             watch.round(done, None)

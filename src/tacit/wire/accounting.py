@@ -1,10 +1,11 @@
 """What a run's releases cost: epsilon, by the dp-accounting package and by nothing else.
 
 The promise is to a whole person: two federations that differ in one person's being there. A release is a sum of
-uploads, none of them longer than a bound C, plus Gaussian noise of standard deviation `multiplier` x C on every number. Where a
-round asks a part of the people, everybody by a coin of their own, the sampling counts (Poisson). With local noise the
-promise is to a person against whoever sees their own upload: two uploads are up to 2 C apart, so the multiplier is
-halved, and sampling does not count, since the server knows whom it asked.
+uploads, none of them longer than a bound C, plus Gaussian noise of standard deviation `multiplier` x C on every number.
+Where a round asks a part of the people, everybody by a coin of their own, the sampling counts (Poisson). With local
+noise the promise is to a person against whoever sees their own upload: two uploads are up to 2 C apart, so the
+multiplier is halved, and sampling does not count, since the server knows whom it asked. In sealed sums devices add the
+noise; of several groups each sum has all of it, so the promise holds for every one of them.
 The accountants are imported when they are needed: a run without noise does not wait for them.
 """
 
@@ -37,6 +38,7 @@ class Mechanism:
     rate: float = 1.0  # the chance of being asked in a round
     shares: tuple[float, ...] = ()  # of the budget, by round, where rounds differ; they add to 1
     local: bool = False
+    sealed: bool = False  # devices add the noise, and nobody sees a sum without it
 
     def multiplier(self, round: int) -> float:
         """Standard deviation over bound, in this round (from 0)."""
@@ -137,5 +139,12 @@ def statement(mechanism: Mechanism | None, rounds: int, delta: float) -> dict[st
         "noise": mechanism.noise,
         "rate": mechanism.rate,
         "rounds": rounds,
-        "against": "whoever sees an upload" if mechanism.local else "whoever sees the model",
+        "against": _whom(mechanism),
     }
+
+
+def _whom(mechanism: Mechanism) -> str:
+    """Whoever the promise is against. A server knows whom it asked, so sampling hides nobody from it."""
+    if mechanism.local:
+        return "whoever sees an upload"
+    return "whoever sees the model" + (", the server too" if mechanism.sealed and mechanism.rate >= 1 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ from ..errors import SettingError, did_you_mean
 from . import stages
 from .accounting import Mechanism, solve
 from .robust import RULES
-from .secure import SecureSum
+from .secure import FEWEST, SecureSum
 
 Asked = tuple[tuple[str, float | None], ...]  # names and values, in order
 ORDER = ("sparsify", "quantise", "clip", "local", "noise", "secure")
@@ -140,6 +141,9 @@ def assemble(
         parts.append(stages.noise(central, limit or 1.0, method.release))
     if "secure" in values:
         known = max((bound for bound, _ in method.release), default=limit)
+        if known and central:  # a device's share of the noise is never longer than nine deviations
+            loudest = max((bound / math.sqrt(share) for bound, share in method.release), default=known)
+            known += 9 * central * loudest / math.sqrt(FEWEST)
         group = None if values["secure"] is None else int(values["secure"])
         parts.append(SecureSum(group, clip=None if at_home else known, most=everybody).stage())
     parts += [RULES[name](value, method.rows) for name, value in asked if name in RULES]
@@ -148,7 +152,7 @@ def assemble(
         stage = replace(stage, written=parts[-1].written)
     promised = bool(z) and (bounded or limit is not None)
     shares = tuple(share for _, share in method.release)
-    mechanism = Mechanism(float(z or 0), rate, shares, bool(at_home)) if promised else None
+    mechanism = Mechanism(float(z or 0), rate, shares, bool(at_home), "secure" in values) if promised else None
     return Wire(method, stage, mechanism, bool(z), tuple(notes))
 
 

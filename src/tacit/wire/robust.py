@@ -16,8 +16,9 @@ is none for most items, one person's norm says how long the history is, and Krum
   * hostile people may all meet in one row. So the share is of everybody and not of those who moved it: with 1,000
     people, trim=0.05 cuts 50 from either end of every row. A row that 100 people or fewer moved (krum: 102) could be
     theirs alone: nobody can tell, and it stays where it is;
-  * `bound` caps every row. What is usual is the median, over people, of everybody's longest row (of the norm of the
-    change, where there are no rows): no group short of half the people can raise it.
+  * `bound` caps every row. What is usual is half of the median, over people, of everybody's longest row (where there
+    are no rows, the median norm of the change): no group short of half the people can raise it. What is ten times
+    longer than that does not count at all: a device that sends it is broken or hostile.
 The result is again a sum: a row's mean times the people who moved it, so that with nothing cut it is the plain sum.
 A weight is a claim like any other: it counts up to 20 times the median weight.
 """
@@ -35,7 +36,8 @@ from ..errors import SettingError
 
 MEMORY = 4 * 2**30  # bytes of uploads held side by side
 WEIGHT = 20.0  # medians that a weight may count for: ML-100K's longest history is 11 times the median one
-USUAL = 0.5  # the quantile
+USUAL = 0.5  # of the median longest row: what counts of a row, where nothing else is said
+ABSURD = 10.0  # times what counts: not long but wrong, and it does not count at all
 CELLS = 4_000_000  # numbers that a rule works on at once
 
 # values [rows, people, width], which of them are real [rows, people], weights [people] or None where all count the
@@ -54,12 +56,15 @@ def bound(limit: float | None = None, rows: tuple[str, ...] = ()) -> Stage:
         plain = [name for name in stacked.total if name not in rows]
         if plain:
             size = _norm([stacked.total[n].reshape(people, -1) for n in plain]) / stacked.weight
-            share = weight / stacked.weight * _shrink(size, size.median() if limit is None else limit)
+            kept = _usual(size, size.median()) if limit is None else _shrink(size, limit)
+            weight = weight.masked_fill(kept == 0, 0)  # who does not count does not weigh
+            share = weight / stacked.weight * kept
             total |= {n: torch.tensordot(share.to(stacked.total[n].dtype), stacked.total[n], 1) for n in plain}
         tables = [name for name in stacked.total if name in rows]
         if tables:
             size = _norm([_wide(stacked.total[n]) for n in tables])
-            share = _shrink(size, _usual(size) if limit is None else limit)  # [people, rows]
+            longest = size.amax(1).median()
+            share = _usual(size, USUAL * longest) if limit is None else _shrink(size, limit)  # [people, rows]
             total |= {n: torch.einsum("pr...,pr->r...", stacked.total[n], share) for n in tables}
         return Upload({name: total[name] for name in stacked.total}, weight.sum())
 
@@ -200,11 +205,9 @@ def _norm(parts: list[Tensor]) -> Tensor:
     return torch.stack([(part**2).sum(-1) for part in parts]).sum(0).sqrt()
 
 
-def _usual(size: Tensor) -> Tensor:
-    """How long a row may be, [rows], from everybody's, [people, rows]."""
-    order = _sorted(torch.where(size > 0, size, torch.inf).T.contiguous())  # [rows, people]
-    at = (USUAL * ((size > 0).sum(0) - 1).clamp(min=0)).long()
-    return order.gather(1, at[:, None])[:, 0].clamp(max=float(size.amax(1).median()))
+def _usual(size: Tensor, limit: Tensor) -> Tensor:
+    """The same without what is out of all proportion."""
+    return _shrink(size, limit).masked_fill(size > ABSURD * limit, 0)
 
 
 def _shrink(size: Tensor, limit: Tensor | float) -> Tensor:

@@ -155,6 +155,11 @@ class SecureSum:
         good = [group for group in self.groups(asked, seat) if not group.short(alive.intersection(group.people))]
         return answering[np.isin(answering, np.array([who for group in good for who in group.people], np.int64))]
 
+    def parts(self, asked: People, seat: Seat) -> dict[int, float]:
+        """The part of a release's noise (of its variance) that each of these people adds: enough people are left to
+        open a sum, so every sum that is opened has at least the whole of it, and nobody sees it without."""
+        return {who: 1 / group.least for group in self.groups(asked, seat) for who in group.people}
+
     def collect(
         self, uploads: dict[int, Upload], asked: People, seat: Seat, silent: Collection[int] = ()
     ) -> Upload | None:

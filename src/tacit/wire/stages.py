@@ -38,20 +38,24 @@ def clip(limit: float, told: tuple[str, ...] = ()) -> Stage:
 
 def noise(multiplier: float, limit: float = 1.0, release: tuple[tuple[float, float], ...] = ()) -> Stage:
     """Central: on the sum. `release` has the bound and the share of the budget by round, where a method knows its own.
-    The people of a round are a public number: what the mean divides by does not tell who was there."""
+    The people of a round are a public number: what the mean divides by does not tell who was there. Where sums are
+    sealed every device adds a share, so that no sum is ever seen without noise; then the server has none to add. (The
+    loop backend does that; faster ones draw what all shares come to, which has the same distribution.)"""
+
+    def added(upload: Upload, seat: Seat) -> Params:
+        bound, share = release[seat.round] if release else (limit, 1.0)
+        deviation = multiplier * bound / math.sqrt(share) * math.sqrt(seat.shares)
+        if not deviation:
+            return upload.total
+        return {n: v + deviation * secret_gaussian(int(seat.key), n, tuple(v.shape)) for n, v in upload.total.items()}
 
     def server(upload: Upload, seat: Seat) -> Upload:
-        deviation = multiplier * limit
-        if release:
-            bound, share = release[seat.round]
-            deviation = multiplier * bound / math.sqrt(share)
-        total = {
-            name: value + deviation * secret_gaussian(int(seat.key), name, tuple(value.shape))
-            for name, value in upload.total.items()
-        }
-        return Upload(total, torch.tensor(seat.people))
+        return Upload(added(upload, seat), torch.tensor(seat.people))
 
-    return Stage(server=server, poisson=True)
+    def of_one(upload: Upload, seat: Seat) -> Upload:
+        return Upload(added(upload, seat), upload.weight)
+
+    return Stage(server=server, share=of_one, poisson=True)
 
 
 def local(multiplier: float, limit: float = 1.0) -> Stage:
