@@ -63,10 +63,25 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "bench-fedrap": ["bench --method fedrap"],
     "bench-clients": [f"bench --method {network}" for network in ("logistic", "cnn", "cnn-16")],
     "all": ["compare --methods all --data ml-100k"],
+    "audit": [
+        *(f"audit --data ml-100k --method {method}" for method in ("fedrap", "fedmf", "fedals", "fedrecon", "fedtrail")),
+        "audit --data ml-100k --method fedrap --wire clip=1,secure=10 --epsilon 10",
+        "audit --data ml-100k --method fedrap --wire clip=1,secure --epsilon 10",
+        "audit --data ml-100k --method fedmf --wire clip=1,local=1",
+        "audit --data ml-100k --method fedmf --wire sparsify=0.1,quantise=8",
+        "audit --data ml-100k --task ratings --method fedals",
+    ],
+    "three-way": [
+        "compare --methods popularity,fedveil,fedmf --wire clip=1 --epsilon 1,3,10,none --delta 0.00106 "
+        "--axes accuracy,bytes,epsilon --data ml-100k"
+    ],
 }
 SCRIPTS = {
     "degree": "benchmarks/degree.py",
     "shift": "benchmarks/shift.py",
+    "privacy": "benchmarks/privacy.py",
+    "poisoning": "benchmarks/poisoning.py",
+    "faults": "benchmarks/faults.py",
 }  # programs that write their own
 DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
 THIN = 10  # of the curve every tenth round and the first two are kept

@@ -11,14 +11,15 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # Read when the thread pools are loaded, which is later: threads that wait should sleep. On a busy machine rounds were
 # four times slower with threads that spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _HOMES = {
-    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError", "ProtocolError"] + ["DivergedError"],
+    "errors": ["TacitError", "DataError", "ChecksumError", "SettingError", "RunError"]
+    + ["ProtocolError", "DivergedError"],
     "core": ["Params", "Examples", "Download", "Upload", "Model", "Method", "Seat", "Stage", "chain"],
     "data.interactions": ["Interactions", "Histories"],
     "data.sources": ["SOURCES", "load"],

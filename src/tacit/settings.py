@@ -96,8 +96,9 @@ class Plan:
 
     @property
     def searches(self) -> bool:
-        """Whether the best round is looked for. Where something is promised it is not: a search would release, too."""
-        return self.wire.mechanism is None
+        """Whether the best round is looked for. Not where something is promised: a search would release, too; and not
+        where every round is a part of one whole."""
+        return self.wire.mechanism is None and not self.method.release
 
 
 LOOP = ("rounds", "tolerance", "patience")
@@ -284,6 +285,10 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
             dead |= dict.fromkeys(trail, f"parts={parts} has no trail")
         if parts == "trail":
             dead |= dict.fromkeys(("k", "lam", "alpha0", "recency", "floor"), "parts=trail has no factors")
+    if method == "fedveil":
+        dead |= dict.fromkeys(("model", "k", "loss", "spread"), "its tables follow from the data and the noise")
+        if values.get("route") == "head":
+            dead["turns"] = "route=head has no turns"
     if "momentum" in values and values.get("server", "sgd") != "sgd":
         dead["momentum"] = f"server={values['server']} has its own"
     if "tau" in values and values.get("server", "sgd") == "sgd":

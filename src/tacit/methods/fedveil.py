@@ -69,11 +69,11 @@ def predictor(noise: float, items: int, people: int) -> float:
 def advice(r: float) -> str:
     """What to expect of a private run, before it is paid for."""
     if r < 0.02:
-        return f"r = {r:.3f}, below 0.02: private taste is useful for people with histories of 30 items and more."
+        return f"r = {r:.3g}, below 0.02: private taste is useful for people with histories of 30 items and more."
     if r <= 0.1:
-        return f"r = {r:.3f}, from 0.02 to 0.1: some taste survives the noise. Compare with private popularity."
+        return f"r = {r:.3g}, from 0.02 to 0.1: some taste survives the noise. Compare with private popularity."
     return (
-        f"r = {r:.3f}, above 0.1: too few people for this catalogue and epsilon. Private popularity (method popularity "
+        f"r = {r:.3g}, above 0.1: too few people for this catalogue and epsilon. Private popularity (method popularity "
         "with the same epsilon) is the safe choice; more people, fewer items or a larger epsilon change that."
     )
 

@@ -36,7 +36,9 @@ from ..errors import SettingError
 
 MEMORY = 4 * 2**30  # bytes of uploads held side by side
 WEIGHT = 20.0  # medians that a weight may count for: ML-100K's longest history is 11 times the median one
-USUAL = 0.5  # of the median longest row: what counts of a row, where nothing else is said
+# Of the median longest row. Chosen on ML-100K, fedmf, seed 0, one target: 1 let three times the exposure of an attacker
+# through who knows the rule (.032 against .011), 0.25 lost 8 % of NDCG.
+USUAL = 0.5
 ABSURD = 10.0  # times what counts: not long but wrong, and it does not count at all
 CELLS = 4_000_000  # numbers that a rule works on at once
 

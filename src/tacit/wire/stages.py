@@ -43,7 +43,7 @@ def noise(multiplier: float, limit: float = 1.0, release: tuple[tuple[float, flo
     loop backend does that; faster ones draw what all shares come to, which has the same distribution.)"""
 
     def added(upload: Upload, seat: Seat) -> Params:
-        bound, share = release[seat.round] if release else (limit, 1.0)
+        bound, share = release[min(seat.round, len(release) - 1)] if release else (limit, 1.0)
         deviation = multiplier * bound / math.sqrt(share) * math.sqrt(seat.shares)
         if not deviation:
             return upload.total
