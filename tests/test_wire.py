@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import dp_accounting
@@ -470,3 +474,22 @@ def test_too_many_drop_outs_abandon_a_round_and_reveal_nothing():
 def test_uniform_draws_are_in_range():
     draw = uniform(torch.tensor(3), torch.arange(10_000))
     assert float(draw.min()) >= 0 and float(draw.max()) < 1 and abs(float(draw.mean()) - 0.5) < 0.01
+
+
+def test_killed_and_resumed_it_has_spent_the_same(here):  # noqa: F811
+    """kill -9 in the middle of a private run: the same epsilon, the same bytes, nothing spent twice."""
+    command = [
+        sys.executable, "-m", "tacit.cli", "run", "--data", "synthetic:200x150x3000", "--method", "fedmf", "--rounds",
+        "60", "--set", "k=4", "--threads", "1", "--wire", "clip=1,noise=3,secure", "--delta", "1e-4", "--json", "--out",
+    ]  # fmt: skip
+    whole = json.loads(subprocess.run([*command, "whole"], capture_output=True, text=True, check=True).stdout)
+    with subprocess.Popen([*command, "half"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (here / "half/state.safetensors").exists():
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
+    kept = load_params(here / "half/state.safetensors")[1]["progress"]["privacy"]
+    assert 0 < kept["rounds"] < 60 and 0 < kept["epsilon"] < whole["privacy"]["epsilon"]
+    resumed = tacit("resume", "half", "--json").json
+    assert resumed["privacy"] == whole["privacy"] and resumed["privacy"]["rounds"] == 60
+    assert (here / "half/final.safetensors").read_bytes() == (here / "whole/final.safetensors").read_bytes()

@@ -1,0 +1,89 @@
+"""Fills the tables of docs/privacy.md and the README's private part from docs/evidence/. Nothing is measured here.
+
+python benchmarks/privacy_page.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
+PAGES = (ROOT / "docs" / "privacy.md", ROOT / "README.md")
+SIZES = ("1", "2", "5", "10", "100")
+LEVELS = (1.0, 3.0, 10.0, None)
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((EVIDENCE / f"{name}.json").read_text())
+
+
+def short(value: float | None) -> str:
+    """.612"""
+    return "–" if value is None else f"{value:.3f}".lstrip("0") if value < 1 else f"{value:.3f}"
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def audit() -> list[str]:
+    """F1 by how many uploads are added up, as the server sees it; of every command in the evidence."""
+    lines = [row("command", *(f"{n} added" for n in SIZES), "what the server sees"), row(*["---"] * (len(SIZES) + 2))]
+    popularity = []
+    for found in read("audit")["evidence"]:
+        result, command = found["result"], found["command"].removesuffix(" --json").removeprefix("tacit ")
+        if result["task"] != "ranking":
+            continue
+        popularity.append(result["popularity_f1"])
+        seen = result["in_sum"]
+        figures = [
+            short(result["sums"][n]["f1"]) if n in result["sums"] and int(n) >= seen else "not seen" for n in SIZES
+        ]
+        who = "single uploads" if seen == 1 else f"sums of {seen}"
+        lines.append(row(f"`{command}`", *figures, f"{who}: **{short(result['f1'])}**"))
+    lines.append(f"\nKnowing only what is popular gives {short(popularity[0])}.")
+    return lines
+
+
+def ratings() -> list[str]:
+    for found in read("audit")["evidence"]:
+        if found["result"]["task"] == "ratings":
+            told = found["result"]["ratings"]
+            return [f"Ratings, too (`{found['command'].removesuffix(' --json').removeprefix('tacit ')}`): {told}"]
+    return []
+
+
+def accuracy(metrics: str = "both") -> list[str]:
+    found = read("privacy")["parts"]
+    rows = [r for part in ("ml-100k", "fedavg") for r in found.get(part, {}).get("rows", [])]
+    lines = [row("method", *("no noise" if e is None else f"epsilon {e:g}" for e in LEVELS)), row(*["---"] * 5)]
+    for method in dict.fromkeys(r["method"] for r in rows):
+        mine = {r["epsilon"]: r["seen sampled"] for r in rows if r["method"] == method}
+        cells = [f"{short(mine[e]['hr@10'])} / {short(mine[e]['ndcg@10'])}" if e in mine else "–" for e in LEVELS]
+        lines.append(row(method, *cells))
+    return lines
+
+
+def poisoning() -> list[str]:
+    found = read("poisoning")
+    return [row(*found["table"][0]), row(*["---"] * len(found["table"][0])), *(row(*line) for line in found["table"][1:])]
+
+
+def main() -> None:
+    made = {"audit": audit, "accuracy": accuracy, "poisoning": poisoning}
+    for page in PAGES:
+        text = page.read_text()
+        for name, lines in made.items():
+            pattern = rf"<!-- {name} -->\n.*?<!-- end -->"
+            if re.search(pattern, text, re.S):
+                filled = "\n".join([f"<!-- {name} -->", *lines(), "<!-- end -->"])
+                text = re.sub(pattern, lambda _, filled=filled: filled, text, flags=re.S)
+        page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
