@@ -49,15 +49,7 @@ def audit() -> list[str]:
     return lines
 
 
-def ratings() -> list[str]:
-    for found in read("audit")["evidence"]:
-        if found["result"]["task"] == "ratings":
-            told = found["result"]["ratings"]
-            return [f"Ratings, too (`{found['command'].removesuffix(' --json').removeprefix('tacit ')}`): {told}"]
-    return []
-
-
-def accuracy(metrics: str = "both") -> list[str]:
+def accuracy() -> list[str]:
     found = read("privacy")["parts"]
     rows = [r for part in ("ml-100k", "fedavg") for r in found.get(part, {}).get("rows", [])]
     lines = [row("method", *("no noise" if e is None else f"epsilon {e:g}" for e in LEVELS)), row(*["---"] * 5)]
@@ -69,8 +61,19 @@ def accuracy(metrics: str = "both") -> list[str]:
 
 
 def poisoning() -> list[str]:
-    found = read("poisoning")
-    return [row(*found["table"][0]), row(*["---"] * len(found["table"][0])), *(row(*line) for line in found["table"][1:])]
+    """Exposure of unpopular targets and what is left of NDCG, by attack and rule."""
+    heads = ("attack", "method", "server's rule", "ER@10", "NDCG@10", "NDCG lost")
+    lines, seen = [row(*heads), row(*["---"] * len(heads))], set()
+    for name, found in read("poisoning").items():
+        result = found["result"]
+        for each in result["rows"]:
+            quiet = each["row"] in ("clean", "at peace")
+            what = (each["row"] if quiet else name, result["method"], each["wire"] or "plain sum")
+            if what not in seen:
+                figures = (f"{each['exposure']:.4f}", short(each["ndcg@10"]), f"{each['ndcg_loss']:.1%}")
+                lines.append(row(*what, *figures))
+            seen.add(what)
+    return lines
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def plane(folder: Path, items: int, *, points: int = POINTS) -> Plane | None:
     try:
         with safe_open(folder / "final.safetensors", "np") as file:
             found = _tables(file, items)
-    except (OSError, ValueError, IndexError, SafetensorError):
+    except (OSError, ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, SafetensorError):
         return None
     if found is None:
         return None
@@ -93,7 +93,7 @@ def _most_rows(file: Any, leaf: str) -> Iterator[tuple[int, NDArray[np.float32]]
     size = pages.get_shape()[1]
     for person in np.argsort(-used, kind="stable")[:PEOPLE].tolist():
         held, page = [], int(first[person])
-        for _ in range(-(-int(used[person]) // size)):
+        for _ in range(min(-(-int(used[person]) // size), len(follows))):  # a damaged file may go in circles
             held.append(pages[page : page + 1][0])
             page = int(follows[page])
         if held:

@@ -48,6 +48,7 @@ from .tables import (
 from .tradeoff import Tradeoff
 
 PLOTS = (
+    "privacy",
     "tradeoff",
     "sweep",
     "convergence",
@@ -85,7 +86,7 @@ def write_report(
             write_atomically(folder / "plots" / f"{plot.name}.png", plot.png)
         for name in set(PLOTS) - {plot.name for plot in drawn}:  # an earlier report's plot would mislead
             (folder / "plots" / f"{name}.png").unlink(missing_ok=True)
-        write_atomically(folder / "report.html", page.encode())
+        write_atomically(folder / "report.html", page.encode("utf-8", "replace"))  # a name may hold half a character
         return folder / "report.html"
     except OSError as error:
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error

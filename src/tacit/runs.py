@@ -216,11 +216,10 @@ class RunFolder:
         found = self.read("result.json")
         needed = {"task": str, "method": str, "items": int, "rounds": int, "scale": list, "seen": dict, "notes": list}
         parts: dict[str, type | tuple[type, ...]] = {"scale": (int, float), "notes": str, "curve": dict}
-        for name, usual in {"curve": [], "settings": {}}.items():  # what older results may lack
-            needed[name] = type(usual)
-            found.setdefault(name, usual)
+        older = {"curve": list, "settings": dict, "members": int, "wire": str}  # results from before may lack them
+        needed |= {name: kind for name, kind in older.items() if name in found}
         wrong = [n for n, kind in needed.items() if not isinstance(found.get(n), kind)]
-        wrong = wrong or [n for n, kind in parts.items() if not all(isinstance(part, kind) for part in found[n])]
+        wrong = wrong or [n for n, kind in parts.items() if not all(isinstance(x, kind) for x in found.get(n, ()))]
         if wrong or len(found["scale"]) != 2:
             wrong = wrong or ["scale"]
             raise RunError(f"{self.path}/result.json has no usable {', '.join(wrong)}. Restore it, or run again.")

@@ -10,6 +10,8 @@ import difflib
 import gzip
 import io
 import re
+import subprocess
+import sys
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +33,21 @@ NAMES: dict[str, tuple[str, ...]] = {
     "genres": ("genres", "genre", "class"),
 }
 ENDINGS = (".csv", ".tsv", ".txt", ".inter", ".csv.gz", ".tsv.gz", ".parquet")
+ROOM, GROWS = 1 << 28, 200  # bytes that a packed file may take in memory: so many, and so many times its size
+TRIAL = """
+import sys
+import polars
+try:
+    import resource
+    most = int(sys.argv[2]) + (1 << 30)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+except (ImportError, OSError, ValueError):
+    pass  # a system without such limits
+try:
+    polars.read_parquet(sys.argv[1], glob=False)
+except (polars.exceptions.PolarsError, OSError):
+    pass  # this one can be told
+"""
 # date, hours and minutes, seconds, zone
 ISO = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)? ?(Z|[+-]\d{2}:?\d{2})?$"
 
@@ -65,7 +82,7 @@ def read_table(path: Path, needed: tuple[str, ...], useful: tuple[str, ...]) -> 
     """The named columns of a file; those in `needed` without a gap."""
     text = not path.name.lower().endswith(".parquet")
     try:
-        frame = read_text(path) if text else pl.read_parquet(path, glob=False)
+        frame = read_text(path) if text else read_parquet(path)
         columns = assign(str(path), frame.columns, needed, useful)
         unused = tuple(column for column in frame.columns if column not in columns.values())
         frame = frame.select(pl.col(column).alias(role) for role, column in columns.items()).with_row_index("row")
@@ -114,9 +131,29 @@ def read_text(path: Path) -> pl.DataFrame:
     return separate(str(path), content if packed else path, max(",\t;", key=header.count))
 
 
-def gunzip(file: str, content: bytes) -> bytes:
+def read_parquet(path: Path) -> pl.DataFrame:
+    """A Parquet file, after a trial in a process of its own. A damaged one may make polars ask for exabytes, and then
+    the whole process is gone, without an error that could be told."""
+    size = path.stat().st_size
+    trial = [sys.executable, "-P", "-c", TRIAL, str(path), str(ROOM + size * GROWS)]
     try:
-        return gzip.decompress(content)
+        done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 + size / 1e6)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        raise DataError(f"{path} is a damaged Parquet file: it cannot be read to its end. Write or copy it again.")
+    return pl.read_parquet(path, glob=False)
+
+
+def gunzip(file: str, content: bytes) -> bytes:
+    """What is packed, if it is not more than a file of that size can honestly hold."""
+    most = ROOM + len(content) * GROWS
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            found = packed.read(most + 1)
+        if len(found) > most:
+            raise DataError(f"{file} unpacks to more than {GROWS} times its size. Unpack it, and see what is in it.")
+        return found
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{file} is a damaged gzip file ({error}). Compress or copy it again.") from error
 

@@ -1,7 +1,9 @@
-"""What survives a crash: one safetensors file, replaced whole or not at all."""
+"""What survives a crash: one safetensors file, replaced whole or not at all, with a checksum of what is in it."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -22,9 +24,9 @@ FORMAT = "tacit-state-2"
 
 def write_atomically(path: Path, write: bytes | Callable[[Path], None]) -> None:
     """Write, flush to the disk, rename: at every moment `path` is the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         if callable(write):
             write(part)
         else:
@@ -38,7 +40,8 @@ def write_atomically(path: Path, write: bytes | Callable[[Path], None]) -> None:
         finally:
             os.close(folder)
     except BaseException as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing could be written, nothing is left either
+            part.unlink(missing_ok=True)
         if not isinstance(error, OSError | SafetensorError):
             raise
         raise RunError(
@@ -55,20 +58,38 @@ def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
         if value.untyped_storage().data_ptr() in known:
             tensors[name] = value.clone()
         known.add(value.untyped_storage().data_ptr())
-    write_atomically(path, lambda part: save_file(tensors, part, {"about": json.dumps(about, sort_keys=True)}))
+    text = json.dumps(about, sort_keys=True)
+    words = f"{checksum(tensors, text)} {text}"  # one entry: several would stand in another order each time
+    write_atomically(path, lambda part: save_file(tensors, part, {"about": words}))
+
+
+def checksum(tensors: Params, about: str) -> str:
+    """Of every number, name, shape and type: a disk that forgets a bit must not end in another model, or another
+    epsilon, without a word."""
+    mark = hashlib.blake2b(about.encode(), digest_size=16)
+    for name, value in sorted(tensors.items()):
+        mark.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        mark.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return mark.hexdigest()
 
 
 def load_params(path: Path) -> tuple[Params, dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
+            mark, _, text = (file.metadata() or {}).get("about", "").partition(" ")
             params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if mark != checksum(params, text):
+            raise ValueError("its checksum is not that of its content")
+        about = json.loads(text)
+        finite = all(bool(torch.isfinite(value).all()) for value in params.values())
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; expected a file that `tacit run` wrote.") from None
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: replaced while it is opened
+    except (SafetensorError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+        # RuntimeError: replaced while it is opened, or of a type of number that torch cannot look into
         raise RunError(f"{path} cannot be read as weights ({error}). Restore it from a copy, or run again.") from error
-    if not all(bool(torch.isfinite(value).all()) for value in params.values()):
-        raise RunError(f"{path} holds numbers that are not finite. Restore it from a copy, or run again.")
+    if not finite or not isinstance(about, dict):
+        what = "numbers that are not finite" if not finite else "no description"
+        raise RunError(f"{path} holds {what}. Restore it from a copy, or run again.")
     return params, about
 
 
@@ -86,13 +107,18 @@ def load_state(path: Path, fresh: State) -> tuple[State, dict[str, Any]]:
             "Run again, or use the tacit that wrote it."
         )
     shared = unnest("shared", parts)
-    if {n: v.shape for n, v in shared.items()} != {n: v.shape for n, v in fresh.shared.items()}:
+    number = about.get("round")
+    if type(number) is not int or number < 0 or _kinds(shared) != _kinds(fresh.shared):
         raise RunError(
             f"{path} holds other parameters than its settings describe. Restore the folder from a copy, or run again."
         )
     fresh.private.unpack(unnest("private", parts))
     shared = {name: shared[name] for name in fresh.shared}  # in the order it had: sums over leaves follow it
-    return State(shared, unnest("memory", parts), fresh.private, int(about["round"])), about
+    return State(shared, unnest("memory", parts), fresh.private, number), about
+
+
+def _kinds(params: Params) -> dict[str, Any]:
+    return {name: (value.shape, value.dtype) for name, value in params.items()}
 
 
 def same_bytes(a: Params, b: Params) -> bool:

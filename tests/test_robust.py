@@ -1,0 +1,338 @@
+"""Robust sums: exact answers, the laws of a sum, refusals; and the poisoning simulator on a small world."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tacit.core import Stage, Upload
+from tacit.data.synthetic import synthetic
+from tacit.engine.run import run
+from tacit.errors import SettingError
+from tacit.hostile import fake_profiles, flipped
+from tacit.poisoning import make_world, simulate, unpopular
+from tacit.settings import Settings
+from tacit.wire import robust
+from tacit.wire.robust import RULES, bound, krum, median, room, trim
+from worlds import world
+
+PEOPLE, WIDTH = 11, 4
+
+
+def dense(seed: int = 0, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, Upload]:
+    """Changes [people, width], weights, and the uploads that say so."""
+    rng = np.random.default_rng(seed)
+    change = rng.normal(size=(PEOPLE, WIDTH))
+    weight = np.ones(PEOPLE) if weights is None else weights
+    return change, weight, Upload({"w": torch.tensor(weight[:, None] * change)}, torch.tensor(weight))
+
+
+def mean(stage: Stage, upload: Upload) -> np.ndarray:
+    return stage.combine(upload).mean()["w"].numpy()
+
+
+def krum_by_hand(change: np.ndarray, hostile: int) -> list[int]:
+    """Who stays, straight from the definition."""
+    n, score = len(change), []
+    for i in range(n):
+        others = sorted(float(((change[i] - change[j]) ** 2).sum()) for j in range(n) if j != i)
+        score.append(sum(others[: n - hostile - 2]))
+    return sorted(range(n), key=lambda i: score[i])[: n - hostile]
+
+
+# exact answers where nothing is sparse
+
+
+def test_trimmed_mean_is_the_textbooks():
+    change, _, upload = dense()
+    cut = int(0.2 * PEOPLE)
+    expected = np.sort(change, 0)[cut : PEOPLE - cut].mean(0)
+    np.testing.assert_allclose(mean(trim(0.2), upload), expected, rtol=1e-12)
+
+
+def test_trimmed_mean_is_weighted_by_those_who_stay():
+    change, weight, upload = dense(1, np.random.default_rng(5).integers(1, 9, PEOPLE).astype(float))
+    order = np.argsort(change, 0)[2:-2]
+    kept, counts = np.take_along_axis(change, order, 0), weight[order]
+    np.testing.assert_allclose(mean(trim(0.2), upload), (kept * counts).sum(0) / counts.sum(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("people", [10, 11])
+def test_median_is_the_textbooks_and_everybody_has_one_vote(people):
+    change, weight, upload = dense(2, np.arange(1.0, PEOPLE + 1))
+    upload = Upload({"w": upload.total["w"][:people]}, upload.weight[:people])
+    np.testing.assert_allclose(mean(median(), upload), np.median(change[:people], 0), rtol=1e-12)
+
+
+def test_krum_is_the_textbooks():
+    change, _, upload = dense(3)
+    stay = krum_by_hand(change, 2)
+    np.testing.assert_allclose(mean(krum(0.2), upload), change[stay].mean(0), rtol=1e-12)
+
+
+def test_krum_picks_the_cluster_of_the_honest():
+    rng = np.random.default_rng(4)
+    change = rng.normal(1.0, 0.1, (PEOPLE, WIDTH))
+    change[:3] = -50.0  # three who say the same, far away
+    upload = Upload({"w": torch.tensor(change)}, torch.ones(PEOPLE, dtype=torch.float64))
+    np.testing.assert_allclose(mean(krum(0.3), upload), change[3:].mean(0), rtol=1e-12)
+
+
+def test_krum_with_too_many_hostile_people_changes_nothing():
+    upload = Upload({"w": torch.ones(6, 2)}, torch.ones(6))
+    assert mean(krum(0.4), upload).tolist() == [0.0, 0.0]  # 6 people are not more than 2 x 2 + 2
+    assert mean(krum(0.3), upload).tolist() == [1.0, 1.0]
+
+
+def test_bound_cuts_who_is_too_long_and_nobody_else():
+    change, _, upload = dense(5)
+    limit = 1.5
+    length = np.linalg.norm(change, axis=1)
+    expected = (change * np.minimum(1, limit / length)[:, None]).mean(0)
+    np.testing.assert_allclose(mean(bound(limit), upload), expected, rtol=1e-12)
+    usual = (change * np.minimum(1, np.median(length) / length)[:, None]).mean(0)
+    np.testing.assert_allclose(mean(bound(), upload), usual, rtol=1e-12)
+
+
+@pytest.mark.parametrize("stage", [bound(), trim(0.3), median(), krum(0.3)], ids=["bound", "trim", "median", "krum"])
+def test_three_hostile_people_of_eleven_move_nothing_far(stage):
+    rng = np.random.default_rng(6)
+    change = rng.normal(1.0, 0.1, (PEOPLE, WIDTH))
+    change[:3] = 1e6
+    upload = Upload({"w": torch.tensor(change)}, torch.ones(PEOPLE, dtype=torch.float64))
+    assert np.abs(mean(stage, upload) - 1).max() < 0.2
+    assert mean(bound(np.inf), upload).min() > 1e5
+
+
+def test_leaves_are_one_vector_and_keep_their_shapes():
+    change, _, upload = dense(7)
+    parts = Upload({"a": upload.total["w"][:, :1].reshape(PEOPLE), "b": upload.total["w"][:, 1:, None]}, upload.weight)
+    for stage in (bound(1.0), trim(0.2), median(), krum(0.2)):
+        out = stage.combine(parts).total
+        assert out["a"].shape == () and out["b"].shape == (WIDTH - 1, 1)
+        joined = np.append(out["a"].numpy(), out["b"].numpy())
+        np.testing.assert_allclose(joined, stage.combine(upload).total["w"].numpy(), rtol=1e-12)
+
+
+# tables of which people move few rows
+
+
+def table(seed: int = 0, people: int = 30, rows: int = 7) -> Upload:
+    rng = np.random.default_rng(seed)
+    moved = rng.random((people, rows)) < np.linspace(0.0, 1.0, rows)
+    values = rng.normal(size=(people, rows, 3)) * moved[..., None]
+    bias = rng.normal(size=(people, rows)) * moved
+    weight = rng.integers(1, 9, people).astype(float)
+    return Upload({"item": torch.tensor(values), "bias": torch.tensor(bias)}, torch.tensor(weight))
+
+
+ROWS = ("item", "bias")
+
+
+@pytest.mark.parametrize("name", ["trim", "median", "krum"])
+def test_every_row_is_a_vote_among_those_who_moved_it(name, monkeypatch):
+    upload, share = table(), 0.1
+    cut = int(share * 30)
+    monkeypatch.setattr(robust, "CELLS", 400)  # several pieces
+    out = RULES[name](None if name == "median" else share, ROWS).combine(upload)
+    both = np.concatenate([upload.total["item"].numpy(), upload.total["bias"].numpy()[..., None]], 2)
+    for row in range(both.shape[1]):
+        mine = both[:, row][(both[:, row] != 0).any(1)]
+        least = {"trim": 2 * cut, "median": 0, "krum": 2 * cut + 2}[name]
+        if len(mine) <= least:
+            expected = np.zeros(4)
+        elif name == "trim":
+            expected = np.sort(mine, 0)[cut : len(mine) - cut].mean(0) * len(mine)
+        elif name == "median":
+            expected = np.median(mine, 0) * len(mine)
+        else:
+            expected = mine[krum_by_hand(mine, cut)].mean(0) * len(mine)
+        np.testing.assert_allclose(out.total["item"][row].numpy(), expected[:3], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(float(out.total["bias"][row]), expected[3], rtol=1e-9, atol=1e-12)
+    assert float(out.weight) == float(upload.weight.sum())
+
+
+def test_a_table_that_everybody_moves_is_as_a_plain_leaf():
+    change, _, upload = dense(8)
+    as_rows = Upload({"w": upload.total["w"][:, None]}, upload.weight)
+    for name, value in (("trim", 0.2), ("median", None), ("krum", 0.2), ("bound", 1.0)):
+        plain = RULES[name](value, ()).combine(upload).total["w"]
+        rows = RULES[name](value, ("w",)).combine(as_rows).total["w"][0]
+        np.testing.assert_allclose(rows.numpy(), plain.numpy(), rtol=1e-12)
+
+
+def test_the_usual_length_of_a_row_is_not_raised_by_few():
+    rng = np.random.default_rng(9)
+    values = rng.normal(size=(40, 5, 3))
+    honest = bound(rows=("item",)).combine(Upload({"item": torch.tensor(values[4:])}, torch.ones(36)))
+    values[:4] = 0
+    values[:4, 2] = 1e6  # four people, one row
+    attacked = bound(rows=("item",)).combine(Upload({"item": torch.tensor(values)}, torch.ones(40)))
+    gap = (attacked.total["item"] - honest.total["item"]).norm(dim=1)
+    assert gap[2] < 4 * 3.0  # four times the length of a usual row
+    assert gap[[0, 1, 3, 4]].max() < 3.0
+
+
+# laws of a sum
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    ("name", "settings", "task"), [("fedavg", {"lr": 0.1}, "ranking"), ("fedals", {}, "ranking"),
+                                   ("fedsgd", {"lr": 0.1}, "numbers")],
+)  # fmt: skip
+def test_with_nothing_cut_it_is_the_plain_sum(name, settings, task, backend):
+    method, model, federation = world(name, settings, task)
+
+    def trained(wire: Stage | None) -> dict[str, torch.Tensor]:
+        return [*run(method, model, federation, rounds=2, wire=wire, backend=backend)][-1].state.shared
+
+    plain = trained(None)
+    for rule, value in (("bound", float("inf")), ("trim", 0.0), ("krum", 0.0)):
+        for leaf, found in trained(RULES[rule](value, method.rows)).items():
+            torch.testing.assert_close(found, plain[leaf], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["bound", "trim", "median", "krum"])
+def test_loop_and_vmap_mean_the_same(rule):
+    method, model, federation = world("fedavg", {"lr": 0.1}, "ranking")
+    stage = RULES[rule](None if rule in ("bound", "median") else 0.1, method.rows)
+    both = [
+        [*run(method, model, federation, rounds=2, wire=stage, backend=backend)][-1].state.shared["item"]
+        for backend in ("loop", "vmap")
+    ]
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
+
+
+def test_a_claimed_weight_counts_up_to_twenty_medians():
+    change, weight, _ = dense(10)
+    weight = np.append(np.ones(PEOPLE - 1), 1e7)
+    upload = Upload({"w": torch.tensor(weight[:, None] * change)}, torch.tensor(weight))
+    capped = np.append(np.ones(PEOPLE - 1), 20.0)
+    expected = (change * capped[:, None]).sum(0) / capped.sum()
+    np.testing.assert_allclose(mean(bound(np.inf), upload), expected, rtol=1e-9)
+    assert float(trim(0.1).combine(upload).weight) == capped.sum()
+
+
+# refusals
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_what_to_do(monkeypatch):
+    with pytest.raises(SettingError, match=r"1,000,000 people x 53,824 numbers are 200\.5 GB.*--cohort 19949"):
+        room(1_000_000, {"item": torch.zeros(1682, 32)})
+    room(943, {"item": torch.zeros(1682, 32)})
+    monkeypatch.setattr(robust, "MEMORY", 100)
+    with pytest.raises(SettingError, match="side by side"):
+        trim(0.1).combine(dense()[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [("trim", 0.5, "below 0.5"), ("trim", -0.1, "below 0.5"), ("krum", float("nan"), "below 0.5"),
+     ("trim", None, "trim=0.1"), ("krum", None, "krum=0.1"), ("median", 0.1, "no setting"),
+     ("bound", 0.0, "positive"), ("bound", -1.0, "positive"), ("bound", float("nan"), "positive")],
+)  # fmt: skip
+def test_wrong_values_are_refused(name, value, says):
+    with pytest.raises(SettingError, match=says):
+        RULES[name](value, ())
+
+
+# the simulator
+
+
+SMALL = Settings(data="small", method="fedmf", rounds=15, new_people=0.0, set={"k": "8"})
+
+
+@pytest.fixture(scope="module")
+def small():
+    return synthetic(150, 200, 3000)
+
+
+@pytest.fixture(scope="module")
+def promoted(small):
+    return simulate(SMALL, small, hostile=0.05, wires=["bound"])
+
+
+def test_an_attack_works_and_a_robust_sum_stops_it(promoted):
+    rows = {row["row"]: row for row in promoted["rows"]}
+    assert list(rows) == ["clean", "undefended", "at peace", "defended"]
+    assert rows["undefended"]["exposure"] > rows["clean"]["exposure"] + 0.5
+    assert rows["defended"]["exposure"] < rows["clean"]["exposure"] + 0.05
+    assert promoted["hostile"]["people"] == 8 and promoted["honest"] == 142
+    assert rows["clean"]["ndcg_loss"] == 0 and rows["clean"]["wire"] == ""
+    assert promoted["targets"] == [promoted["target"]]
+
+
+def test_same_seed_same_figures(small):
+    quick = SMALL.model_copy(update={"rounds": 3})
+    first, again = (simulate(quick, small, wires=["bound"]) for _ in range(2))
+    assert first == again
+    assert simulate(quick.model_copy(update={"seed": 1}), small, wires=["bound"]) != first
+
+
+def test_targets_are_unpopular_and_hostile_histories_are_fake(small):
+    made = make_world(SMALL, small, 0.1)
+    few = unpopular(made)
+    assert made.counts[few].min() >= 1 and made.counts[few].max() <= np.median(made.counts[made.counts > 0])
+    fake = fake_profiles(made.histories, made.catalogue, made.hostile, int(few[0]), 0)
+    wrong = flipped(made.histories, made.catalogue, made.hostile, 0)
+    for person in range(made.histories.people):
+        mine = set(made.histories.of(person).tolist())
+        if person in made.hostile:
+            assert fake.of(person)[0] == few[0] and len(set(fake.of(person).tolist())) == len(fake.of(person))
+            assert not mine & set(wrong.of(person).tolist())
+        else:
+            assert mine == set(fake.of(person).tolist()) == set(wrong.of(person).tolist())
+
+
+def test_noise_drowns_a_plain_sum_and_not_a_median(small):
+    found = simulate(SMALL.model_copy(update={"rounds": 6}), small, hostile=0.1, attack="random", wires=["median"])
+    rows = {row["row"]: row for row in found["rows"]}
+    assert rows["undefended"]["ndcg_loss"] > 0.1
+    assert rows["defended"]["ndcg@10"] > rows["undefended"]["ndcg@10"]
+
+
+def test_people_who_tell_the_opposite_spoil_the_model(small):
+    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, hostile=0.4, attack="flip")
+    assert found["size"] is None and found["rows"][1]["ndcg_loss"] > 0.02
+
+
+def test_sums_of_fedals_are_attacked_too(small):
+    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, hostile=0.05)
+    assert found["size"] == 10.0
+    assert found["rows"][1]["exposure"] > found["rows"][0]["exposure"] + 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"hostile": 0.0}, "above 0"), ({"hostile": 0.6}, "up to 0.5"), ({"hostile": float("nan")}, "above 0"),
+     ({"attack": "promot"}, 'Did you mean "promote"'), ({"k": 0}, "top 0"), ({"k": 200}, "top 200"),
+     ({"targets": 0}, "0 targets"), ({"targets": 10_000}, "10000 targets"), ({"size": -1.0}, "size of -1"),
+     ({"wires": ["clip=1.0"]}, "on the device"), ({"wires": ["trmi=0.1"]}, "Did you mean")],
+)  # fmt: skip
+def test_wrong_questions_are_refused(small, options, says):
+    with pytest.raises(SettingError, match=says):
+        simulate(SMALL, small, **options)
+
+
+def test_the_command_prints_a_table_or_json(small, tmp_path):
+    import typer
+
+    from tacit.cli_poison import poison
+    from tacit.data.importing import save
+
+    save(small, tmp_path / "small.csv")
+    app = typer.Typer()
+    app.command()(poison)
+    asked = ["--data", str(tmp_path / "small.csv"), "--rounds", "3", "--set", "k=4", "--wire", "trim=0.1"]
+    told = CliRunner().invoke(app, [*asked, "--json"])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert [row["row"] for row in found["rows"]] == ["clean", "undefended", "at peace", "defended"]
+    assert set(found["target"]) == {"item", "title", "count"}
+    shown = CliRunner().invoke(app, asked)
+    assert shown.exit_code == 0 and "trim=0.1" in shown.stdout and "undefended" in shown.stdout
