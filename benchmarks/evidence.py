@@ -64,7 +64,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "bench-clients": [f"bench --method {network}" for network in ("logistic", "cnn", "cnn-16")],
     "all": ["compare --methods all --data ml-100k"],
     "audit": [
-        *(f"audit --data ml-100k --method {method}" for method in ("fedrap", "fedmf", "fedals", "fedrecon", "fedtrail")),
+        *(f"audit --data ml-100k --method {name}" for name in ("fedrap", "fedmf", "fedals", "fedrecon", "fedtrail")),
         "audit --data ml-100k --method fedrap --wire clip=1,secure=10 --epsilon 10",
         "audit --data ml-100k --method fedrap --wire clip=1,secure --epsilon 10",
         "audit --data ml-100k --method fedmf --wire clip=1,local=1",

@@ -61,7 +61,9 @@ def forked(work: Callable[[], None]) -> int:
 def ended(process: int, after: float | None = None, begun: Path | None = None) -> int:
     """How a process ended (-9: killed); it is killed when it still runs `after` so many seconds, counted from when the
     file `begun` is there."""
-    while begun is not None and not begun.exists() and not os.waitpid(process, os.WNOHANG)[0]:
+    while begun is not None and not begun.exists():
+        if os.waitpid(process, os.WNOHANG)[0]:
+            return 0
         time.sleep(0.002)
     until = None if after is None else time.monotonic() + after
     while until is not None and time.monotonic() < until:

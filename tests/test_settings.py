@@ -28,9 +28,40 @@ def test_a_preset_stands_between_the_defaults_and_what_is_set(monkeypatch):
 @pytest.mark.parametrize(
     "model, refused",
     [
-        ("scorer", {"fedbn", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "fedrap", "fedtrail"}),
-        ("additive", {"fedbn", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "fedtrail", "pfedrec"}),
-        ("ncf", {"fedbn", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedrap", "fedtrail", "pfedrec"}),
+        (
+            "scorer",
+            {"fedbn", "fedveil", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "fedrap", "fedtrail"},
+        ),
+        (
+            "additive",
+            {
+                "fedbn",
+                "fedveil",
+                "popularity",
+                "centralised",
+                "fcf",
+                "fedals",
+                "fedmf",
+                "fedncf",
+                "fedtrail",
+                "pfedrec",
+            },
+        ),
+        (
+            "ncf",
+            {
+                "fedbn",
+                "fedveil",
+                "popularity",
+                "centralised",
+                "fcf",
+                "fedals",
+                "fedmf",
+                "fedrap",
+                "fedtrail",
+                "pfedrec",
+            },
+        ),
     ],
 )
 def test_every_method_runs_with_a_model_or_says_what_it_needs(model, refused):
