@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,7 +121,10 @@ def run(
             desk = seat._replace(key=_key(draws, NOISE, number), shares=shares)
             upload = wire.server(upload, desk) if wire.server else upload
             loss = float(upload.mean()["loss"]) if "loss" in upload.total else None
-            shared, memory = method.server(state.shared, state.memory, upload)
+            try:
+                shared, memory = method.server(state.shared, state.memory, upload)
+            except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # what an upload at the edge of the door can do
+                raise diverged(number, "the server's step", None if first is None else federation.name(first)) from None
             moved = relative_change(shared, state.shared)
             if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
                 raise diverged(number, "the server's step", None if first is None else federation.name(first))

@@ -12,7 +12,7 @@ from ..core import Download, Examples, Method, Model, Params, Stage, chain
 from ..errors import SettingError, did_you_mean
 from . import stages
 from .accounting import Mechanism, solve
-from .robust import RULES
+from .robust import RULES, room
 from .secure import FEWEST, SecureSum
 
 Asked = tuple[tuple[str, float | None], ...]  # names and values, in order
@@ -146,6 +146,8 @@ def assemble(
             known += 9 * central * loudest / math.sqrt(FEWEST)
         group = None if values["secure"] is None else int(values["secure"])
         parts.append(SecureSum(group, clip=None if at_home else known, most=everybody).stage())
+    if any(name in RULES for name in values):
+        room(everybody if rate >= 1 else math.ceil(rate * everybody), like)
     parts += [RULES[name](value, method.rows) for name, value in asked if name in RULES]
     stage = chain(*parts)
     if "secure" in values:  # whole tables of words, whatever was small or sparse before
