@@ -45,6 +45,7 @@ def supervised(data: Supervised, *, seed: int) -> Task:
     }
     choosers = np.flatnonzero([len(y) for y in parts["valid"][1]])
     judged = np.flatnonzero([len(y) for y in data.test_targets])
+    learning = sum(len(y) > 0 for y in data.targets)
 
     def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
         made = of_arrays(*parts[phase], batch=sampling.batch, seed=seed, names=data.clients)
@@ -81,7 +82,7 @@ def supervised(data: Supervised, *, seed: int) -> Task:
     if labels and len(judged) < protocol.MANY:
         notes += ("Intervals are over the clients' test examples: the clients themselves are few, and given.",)
     return Task(
-        Facts(data.task, width=data.width, shape=data.shape, classes=data.classes, people=len(everyone)),
+        Facts(data.task, width=data.width, shape=data.shape, classes=data.classes, people=learning),
         len(everyone), rows, notes,
         federation, validate if labels and len(choosers) else None, judge, judged, everyone[:0], lambda: None,
         ("loss", -1) if labels else ("rmse", -1), extra,

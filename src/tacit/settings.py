@@ -10,18 +10,15 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from .core import Method, Model, Stage, step_by_mean
+from .core import Method, Model, step_by_mean
 from .defaults import DEFAULTS, PICTURES, PRESETS
 from .errors import SettingError, did_you_mean
-from .federation import cohort_size
-from .methods import SERVER, build, coerce, find_method, settings_of
-from .methods.fedveil import advice, predictor
+from .methods import SERVER, coerce, find_method, settings_of
 from .methods.servers import server_step
 from .models import classifier, factorization, linear, ranker
+from .promises import promises, wired
 from .tasks import Facts, Sampling
-from .wire.accounting import NO_BOUND, default_delta
-from .wire.accounting import check as check_budget
-from .wire.plan import Wire, assemble, multiplier_for, parse, upload_of
+from .wire.plan import Wire
 
 
 class Settings(BaseModel):
@@ -152,7 +149,7 @@ def plan(settings: Settings, task: Facts) -> Plan:
     if rounds < 1:
         raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
     own = {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER}
-    wire, delta, predictor = _wired(settings, task, make_model(task, values), own, rounds)
+    wire, delta, predictor = wired(settings, task, make_model(task, values), own, rounds)
     built = wire.method
     if built.release:
         if settings.rounds is not None and rounds != len(built.release):
@@ -160,7 +157,7 @@ def plan(settings: Settings, task: Facts) -> Plan:
                 f"--rounds {rounds} was asked for; {settings.method} takes {len(built.release)}. Leave --rounds out."
             )
         rounds = len(built.release)
-    notes += wire.notes + _promises(settings, task, wire, delta)
+    notes += wire.notes + promises(settings, task, wire, delta)
     if built.pooled and (settings.cohort is not None or settings.dropout):
         raise SettingError(
             f"--cohort and --dropout mean nothing for {settings.method}, which holds everybody's data. Leave them out."
@@ -171,61 +168,6 @@ def plan(settings: Settings, task: Facts) -> Plan:
         _first(settings.patience, chosen.get("patience", 0)), settings.seed, dict(sorted(values.items())), notes,
         wire, delta, predictor,
     )  # fmt: skip
-
-
-def _wired(
-    settings: Settings, task: Facts, model: Model, own: Mapping[str, Any], rounds: int
-) -> tuple[Wire, float, dict[str, Any] | None]:
-    """(the method on its wire, delta, how noise and data go together)."""
-    method = find_method(settings.method)
-    asked, delta = parse(settings.wire), _first(settings.delta, default_delta(task.people))
-    check_budget(settings.epsilon, settings.delta)
-    trial = build(settings.method, model, own)
-    bounded, people = bool(trial.release), max(task.people, 1)
-    if not asked and settings.epsilon is None:
-        return Wire(trial, Stage(), None, False), delta, None
-    many = people if settings.cohort is None else cohort_size(settings.cohort, people)
-    if bounded and settings.cohort is not None:
-        raise SettingError(
-            f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
-        )
-    noise = multiplier_for(asked, settings.epsilon, delta, rounds, many / people, bounded)
-    known = {"noise": _first(noise, dict(asked).get("noise")) or 0.0, "people": people}
-    built = build(settings.method, model, {**own, **{n: v for n, v in known.items() if n in settings_of(method)}})
-    shape = task.shape or ((task.width,) if task.width else ())
-    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
-    like = {} if built.pooled else upload_of(built, model, inputs)
-    wire = assemble(asked, built, like, everybody=people, rate=many / people, multiplier=noise)
-    told = None
-    if bounded and known["noise"]:
-        r = predictor(known["noise"], task.items, people)
-        told = {"r": r, "advice": advice(r)}
-    return wire, delta, told
-
-
-def _promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:
-    """What must be said of epsilon."""
-    if wire.noisy and wire.mechanism is None:
-        return (f"No epsilon is printed: {NO_BOUND}.",)
-    if wire.mechanism is None:
-        if settings.delta is not None or settings.noise_seed is not None and not settings.wire:
-            name = "delta" if settings.delta is not None else "noise-seed"
-            raise SettingError(
-                f"--{name} would change nothing: there is no noise. Add --epsilon, or --wire clip=1,noise=1."
-            )
-        return ()
-    notes = []
-    if delta >= 1 / max(task.people, 1):
-        notes.append(
-            f"delta is {delta:.2g}, not below 1 in {task.people:,} people: such a promise may be kept by giving one "
-            f"person away. Smaller is better; {default_delta(task.people):.1g} is the default."
-        )
-    if settings.folds:
-        notes.append(
-            "epsilon is of the final model; the folds are trained apart, with noise of their own, to judge it."
-        )
-    notes.append("The rounds are fixed beforehand: choosing the best would release more than the one model.")
-    return tuple(notes)
 
 
 def _names(globs: tuple[str, ...], model: Model) -> None:

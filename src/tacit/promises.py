@@ -1,0 +1,75 @@
+"""What a run promises: from `--wire`, `--epsilon`, `--delta` to the method on its wire, and what must be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .core import Model, Stage
+from .errors import SettingError
+from .federation import cohort_size
+from .methods import build, find_method, settings_of
+from .methods.fedveil import advice, predictor
+from .tasks import Facts
+from .wire.accounting import NO_BOUND, check, default_delta
+from .wire.plan import Wire, assemble, multiplier_for, parse, upload_of
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+
+def wired(
+    settings: Settings, task: Facts, model: Model, own: Mapping[str, Any], rounds: int
+) -> tuple[Wire, float, dict[str, Any] | None]:
+    """(the method on its wire, delta, how noise and data go together)."""
+    method = find_method(settings.method)
+    asked, delta = parse(settings.wire), settings.delta or default_delta(task.people)
+    check(settings.epsilon, settings.delta)
+    trial = build(settings.method, model, own)
+    bounded, people = bool(trial.release), max(task.people, 1)
+    if not asked and settings.epsilon is None:
+        return Wire(trial, Stage(), None, False), delta, None
+    many = people if settings.cohort is None else cohort_size(settings.cohort, people)
+    if bounded and settings.cohort is not None:
+        raise SettingError(
+            f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
+        )
+    noise = multiplier_for(asked, settings.epsilon, delta, rounds, many / people, bounded)
+    known = {"noise": noise or dict(asked).get("noise") or 0.0, "people": people}
+    built = build(settings.method, model, {**own, **{n: v for n, v in known.items() if n in settings_of(method)}})
+    shape = task.shape or ((task.width,) if task.width else ())
+    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
+    like = {} if built.pooled else upload_of(built, model, inputs)
+    wire = assemble(asked, built, like, everybody=people, rate=many / people, multiplier=noise)
+    told = None
+    if bounded and known["noise"]:
+        r = predictor(known["noise"], task.items, people)
+        told = {"r": r, "advice": advice(r)}
+    return wire, delta, told
+
+
+def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:
+    """What must be said of epsilon."""
+    if wire.noisy and wire.mechanism is None:
+        return (f"No epsilon is printed: {NO_BOUND}.",)
+    if wire.mechanism is None:
+        if settings.delta is not None or settings.noise_seed is not None and not settings.wire:
+            name = "delta" if settings.delta is not None else "noise-seed"
+            raise SettingError(
+                f"--{name} would change nothing: there is no noise. Add --epsilon, or --wire clip=1,noise=1."
+            )
+        return ()
+    notes = []
+    if delta >= 1 / max(task.people, 1):
+        notes.append(
+            f"delta is {delta:.2g}, not below 1 in {task.people:,} people: such a promise may be kept by giving one "
+            f"person away. Smaller is better; {default_delta(task.people):.1g} is the default."
+        )
+    if settings.folds:
+        notes.append(
+            "epsilon is of the final model; the folds are trained apart, with noise of their own, to judge it."
+        )
+    notes.append("The rounds are fixed beforehand: choosing the best would release more than the one model.")
+    return tuple(notes)
