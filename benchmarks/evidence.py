@@ -72,7 +72,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "audit --data ml-100k --task ratings --method fedals",
     ],
     "three-way": [
-        "compare --methods popularity,fedveil,fedmf --wire clip=1 --epsilon 1,3,10,none --delta 0.00106 "
+        "compare --methods popularity,fedveil --wire clip=1 --epsilon 1,3,10,none --delta 0.00106 "
         "--axes accuracy,bytes,epsilon --data ml-100k"
     ],
 }

@@ -23,7 +23,9 @@ from tacit.data.sampling import mix
 from tacit.engine.checkpoint import load_params, load_state, same_bytes, save_state
 from tacit.engine.run import begin, run
 from tacit.errors import SettingError
+from tacit.experiment import Progress
 from tacit.federation import of_histories
+from tacit.runs import RunFolder
 from tacit.wire import stages
 from tacit.wire.accounting import Mechanism, default_delta, epsilons, solve
 from tacit.wire.draws import gaussian, mixed, secret_gaussian, uniform
@@ -463,6 +465,7 @@ def test_a_weak_delta_is_told():
 def test_a_secret_seed_is_in_the_folder_only(here):  # noqa: F811
     said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "secret", "--out", "run")
     secret = str(json.loads((here / "run/settings.json").read_text())["settings"]["noise_seed"])
+    assert (here / "run/settings.json").stat().st_mode & 0o077 == 0
     assert len(secret) > 12 and secret not in said.out + said.err + (here / "run/report.html").read_text()
 
 
@@ -493,3 +496,57 @@ def test_killed_and_resumed_it_has_spent_the_same(here):  # noqa: F811
     resumed = tacit("resume", "half", "--json").json
     assert resumed["privacy"] == whole["privacy"] and resumed["privacy"]["rounds"] == 60
     assert (here / "half/final.safetensors").read_bytes() == (here / "whole/final.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name, value", [("wire", "clip=1,noise=20"), ("noise_seed", 5), ("delta", 0.5)])
+def test_settings_changed_behind_a_checkpoint_are_refused(here, monkeypatch, name, value):  # noqa: F811
+    """A checkpoint's rounds were made with its own noise: with another one its epsilon would be untrue."""
+    from tacit import cli
+
+    monkeypatch.setattr(cli.Bars, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    folder = RunFolder(here / "run")
+    folder.save(None, Progress(phase="final"))
+    kept = folder.read("settings.json")
+    folder.write("settings.json", kept | {"settings": kept["settings"] | {name: value}})
+    said = tacit("resume", "run", "--json")
+    assert said.code == 2 and "was not written with the settings" in said.err and not said.out
+    folder.write("settings.json", kept | {"settings": kept["settings"] | {"backend": "loop"}})
+    assert folder.restore(lambda: None)[1] is not None, "how it is computed may change"
+
+
+def test_how_it_is_computed_does_not_change_the_noise(here):  # noqa: F811
+    results = [
+        tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--backend", backend, "--out", backend).json
+        for backend in ("loop", "vmap")
+    ]
+    assert results[0]["seen"] == results[1]["seen"] and results[0]["privacy"] == results[1]["privacy"]
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (("--wire", "clip=1,noise=1e-9"), "from 0.01"),
+        (("--wire", "clip=1", "--epsilon", "1e9"), "promises nothing"),
+        (("--wire", "clip=1", "--epsilon", "1e-9"), "cannot be reached"),
+        (("--wire", "clip=1", "--epsilon", "3", "--delta", "1e-300"), "1e-15"),
+        (("--wire", "secure=1000"), "no group of that size"),
+        (("--wire", "secure", "--cohort", "1"), "No secure sum could be opened"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(args, says):
+    said = tacit("run", *PRIVATE[:4], "--data", "synthetic:40x30x400", *args, "--json")
+    assert said.code == 2 and says in said.err
+
+
+def test_a_seed_that_everybody_knows_is_told():
+    known = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2").json["notes"]
+    secret = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "secret").json["notes"]
+    assert any("--noise-seed secret" in note for note in known) and not any("repeatable" in note for note in secret)
+
+
+def test_an_epsilon_beyond_meaning_is_told_without_a_long_computation():
+    told = epsilons(Mechanism(0.01), 1000, 1e-6)
+    assert told["epsilon"] == told["epsilon_rdp"] > 1000

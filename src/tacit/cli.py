@@ -14,6 +14,7 @@ import typer
 
 from . import __version__
 from .cli_audit import audit
+from .cli_bench import bench
 from .cli_data import data_app
 from .cli_options import (
     BackendOption,
@@ -47,6 +48,7 @@ from .cli_options import (
     wanted_runs,
 )
 from .cli_poison import poison
+from .cli_recommend import recommend
 from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
@@ -272,50 +274,8 @@ def report(
     emit({"report": str(made)}) if json_ else show(results, made, weighed)
 
 
-@app.command()
-def recommend(
-    path: Annotated[Path, typer.Argument(help="A run folder.")],
-    likes: Annotated[list[str] | None, typer.Option("--likes", help="A title that somebody new likes.")] = None,
-    person: Annotated[str | None, typer.Option("--person", help="Somebody of the data, by name.")] = None,
-    from_: Annotated[Path | None, typer.Option("--from", help="Somebody new's CSV: title, rating, timestamp.")] = None,
-    n: Annotated[int, typer.Option("-n", "--n", help="How many.")] = 10, json_: JsonOption = False,
-) -> None:  # fmt: skip
-    """The best items for somebody: of the data, or new, from what they like. Computed here; nothing is sent."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from .recommend import recommend as top
-
-    answer = top(path, likes=likes or [], person=person, file=from_, n=n, cache=cache())
-    if json_:
-        emit(answer)
-        return
-    shown = answer["from"] if len(answer["from"]) <= 5 else [*answer["from"][-5:], f"{len(answer['from']) - 5} more"]
-    because = Text(f"Because of {', '.join(shown)}")  # a Text, as a title may hold [brackets]
-    table = Table("", "title", "score", title=because, title_justify="left", box=None)
-    for place, item in enumerate(answer["items"], 1):
-        table.add_row(str(place), Text(item["title"]), f"{item['score']:.3f}")
-    out.print(table)
-
-
-@app.command()
-def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller worlds: a minute instead of several.")] = False,
-    method: Annotated[
-        str | None, typer.Option("--method", help="fedals, fedrecon, fedrap, logistic, cnn or cnn-16.")
-    ] = None,
-    seed: SeedOption = 0,
-    json_: JsonOption = False,
-) -> None:
-    """CPU time of one round for all people: loop against vmap against kernel, and how it grows with interactions."""
-    from .bench import measure, table
-
-    found = measure(method, quick=quick, seed=seed, say=say, cache=cache())
-    emit(found) if json_ else out.print(table(found))
-
-
-app.command()(audit)
-app.command()(poison)
+for command in (recommend, audit, poison, bench):
+    app.command()(command)
 
 
 def version(show_it: bool) -> None:

@@ -64,8 +64,8 @@ def audit(
     }  # fmt: skip
     name = uploads.name if uploads else f"{data.replace('/', '-').replace(':', '-')}-{method}"
     path = out_ or next_folder(Path("runs"), f"{name}-audit")
-    if (path / "audit.html").exists():
-        raise RunError(f"{path} holds an audit already. Choose another --out.")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"{path} is there already, and not empty. Choose another --out.")
     result = saved(uploads, truth) if uploads else live(values, people, save)
     result["command"] = command(values, people, uploads, truth)
     result["report"] = str(path / "audit.html")

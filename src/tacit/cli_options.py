@@ -69,8 +69,9 @@ WireOption = Annotated[
     str,
     typer.Option(
         "--wire",
-        help="What happens to uploads, in order: sparsify=0.1,quantise=8,clip=1.0,noise=0.8,secure; local=1.0 in place "
-        "of noise; or one of bound, trim=0.1, median, krum=0.1 in place of the plain sum.",
+        help="What happens to uploads, as in clip=1.0,noise=0.8,secure. In order: sparsify=0.1, quantise=8, clip=1.0, "
+        "noise=0.8 (or local=1.0), secure (or secure=10); or, in place of the plain sum: bound, trim=0.1, median, "
+        "krum=0.1.",
     ),
 ]
 EpsilonOption = Annotated[

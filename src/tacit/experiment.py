@@ -9,7 +9,6 @@ Every phase is checkpointed; `execute` on a folder with a checkpoint goes on whe
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections import Counter
@@ -30,10 +29,10 @@ from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
 from .lock import alone
+from .promises import draws_of, spent
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Task, ranking, ratings
-from .wire.accounting import statement
 from .wire.packing import pack
 
 FOLDS = 10
@@ -180,12 +179,13 @@ def train(
     stop = Convergence(made.tolerance, made.patience)
     watch.phase(progress.phase, rounds, state.round)
     clock, saved, cost = Stopwatch(progress), time.perf_counter(), 0.0
-    reason, lap = f"all {rounds} rounds were run", time.perf_counter()
+    reason = f"its {rounds} rounds were run" if made.method.release else f"all {rounds} rounds were run"
+    lap = time.perf_counter()
     first = ""
     rounds_run = run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
-        wire=made.wire.stage, noise_seed=_noise(settings, folder, progress.phase), name=folder.number,
+        wire=made.wire.stage, noise_seed=draws_of(settings, folder.number, progress.phase), name=folder.number,
     )  # fmt: skip
     searches = task.validate is not None and made.searches
     while (done := _next(rounds_run, folder, state, progress)) is not None:
@@ -207,15 +207,21 @@ def train(
                 break
         if time.perf_counter() - saved > max(1.0, 10 * cost):
             at = time.perf_counter()
-            _spend(progress, made)
+            progress.privacy = spent(progress.privacy, made.wire, made.delta)
             folder.save(state, progress)
             saved = time.perf_counter()
             cost = saved - at
         lap = time.perf_counter()
     clock.stop()
-    _spend(progress, made)
+    progress.privacy = spent(progress.privacy, made.wire, made.delta)
     if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
         folder.save(state, progress)
+        if set(progress.rejected) == {"abandoned"}:
+            raise SettingError(
+                f"No secure sum could be opened: in every group too few of the people were left (abandoned: "
+                f"{progress.rejected['abandoned']:,}), and nothing was revealed. Ask more people (--cohort), lose "
+                "fewer (--dropout), or make groups smaller (secure=10)."
+            )
         raise DivergedError(
             f"Every upload was refused ({', '.join(f'{n}: {c:,}' for n, c in progress.rejected.items())}{first}): "
             "nothing was learnt. A learning rate (lr), or lam of fedrap, is likely too large: try a tenth of it."
@@ -226,20 +232,6 @@ def train(
     if searching or not progress.stopped:
         progress.stopped = reason
     return state
-
-
-def _spend(progress: Progress, made: Plan) -> None:
-    """Say what the rounds so far have cost; it is in every checkpoint, and only grows."""
-    if progress.privacy is not None:
-        progress.privacy = statement(made.wire.mechanism, progress.privacy.get("rounds", 0), made.delta)
-
-
-def _noise(settings: Settings, folder: RunFolder, phase: str) -> int:
-    """What this phase's noise is drawn from: never the same for two runs or two phases, or one could be taken from the
-    other and the noise would be gone."""
-    seed = settings.seed if settings.noise_seed is None else settings.noise_seed
-    mark = f"{seed} {folder.number} {phase}".encode()
-    return int.from_bytes(hashlib.sha256(mark).digest()[:8], "big") >> 1
 
 
 def _next(rounds: Iterator[Round], folder: RunFolder, state: State, progress: Progress) -> Round | None:

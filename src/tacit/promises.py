@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from .federation import cohort_size
 from .methods import build, find_method, settings_of
 from .methods.fedveil import advice, predictor
 from .tasks import Facts
-from .wire.accounting import NO_BOUND, check, default_delta
+from .wire.accounting import NO_BOUND, check, default_delta, statement
 from .wire.plan import Wire, assemble, multiplier_for, parse, upload_of
+
+SECRET = 2**32  # a seed from here on was drawn, and not chosen
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -71,5 +74,22 @@ def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple
         notes.append(
             "epsilon is of the final model; the folds are trained apart, with noise of their own, to judge it."
         )
+    if (settings.noise_seed or 0) < SECRET:
+        notes.append(
+            "The noise is repeatable: who knows the seed can take it off. For people who must be protected: "
+            "--noise-seed secret."
+        )
     notes.append("The rounds are fixed beforehand: choosing the best would release more than the one model.")
     return tuple(notes)
+
+
+def spent(so_far: dict[str, Any] | None, wire: Wire, delta: float) -> dict[str, Any] | None:
+    """What the rounds so far have cost, for a checkpoint; it only grows. None where there is no noise."""
+    return None if so_far is None else statement(wire.mechanism, so_far.get("rounds", 0), delta)
+
+
+def draws_of(settings: Settings, run: int, phase: str) -> int:
+    """What this phase's noise is drawn from: never the same for two runs or two phases, or one could be taken from the
+    other and the noise would be gone."""
+    seed = settings.seed if settings.noise_seed is None else settings.noise_seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {run} {phase}".encode()).digest()[:8], "big") >> 1

@@ -10,6 +10,7 @@ import base64
 import re
 from collections.abc import Sequence
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ from .tables import (
     protocols,
     settings_table,
     subject,
-    weight_rows,
 )
 from .tradeoff import Tradeoff
 
+MOST_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
     "privacy",
     "tradeoff",
@@ -309,3 +310,21 @@ def notes(results: Sequence[Result]) -> list[str]:
         for note in dict.fromkeys(map(str, at(result, "notes") or ())):
             owners.setdefault(note, []).append(label)
     return [note if len(who) == len(results) else f"{', '.join(who)}: {note}" for note, who in owners.items()]
+
+
+def weight_rows(result: Result) -> list[tuple[str, str, str]]:
+    """Rows of (name, learnt, true) of a regression's weights."""
+    learnt, true = (at(result, key) for key in ("weights", "true_weights"))
+    if learnt is None or true is None:
+        return []
+    names = list(dict.fromkeys([*learnt, *true])) if isinstance(learnt, dict) and isinstance(true, dict) else []
+    if names:
+        rows = [(str(name), number(learnt.get(name)), number(true.get(name))) for name in names]
+    else:
+        try:
+            both = zip_longest(np.ravel(learnt).tolist(), np.ravel(true).tolist())
+        except ValueError:  # no array
+            return []
+        rows = [(f"w{i}", number(a), number(b)) for i, (a, b) in enumerate(both)]
+    write = lambda value: NONE if value is None else f"{value:.4f}"
+    return [(name, write(a), write(b)) for name, a, b in rows[:MOST_WEIGHTS]]

@@ -67,6 +67,7 @@ class RunFolder:
             "settings.json",
             {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data)},
         )
+        (path / "settings.json").chmod(0o600)  # it may hold the seed of the noise
         self.write("items.json", catalogue(data))
         return self
 
@@ -92,7 +93,8 @@ class RunFolder:
     def number(self) -> int:
         """The run's own: what tells its messages and its noise from another's. Of what was asked and of the data."""
         found = self.read("settings.json")
-        mark = json.dumps([found.get("settings"), found.get("data_hash")], sort_keys=True).encode()
+        asked = {n: v for n, v in dict(found.get("settings") or {}).items() if n not in ("backend", "threads", "store")}
+        mark = json.dumps([asked, found.get("data_hash")], sort_keys=True).encode()
         return int.from_bytes(hashlib.sha256(mark).digest()[:8], "big") >> 1
 
     def write(self, name: str, content: Any) -> None:
@@ -167,7 +169,7 @@ class RunFolder:
             )
 
     def save(self, state: State | None, progress: Progress) -> None:
-        about = {"progress": asdict(progress)}
+        about = {"progress": asdict(progress), "run": self.number}
         if state is None:
             save_params(self.path / "state.safetensors", {}, about)
         else:
@@ -181,6 +183,11 @@ class RunFolder:
         if not path.exists():
             return None, None
         params, about = load_params(path)
+        if about.get("run") != self.number:  # other noise, or other people, would make its epsilon untrue
+            raise RunError(
+                f"{path} was not written with the settings and the data that {self.path / 'settings.json'} names now. "
+                "Restore the folder from a copy, or run again."
+            )
         try:
             progress = Progress(**about["progress"])
             for field, usual in asdict(Progress()).items():

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 NONE = "–"  # shown where a result has no value
-MOST_WEIGHTS = 60  # rows of the table of weights; more is not read
 
 SPELLINGS = """
 Centralised Local Popularity FedSGD FedAvg FedProx FedPer FedRep FedBN FCF FedMF FedNCF FedRecon FedALS FedTrail FedVeil
@@ -209,10 +206,9 @@ def _told_apart(results: Sequence[Result], without: str = "") -> list[str]:
 
 
 def _facts(result: Result) -> dict[str, Any]:
-    facts = {key: at(result, key) for key in ("data", "protocol", "rounds", "seed")}
+    facts = {key: at(result, key) for key in ("data", "protocol", "rounds", "seed", "wire")}
     epsilon = number(at(result, "privacy", "epsilon"))
-    told = "none" if epsilon is None else f"{epsilon:.2g}"
-    return {**facts, "wire": at(result, "wire"), "epsilon": told, **(at(result, "settings") or {})}
+    return {**facts, "epsilon": "none" if epsilon is None else f"{epsilon:.2g}", **(at(result, "settings") or {})}
 
 
 def _differs(key: str, results: Sequence[Result]) -> bool:
@@ -221,30 +217,11 @@ def _differs(key: str, results: Sequence[Result]) -> bool:
 
 def settings_table(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     """Rows of (setting, its value in each result)."""
-    heads = [{key: at(result, key) for key in ("data", "protocol", "wire", "seed")} for result in results]
-    if not any(head["wire"] for head in heads):
-        heads = [{key: value for key, value in head.items() if key != "wire"} for head in heads]
+    shown = ("data", "protocol", "seed", *(["wire"] if any(at(result, "wire") for result in results) else []))
+    heads = [{key: at(result, key) for key in shown} for result in results]
     facts = [{**head, **(at(result, "settings") or {})} for head, result in zip(heads, results)]
     keys = dict.fromkeys(key for fact in facts for key in fact)
     return [(str(key), [plain(fact.get(key)) for fact in facts]) for key in keys]
-
-
-def weight_rows(result: Result) -> list[tuple[str, str, str]]:
-    """Rows of (name, learnt, true) of a regression's weights."""
-    learnt, true = (at(result, key) for key in ("weights", "true_weights"))
-    if learnt is None or true is None:
-        return []
-    names = list(dict.fromkeys([*learnt, *true])) if isinstance(learnt, dict) and isinstance(true, dict) else []
-    if names:
-        rows = [(str(name), number(learnt.get(name)), number(true.get(name))) for name in names]
-    else:
-        try:
-            both = zip_longest(np.ravel(learnt).tolist(), np.ravel(true).tolist())
-        except ValueError:  # no array
-            return []
-        rows = [(f"w{i}", number(a), number(b)) for i, (a, b) in enumerate(both)]
-    write = lambda value: NONE if value is None else f"{value:.4f}"
-    return [(name, write(a), write(b)) for name, a, b in rows[:MOST_WEIGHTS]]
 
 
 def subject(results: Sequence[Result]) -> str:

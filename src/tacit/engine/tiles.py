@@ -53,14 +53,8 @@ def clients(item, store, people, held, *, parts, passes, lr, table_lr, lam, mu, 
             np.float32(bound),
         )  # fmt: skip
     kept, loss, number = sums.sum(0)
-    total = {}
-    if item is not None:
-        total = {
-            "item": torch.from_numpy(moved.sum(0)),
-            "decay": torch.tensor(kept - number),
-            "loss": torch.tensor(loss),
-        }
-    upload = Upload({name: value.float() for name, value in total.items()}, torch.tensor(number, dtype=torch.float32))
+    total = {} if item is None else {"item": moved.sum(0), "decay": kept - number, "loss": loss}
+    upload = Upload({n: torch.as_tensor(v).float() for n, v in total.items()}, torch.tensor(float(number)))
     return upload, dict(zip(("non-finite", "too large"), refused.sum(0).tolist()))
 
 

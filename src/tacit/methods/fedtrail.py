@@ -170,14 +170,14 @@ def _both(items: Tensor, mask: Tensor, m: int) -> Tensor:
 
 def _normalised(counts: Params, from_power: float, to_power: float, shrink: float) -> Tensor:
     """N [m, m]: how often q follows p, beyond how often either is taken."""
-    people = counts["items"] + shrink
+    people = counts["items"].clamp(min=0) + shrink  # noise may have made it negative
     size = (people**from_power)[:, None] * people**to_power
     return torch.where(counts["pairs"] > 0, counts["pairs"] / size, 0.0)
 
 
 def _eigenfactors(counts: Params, k: int) -> Tensor:
     """V [m, k], from the upper half of the Gram matrix of everybody's items."""
-    scale = (counts["items"].double() + SOFT).rsqrt()
+    scale = (counts["items"].double().clamp(min=0) + SOFT).rsqrt()
     m = len(scale)
     upper = torch.zeros(m, m, dtype=torch.float64)
     upper[torch.ones(m, m, dtype=torch.bool).triu()] = counts["both"].double()

@@ -24,6 +24,7 @@ from ..errors import SettingError
 if TYPE_CHECKING:
     import dp_accounting
 
+MEANINGLESS = 100.0  # an epsilon that promises nothing
 NO_BOUND = (
     "noise without clipping has no finite epsilon: one person's upload may be as long as it likes, and no noise covers "
     "that. Add clip, as in --wire clip=1,noise=1"
@@ -66,12 +67,16 @@ def epsilons(mechanism: Mechanism, rounds: int, delta: float) -> dict[str, float
 
     if not rounds:
         return {"epsilon": 0.0, "epsilon_rdp": 0.0}
-    found = {}
+    found: dict[str, float] = {}
     with _quiet():
-        for name, accountant in (("epsilon", pld.PLDAccountant()), ("epsilon_rdp", rdp.RdpAccountant())):
+        for name, make in (("epsilon_rdp", rdp.RdpAccountant), ("epsilon", pld.PLDAccountant)):
+            if found.get("epsilon_rdp", 0.0) > 2 * MEANINGLESS:  # exact figures would take gigabytes, and mean nothing
+                found[name] = found["epsilon_rdp"]
+                continue
+            accountant = make()
             accountant.compose(mechanism.event(rounds))
             found[name] = float(accountant.get_epsilon(delta))
-    return found
+    return {name: found[name] for name in ("epsilon", "epsilon_rdp")}
 
 
 @contextmanager
@@ -123,10 +128,15 @@ def default_delta(people: int) -> float:
 
 
 def check(epsilon: float | None, delta: float | None) -> None:
-    if epsilon is not None and not 0 < epsilon < math.inf:
-        raise SettingError(f"--epsilon {epsilon:g} was got; a positive number is expected, such as 3.")
-    if delta is not None and not 0 < delta < 1:
-        raise SettingError(f"--delta {delta:g} was got; a number between 0 and 1 is expected, such as 1e-6.")
+    if epsilon is not None and not 1e-3 <= epsilon <= MEANINGLESS:
+        raise SettingError(
+            f"--epsilon {epsilon:g} was got; a positive number from 0.001 to {MEANINGLESS:g} is expected, such as 3: "
+            "less cannot be reached, and more promises nothing."
+        )
+    if delta is not None and not 1e-15 <= delta < 1:
+        raise SettingError(
+            f"--delta {delta:g} was got; a number between 0 and 1 is expected, such as 1e-6 (1e-15: least)."
+        )
 
 
 def statement(mechanism: Mechanism | None, rounds: int, delta: float) -> dict[str, Any]:

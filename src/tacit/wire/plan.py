@@ -23,9 +23,9 @@ ALONE = ("secure", "bound", "median", "noise", "local")  # may stand without a v
 SENSIBLE: dict[str, tuple[Callable[[float], bool], str]] = {
     "sparsify": (lambda x: 0 < x < 1, "a share of the numbers between 0 and 1"),
     "quantise": (lambda x: x in range(2, 17), "2 to 16 bits"),
-    "clip": (lambda x: 0 < x < 1e12, "a positive norm"),
-    "local": (lambda x: 0 < x < 1e12, "a positive multiple of the clip"),
-    "noise": (lambda x: 0 < x < 1e12, "a positive multiple of the clip"),
+    "clip": (lambda x: 1e-12 < x < 1e12, "a positive norm"),
+    "local": (lambda x: 0.01 <= x <= 1e6, "a multiple of the clip from 0.01 to a million"),
+    "noise": (lambda x: 0.01 <= x <= 1e6, "a multiple of the clip from 0.01 to a million"),
     "secure": (lambda x: x == int(x) and x >= 3, "a group of 3 people or more"),
     "bound": (lambda x: 0 < x < 1e12, "a positive norm"),
     "trim": (lambda x: 0 < x < 0.5, "a share below one half"),
@@ -124,7 +124,7 @@ def assemble(
                 f"{refused[0]} is not for this method: its uploads are bounded as they are. Leave it out."
             )
         if limit:
-            notes.append("clip is not used: the method bounds its uploads itself.")
+            notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
             limit = None
     parts: list[Stage] = []
     if values.get("sparsify"):
@@ -145,6 +145,11 @@ def assemble(
             loudest = max((bound / math.sqrt(share) for bound, share in method.release), default=known)
             known += 9 * central * loudest / math.sqrt(FEWEST)
         group = None if values["secure"] is None else int(values["secure"])
+        if group is not None and group > everybody:
+            raise SettingError(
+                f"secure={group} was got in --wire, and there are {everybody:,} people: no group of that size can be "
+                f"made. Give at most {everybody:,}, or secure alone."
+            )
         parts.append(SecureSum(group, clip=None if at_home else known, most=everybody).stage())
     if any(name in RULES for name in values):
         room(everybody if rate >= 1 else math.ceil(rate * everybody), like)
