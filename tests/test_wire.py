@@ -236,11 +236,21 @@ def test_what_is_sparse_is_the_same_on_whole_tables_and_on_touched_rows(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedals", "fedmf", "fedprox", "fedrep", "fedrecon", "ditto", "apfl", "lgmix", "fcf", "pfedrec"]
+    "name", ["fedals", "fedtrail", "fedmf", "fedprox", "fedrep", "fedrecon", "ditto", "apfl", "lgmix", "fcf", "pfedrec"]
 )
 def test_every_kind_of_method_takes_a_private_wire(name):
     done = trained("clip=0.5,noise=0.5,secure", name, backend="vmap")[-1]
     assert all(bool(torch.isfinite(v).all()) for v in done.state.shared.values()) and done.answered == PEOPLE
+
+
+def test_what_fedclup_measures_survives_noise():
+    """Its step and its spring are made of sums that are positive by nature, and are not after noise."""
+    method, model, federation = world("fedclup", {"passes": 3}, "labels")
+    wire = assemble(parse("clip=1,noise=5"), method, upload_of(method, model, torch.zeros(1, 1, 6)), everybody=PEOPLE)
+    for seed in range(4):
+        *_, done = run(method, model, federation, rounds=3, wire=wire.stage, noise_seed=seed)
+        assert all(bool(torch.isfinite(v).all()) for v in done.state.shared.values())
+        assert float(done.state.shared["lam"]) > 0
 
 
 # Quantise and sparsify
@@ -392,6 +402,7 @@ def test_a_result_says_what_it_cost(here):  # noqa: F811
     told = result["privacy"]
     expected = epsilons(Mechanism(2.0), 4, 1e-4)
     assert told["epsilon"] == expected["epsilon"] <= told["epsilon_rdp"] and told["delta"] == 1e-4
+    assert result["notes"][0].startswith(f"Private: epsilon {told['epsilon']:.3g} with delta 0.0001, against whoever")
     assert told["rounds"] == result["rounds"] == 4 and result["wire"] == "clip=1,noise=2,secure"
     kept = load_params(here / "run/state.safetensors")[1]["progress"]["privacy"]
     assert kept["epsilon"] == told["epsilon"] and kept["rounds"] == 4

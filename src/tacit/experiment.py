@@ -29,7 +29,7 @@ from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
 from .lock import alone
-from .promises import draws_of, spent
+from .promises import draws_of, sentence, spent
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Task, ranking, ratings
@@ -332,7 +332,7 @@ def _judge(
             "round": round(float(np.median(progress.laps)), 6) if progress.laps else None,  # the first one may compile
         },
         "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected,
-        "notes": [*task.notes, *made.notes, *silence],
+        "notes": [*sentence(progress.privacy), *task.notes, *made.notes, *silence],
         "run": "", "scale": list(task.facts.scale), "curve": progress.curve,
         **{name: value for name, value in extra.items() if name != "seen"},
     }  # fmt: skip

@@ -88,6 +88,16 @@ def spent(so_far: dict[str, Any] | None, wire: Wire, delta: float) -> dict[str, 
     return None if so_far is None else statement(wire.mechanism, so_far.get("rounds", 0), delta)
 
 
+def sentence(privacy: dict[str, Any] | None) -> list[str]:
+    """What is promised, in a sentence, where something is."""
+    if not privacy or privacy.get("epsilon") is None:
+        return []
+    return [
+        f"Private: epsilon {privacy['epsilon']:.3g} with delta {privacy['delta']:.2g}, against {privacy['against']}; "
+        f"noise {privacy['noise']:.3g} x the bound, {privacy['rounds']} round{'s' * (privacy['rounds'] != 1)}."
+    ]
+
+
 def draws_of(settings: Settings, run: int, phase: str) -> int:
     """What this phase's noise is drawn from: never the same for two runs or two phases, or one could be taken from the
     other and the noise would be gone."""

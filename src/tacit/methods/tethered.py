@@ -20,6 +20,7 @@ from .rows import Rows
 
 LIKELIHOODS = ("cross_entropy", "bce")  # a slope's variance is the curvature over the number of examples (Fisher)
 DEALT = 8  # parts of a person's examples, from whose gradients the noise is told
+LEAST = 1e-4  # of what is positive by nature, and may not be after a wire has added noise
 WIDEST = 1e3  # lam="auto" stays within this factor of the usual curvature
 
 
@@ -57,7 +58,7 @@ def fedclup(
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         mean = keep.mean(upload)
-        speed = rate or 1 / mean["stiff"]
+        speed = rate or 1 / mean["stiff"].clamp(min=LEAST)
         moved = {n: v + (1.0 if n in model.buffers else speed) * mean[n] for n, v in shared.items() if n != "lam"}
         told = like(mean, ("differ", "noise", "usual")) if auto else {}  # kept for whoever asks what was measured
         return moved | ({"lam": _chosen(mean, upload.total["each"])} if auto else {}), told
@@ -142,6 +143,6 @@ def _chosen(mean: Params, people: Tensor) -> Tensor:
     spring that loses least is curvature x error^2 / difference^2, as in James and Stein's shrinkage. A difference
     counts as far as it is beyond one standard error of its mean over people: what may be chance is no reason to
     part."""
-    chance = ((mean["squared"] - mean["differ"] ** 2).clamp(min=0) / people).sqrt()
+    chance = ((mean["squared"] - mean["differ"] ** 2).clamp(min=0) / people.clamp(min=1)).sqrt()
     differ = (mean["differ"] - chance).clamp(min=1e-12)
-    return mean["usual"] * (mean["noise"] / differ).clamp(1 / WIDEST, WIDEST)
+    return mean["usual"].clamp(min=LEAST) * (mean["noise"].clamp(min=0) / differ).clamp(1 / WIDEST, WIDEST)
