@@ -111,21 +111,12 @@ def assemble(
     being asked; `multiplier` is the noise that was solved for, where it was."""
     values, notes = dict(asked), []
     limit, bounded = values.get("clip"), bool(method.release)
-    if method.pooled and asked:
-        raise SettingError("--wire means nothing for a method that holds everybody's data. Leave it out.")
-    if not like and asked:
-        raise SettingError("--wire would change nothing: this method sends nothing. Leave it out.")
+    _useful(values, method, like)
     z = multiplier or values.get("noise") or values.get("local")
     at_home, central = (z, None) if "local" in values else (None, z)
-    if bounded:
-        refused = [name for name in values if name not in ("clip", "noise", "secure")]
-        if refused:
-            raise SettingError(
-                f"{refused[0]} is not for this method: its uploads are bounded as they are. Leave it out."
-            )
-        if limit:
-            notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
-            limit = None
+    if bounded and limit:
+        notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
+        limit = None
     parts: list[Stage] = []
     if values.get("sparsify"):
         method, stage = stages.sparsify(method, float(values["sparsify"] or 0), like)
@@ -140,17 +131,7 @@ def assemble(
     if central:
         parts.append(stages.noise(central, limit or 1.0, method.release))
     if "secure" in values:
-        known = max((bound for bound, _ in method.release), default=limit)
-        if known and central:  # a device's share of the noise is never longer than nine deviations
-            loudest = max((bound / math.sqrt(share) for bound, share in method.release), default=known)
-            known += 9 * central * loudest / math.sqrt(FEWEST)
-        group = None if values["secure"] is None else int(values["secure"])
-        if group is not None and group > everybody:
-            raise SettingError(
-                f"secure={group} was got in --wire, and there are {everybody:,} people: no group of that size can be "
-                f"made. Give at most {everybody:,}, or secure alone."
-            )
-        parts.append(SecureSum(group, clip=None if at_home else known, most=everybody).stage())
+        parts.append(_sealed(values["secure"], method, limit, central, at_home is not None, everybody))
     if any(name in RULES for name in values):
         room(everybody if rate >= 1 else math.ceil(rate * everybody), like)
     parts += [RULES[name](value, method.rows) for name, value in asked if name in RULES]
@@ -161,6 +142,34 @@ def assemble(
     shares = tuple(share for _, share in method.release)
     mechanism = Mechanism(float(z or 0), rate, shares, bool(at_home), "secure" in values) if promised else None
     return Wire(method, stage, mechanism, bool(z), tuple(notes))
+
+
+def _useful(values: dict[str, float | None], method: Method, like: Params) -> None:
+    """Refuse stages that this method has no use for."""
+    if method.pooled and values:
+        raise SettingError("--wire means nothing for a method that holds everybody's data. Leave it out.")
+    if not like and values:
+        raise SettingError("--wire would change nothing: this method sends nothing. Leave it out.")
+    refused = [name for name in values if name not in ("clip", "noise", "secure")]
+    if method.release and refused:
+        raise SettingError(f"{refused[0]} is not for this method: its uploads are bounded as they are. Leave it out.")
+
+
+def _sealed(
+    size: float | None, method: Method, limit: float | None, noise: float | None, local: bool, everybody: int
+) -> Stage:
+    """Secure sums in groups of `size`, of numbers that are known not to be larger than a bound, where one is known."""
+    known = max((bound for bound, _ in method.release), default=limit)
+    if known and noise:  # a device's share of the noise is never longer than nine deviations
+        loudest = max((bound / math.sqrt(share) for bound, share in method.release), default=known)
+        known += 9 * noise * loudest / math.sqrt(FEWEST)
+    group = None if size is None else int(size)
+    if group is not None and group > everybody:
+        raise SettingError(
+            f"secure={group} was got in --wire, and there are {everybody:,} people: no group of that size can be "
+            f"made. Give at most {everybody:,}, or secure alone."
+        )
+    return SecureSum(group, clip=None if local else known, most=everybody).stage()
 
 
 def multiplier_for(
