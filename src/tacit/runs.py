@@ -92,6 +92,8 @@ class RunFolder:
     @property
     def number(self) -> int:
         """The run's own: what tells its messages and its noise from another's. Of what was asked and of the data."""
+        if not (self.path / "settings.json").exists():  # states without a run: nothing could be mixed up
+            return 0
         found = self.read("settings.json")
         asked = {n: v for n, v in dict(found.get("settings") or {}).items() if n not in ("backend", "threads", "store")}
         mark = json.dumps([asked, found.get("data_hash")], sort_keys=True).encode()
@@ -183,7 +185,7 @@ class RunFolder:
         if not path.exists():
             return None, None
         params, about = load_params(path)
-        if about.get("run") != self.number:  # other noise, or other people, would make its epsilon untrue
+        if about.get("run", 0) != self.number:  # other noise, or other people, would make its epsilon untrue
             raise RunError(
                 f"{path} was not written with the settings and the data that {self.path / 'settings.json'} names now. "
                 "Restore the folder from a copy, or run again."
