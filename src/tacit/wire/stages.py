@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core import Download, Examples, Method, Params, Seat, Stage, Upload
+from ..local import split
 from .draws import gaussian, mixed, secret_gaussian, uniform
 
 
@@ -108,11 +109,8 @@ def sparsify(method: Method, share: float, like: Params) -> tuple[Method, Stage]
         shared, own = method.init(params)
         return shared, own | {f"unsent.{name}": torch.zeros_like(value) for name, value in like.items()}
 
-    def apart(own: Params) -> tuple[Params, Params]:
-        return tuple({n: v for n, v in own.items() if n.startswith("unsent.") is late} for late in (False, True))  # type: ignore[return-value]
-
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
-        own, unsent = apart(own)
+        own, unsent = split(own, ("unsent.*",))
         upload, own = method.client(down, own, held)
         sent = {}
         for name, value in upload.total.items():
@@ -137,7 +135,7 @@ def sparsify(method: Method, share: float, like: Params) -> tuple[Method, Stage]
         return out
 
     def personalize(shared: Params, own: Params, held: Examples) -> Params:
-        return method.personalize(shared, apart(own)[0], held)
+        return method.personalize(shared, split(own, ("unsent.*",))[0], held)
 
     rows = (*method.rows, *(f"unsent.{name}" for name in like if name in method.rows))
     made = method.but(init=init, client=client, personalize=personalize, rows=rows, kernel=None)
