@@ -112,8 +112,7 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
             held = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
             own = {name: value[0] for name, value in store.gather(call.people[place : place + 1]).items()}
             upload, kept[who] = device(method, call, call.down, own, held, key)
-            if who in call.parts and call.wire.share:
-                upload = call.wire.share(upload, call.seat._replace(key=key, shares=call.parts[who]))
+            upload = hidden(call, who, key, upload)
             door.expect(upload.total, who)  # what a sound upload looks like is known from the method, not from the wire
             yield who, upload
 
@@ -140,12 +139,18 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
     if apart and call.wire.seal:  # who has nothing sound to say says nothing, but stays: others' masks hang on them
         one = next(iter(apart.values()))
         nothing = Upload({name: torch.zeros_like(v) for name, v in one.total.items()}, torch.zeros_like(one.weight))
-        total = call.wire.seal.collect(
-            {who: apart.get(who, nothing) for who in call.people.tolist()}, call.asked, call.seat
-        )
+        silent = {w: hidden(call, w, k, nothing) for w, k in zip(call.people.tolist(), call.keys()) if w not in apart}
+        total = call.wire.seal.collect(apart | silent, call.asked, call.seat)
     elif apart and call.wire.combine:
         total = call.wire.combine(stacked([apart[who] for who in sorted(apart)]))
     return Outcome(total, door.refused, first, len(door.answered))
+
+
+def hidden(call: Call, who: int, key: Tensor, upload: Upload) -> Upload:
+    """With this person's share of the noise, where devices add it."""
+    if who not in call.parts or call.wire.share is None:
+        return upload
+    return call.wire.share(upload, call.seat._replace(key=key, shares=call.parts[who]))
 
 
 def stacked(uploads: list[Upload]) -> Upload:
