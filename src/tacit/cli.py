@@ -16,6 +16,8 @@ from . import __version__
 from .cli_audit import audit
 from .cli_bench import bench
 from .cli_data import data_app
+from .cli_federate import federate
+from .cli_federate import finish as resume_federation
 from .cli_options import (
     BackendOption,
     CohortOption,
@@ -245,9 +247,11 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
         loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
         folder.same_data(loaded)
         folder.same_version(__version__)
+        if (path / "federation.json").exists():
+            return resume_federation(folder, loaded, json_)
         with Bars() as bars:
             result = finish(folder, settings, loaded, bars)
-    emit(result) if json_ else show([result], path / "report.html")
+    return emit(result) if json_ else show([result], path / "report.html")
 
 
 @app.command()
@@ -274,7 +278,7 @@ def report(
     emit({"report": str(made)}) if json_ else show(results, made, weighed)
 
 
-for command in (recommend, audit, poison, bench):
+for command in (federate, recommend, audit, poison, bench):
     app.command()(command)
 
 

@@ -64,8 +64,11 @@ def supervised(data: Supervised, *, seed: int) -> Task:
             metrics |= {f"global_{name}": values for name, values in _label_metrics(whole, told).items()}
         return protocol.judge_clients(metrics, [len(y) for y in told])
 
+    def chosen(method: Method, model: Model, state: State, sampling: Sampling) -> Judged:
+        return outcome(method, model, state, choosers, "search", "valid")
+
     def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
-        values = outcome(method, model, state, choosers, "search", "valid").values
+        values = chosen(method, model, state, sampling).values
         return {name: value for name, value in values.items() if name != "people"}
 
     def judge(
@@ -85,7 +88,7 @@ def supervised(data: Supervised, *, seed: int) -> Task:
         Facts(data.task, width=data.width, shape=data.shape, classes=data.classes, people=learning),
         len(everyone), rows, notes,
         federation, validate if labels and len(choosers) else None, judge, judged, everyone[:0], lambda: None,
-        ("loss", -1) if labels else ("rmse", -1), extra,
+        ("loss", -1) if labels else ("rmse", -1), extra, chosen,
     )  # fmt: skip
 
 

@@ -106,6 +106,8 @@ class Method:
     pooled: bool = False  # a bound that sees everybody's data in one place
     release: tuple[tuple[float, float], ...] = ()  # by round: (no upload is longer than this, share of the privacy
     # budget), where a method bounds its uploads itself and needs no clipping
+    exact: Callable[..., tuple[Upload, dict[str, int]]] | None = None  # the kernel with sums in double precision, for
+    # those who add up the sums of several cohorts
     told: tuple[str, ...] = ()  # names in an upload that are for the curve only; not sent where the wire clips
 
     def but(self, **changes: Any) -> Method:

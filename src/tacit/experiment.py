@@ -13,9 +13,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,54 +29,16 @@ from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
 from .lock import alone
+from .progress import Elsewhere, Progress, Silent, Stopwatch, Watch
 from .promises import draws_of, sentence, spent
+from .rating_tasks import ratings
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
-from .tasks import Task, ranking, ratings
+from .tasks import Task, ranking
 from .wire.packing import pack
 
 FOLDS = 10
 Data = Interactions | BroughtSplit | Supervised
-
-
-class Watch(Protocol):
-    """Who is told how it goes: the command line's progress, or nobody."""
-
-    def phase(self, name: str, rounds: int, done: int) -> None: ...
-    def round(self, number: int, metrics: dict[str, float] | None) -> None: ...
-
-
-class Silent:
-    def phase(self, name: str, rounds: int, done: int) -> None: ...
-    def round(self, number: int, metrics: dict[str, float] | None) -> None: ...
-
-
-@dataclass
-class Progress:
-    """What a resumed run must remember beside the state itself; all of it is plain JSON."""
-
-    phase: str = "search"
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    best_round: int = 0
-    stopped: str = ""
-    traffic: dict[str, int] = field(default_factory=lambda: {"up_bytes": 0, "down_bytes": 0, "uploads": 0})
-    rejected: dict[str, int] = field(default_factory=dict)
-    folds: list[dict[str, Any]] = field(default_factory=list)
-    train_seconds: float = 0.0
-    train_cpu: float = 0.0  # CPU seconds: what survives a busy machine
-    laps: list[float] = field(default_factory=list)  # seconds of every round trained, in all phases
-    privacy: dict[str, Any] | None = None  # what was spent so far, where there is noise
-
-
-class Stopwatch:
-    """Adds what training takes, by the clock and in CPU seconds, to the progress."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.wall, self.cpu = progress, time.perf_counter(), time.process_time()
-
-    def stop(self) -> None:
-        self.progress.train_seconds += time.perf_counter() - self.wall
-        self.progress.train_cpu += time.process_time() - self.cpu
 
 
 def make_task(settings: Settings, data: Data) -> Task:
@@ -106,23 +68,26 @@ def make_task(settings: Settings, data: Data) -> Task:
 
 def execute(
     settings: Settings,
-    data: Data,
+    data: Data | None,
     folder: RunFolder,
     watch: Watch | None = None,
     task: Task | None = None,
     began: float | None = None,
+    fleet: Elsewhere | None = None,
 ) -> dict[str, Any]:
-    """Run, or go on with, the experiment of this folder; returns the result that `--json` prints."""
+    """Run, or go on with, the experiment of this folder; returns the result that `--json` prints. With a `fleet` the
+    devices are elsewhere; `task` is then theirs, and no data are here."""
     with alone(folder.path):
-        return _execute(settings, data, folder, watch, task, began)
+        return _execute(settings, data, folder, watch, task, began, fleet)
 
 
 def _execute(
-    settings: Settings, data: Data, folder: RunFolder, watch: Watch | None, task: Task | None, began: float | None
-) -> dict[str, Any]:
+    settings: Settings, data: Data | None, folder: RunFolder, watch: Watch | None, task: Task | None,
+    began: float | None, fleet: Elsewhere | None,
+) -> dict[str, Any]:  # fmt: skip
     watch, begun = watch or Silent(), time.perf_counter() if began is None else began
     threads(settings.threads)
-    task = task or make_task(settings, data)
+    task = task or make_task(settings, data)  # type: ignore[arg-type]
     made = plan(settings, task.facts)
     folder.same_plan(made.shown)
     settled = time.perf_counter()
@@ -133,13 +98,15 @@ def _execute(
 
     state, progress = folder.restore(new)
     progress = progress or Progress(phase="search" if task.validate and made.searches else "final")
+    if fleet:
+        fleet.recall(progress.fleet)
     if progress.phase == "search":
-        train(made, task, settings, folder, watch, progress, state)
+        train(made, task, settings, folder, watch, progress, state, fleet=fleet)
         state = None
-        _enter(folder, progress, "final")
+        _enter(folder, progress, "final", fleet)
     final: State | None = None
     if progress.phase == "final":
-        final = train(made, task, settings, folder, watch, progress, state)
+        final = train(made, task, settings, folder, watch, progress, state, fleet=fleet)
         folder.save_final(final)
         state = None
         _enter(folder, progress, "fold-0")
@@ -148,6 +115,9 @@ def _execute(
         _folds(made, task, settings, folder, watch, progress, state)
     final = final or folder.final(new())
     result = _judge(made, task, settings, progress, _received(final, settings), settled - begun)
+    if fleet:
+        result["federation"] = {name: value for name, value in fleet.note().items() if name == "history"}
+        result["notes"] += fleet.note().get("notes", [])
     folder.write("result.json", result | {"run": str(folder.path)})
     return result | {"run": str(folder.path)}
 
@@ -161,15 +131,18 @@ def _shelf(settings: Settings, folder: RunFolder) -> Path | None:
     return folder.path / "private" if settings.store == "disk" else None
 
 
-def _enter(folder: RunFolder, progress: Progress, phase: str) -> None:
+def _enter(folder: RunFolder, progress: Progress, phase: str, fleet: Elsewhere | None = None) -> None:
     """Begin a phase, with nothing trained in it yet."""
     progress.phase = phase
+    if fleet:
+        progress.fleet = fleet.note() | {"versions": {}}
+        fleet.recall(progress.fleet)
     folder.save(None, progress)
 
 
 def train(
     made: Plan, task: Task, settings: Settings, folder: RunFolder, watch: Watch, progress: Progress,
-    state: State | None, without: np.ndarray | None = None,
+    state: State | None, without: np.ndarray | None = None, fleet: Elsewhere | None = None,
 ) -> State:  # fmt: skip
     """One phase, from its checkpoint or from the start, to its last round."""
     searching = progress.phase == "search"
@@ -185,7 +158,9 @@ def train(
     rounds_run = run(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
-        wire=made.wire.stage, noise_seed=draws_of(settings, folder.number, progress.phase), name=folder.number,
+        wire=fleet.wire(made.wire.stage) if fleet else made.wire.stage, name=folder.number,
+        noise_seed=draws_of(settings, folder.number, progress.phase),
+        clients=fleet.clients(progress.phase) if fleet else None,
     )  # fmt: skip
     searches = task.validate is not None and made.searches
     while (done := _next(rounds_run, folder, state, progress)) is not None:
@@ -205,7 +180,9 @@ def train(
             if why:
                 reason = f"stopped after round {done.number}: {why}"
                 break
-        if time.perf_counter() - saved > max(1.0, 10 * cost):
+        if fleet:
+            progress.fleet = fleet.note()
+        if fleet or time.perf_counter() - saved > max(1.0, 10 * cost):
             at = time.perf_counter()
             progress.privacy = spent(progress.privacy, made.wire, made.delta)
             folder.save(state, progress)
@@ -302,7 +279,7 @@ def _judge(
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
     uploads, extra = progress.traffic["uploads"], task.extra(made.method, made.model, state)
-    taken = gradients(made, task, state)
+    taken = task.taken(made, state) if task.taken else gradients(made, task, state)
     for point in progress.curve:
         point["gradients"] = None if taken is None else taken[0] + (point["round"] - 1) * taken[1]
     silence = [] if uploads else ["Nobody answered in any round: this is the untrained model."]

@@ -15,12 +15,12 @@ from .errors import DataError, SettingError
 People = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Federation:
     """People with examples. `examples(people, round)` is what these devices would compute with in that round."""
 
     people: int  # everybody, members or not: private parameters are numbered by person
-    members: People  # those who take part in training
+    members: People  # those who take part in training; who runs devices elsewhere may add to them
     examples: Callable[[People, int], Ragged]
     catalogue: int = 0  # items, where inputs are items
     names: tuple[str, ...] = ()  # of people, where they have any, for messages

@@ -29,7 +29,7 @@ from .errors import RunError
 from .lock import alone
 
 if TYPE_CHECKING:
-    from .experiment import Progress
+    from .progress import Progress
     from .settings import Settings
 
 FORMAT = "tacit-run-1"
@@ -179,7 +179,7 @@ class RunFolder:
 
     def restore(self, fresh: Callable[[], State]) -> tuple[State | None, Progress | None]:
         """(state, progress) of the last checkpoint; None where there is none."""
-        from .experiment import Progress
+        from .progress import Progress
 
         path = self.path / "state.safetensors"
         if not path.exists():

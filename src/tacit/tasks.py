@@ -1,6 +1,6 @@
 """Tasks: what a data set is used for, and so what is learnt from, what chooses the round, and what judges.
 
-A Task hides the difference between ranking, ratings, regression and labels (client_tasks.py) from the experiment:
+A Task hides the difference between ranking, ratings (rating_tasks.py), regression and labels (client_tasks.py):
     federation(phase, method)    "search" learns without validation data, "final" with it
     validate(...)                a dict of metrics; `better` says how to compare them
     judge(...)                   metrics and intervals of seen or of new people
@@ -26,7 +26,7 @@ from .engine.run import State
 from .engine.store import Store
 from .errors import DataError
 from .evaluation import protocol
-from .evaluation.metrics import ranking_metrics, rating_metrics
+from .evaluation.metrics import ranking_metrics
 from .evaluation.protocol import Judged
 from .federation import Federation, of_histories, pooled
 
@@ -72,6 +72,8 @@ class Task:
     leak: Callable[[], dict[str, Any] | None]
     better: tuple[str, int]  # the metric that chooses, and 1 or -1
     extra: Callable[[Method, Model, State], dict[str, Any]] = lambda method, model, state: {}
+    chosen: Callable[..., Judged] | None = None  # what `validate` is computed from, person by person
+    taken: Callable[..., tuple[float, float] | None] | None = None  # gradients, where devices are elsewhere (costs.py)
 
     @property
     def seen(self) -> People:
@@ -98,20 +100,56 @@ def serve(
     return fresh, numbers, held
 
 
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What people hold, by what it is for; a task is made of it. A part of the people is Parts too (`of`)."""
+
+    kind: str  # ranking or ratings
+    name: str
+    items: int
+    timed: bool
+    histories: dict[str, Histories]
+    scale: tuple[float, float] = (0.0, 1.0)
+    notes: tuple[str, ...] = ()
+
+    def of(self, people: People) -> Parts:
+        """These people's; the others keep their numbers and hold nothing."""
+        kept = {}
+        for name, whole in self.histories.items():
+            mine = np.zeros(whole.people, bool)
+            mine[people] = True
+            kept[name] = whole.where(mine[whole.owners])
+        return replace(self, histories=kept, notes=())
+
+
 def ranking(
     data: Interactions | BroughtSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
 ) -> Task:
     """Which item next? Histories count as taken or not; values are not used."""
+    parts = ranking_parts(data, protocol_name, split_name, seed)
+    return ranking_of(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
+
+
+def ranking_parts(data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int) -> Parts:
+    """What is learnt from, what chooses and what judges."""
     split, timed, about = _ranking_split(data, protocol_name, split_name, seed)
-    catalogue, published = len(about.items), protocol_name == "published"
-    split = replace(split, train=_flat(split.train), valid=_flat(split.valid), test=_flat(split.test))
+    flat = {"train": _flat(split.train), "valid": _flat(split.valid), "test": _flat(split.test)}
+    drawn = {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
+    return Parts("ranking", about.name, len(about.items), timed, flat | drawn, notes=about.notes + split.notes)
+
+
+def ranking_of(parts: Parts, *, protocol_name: str, new_people: float, seed: int) -> Task:
+    """The task of people who hold this."""
+    held, timed = parts.histories, parts.timed
+    split = splits.Split(held["train"], held["valid"], held["test"], held["valid_negatives"], held["test_negatives"])
+    catalogue, published = parts.items, protocol_name == "published"
     both = split.train if published else split.train.then(split.valid)
     forbidden = split.valid.then(split.test) if published else None
     newcomers = np.flatnonzero(splits.held_out_people(split.train.people, new_people, seed))
     judged = some(np.flatnonzero(split.test.lengths), JUDGED, key_of(seed, SPLIT, 6))
     if not len(judged):
         raise DataError(
-            f"Nobody in {about.name} has two interactions or more, so nothing can be held out. Bring longer histories."
+            f"Nobody in {parts.name} has two interactions or more, so nothing can be held out. Bring longer histories."
         )
 
     def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
@@ -132,7 +170,7 @@ def ranking(
     chooses = split.test if published else split.valid
     choosers = some(np.setdiff1d(np.flatnonzero(chooses.lengths), newcomers), VALIDATED, key_of(seed, SPLIT, 5))
 
-    def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
+    def chosen(method: Method, model: Model, state: State, sampling: Sampling) -> Judged:
         store, numbers, held = serve(
             method, state.shared, state.private, at_home(split.train, method, sampling), choosers, None
         )
@@ -140,7 +178,10 @@ def ranking(
         ranked = protocol.rank_sampled(
             method, model, state.shared, store, numbers, held, chooses.take(choosers), negatives.take(choosers)
         )
-        return {k: float(v.mean()) for k, v in ranking_metrics(*ranked).items()}
+        return Judged({"sampled": ranking_metrics(*ranked)})
+
+    def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
+        return {k: float(v.mean()) for k, v in chosen(method, model, state, sampling).raw["sampled"].items()}
 
     def judge(
         method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None
@@ -165,7 +206,7 @@ def ranking(
         }
 
     total = len(split.train) + len(split.valid) + len(split.test)
-    notes = about.notes + split.notes
+    notes = parts.notes
     strangers = int(((both.lengths == 0) & (split.test.lengths > 0)).sum())
     if strangers:
         notes += (f"{count(strangers, 'person has', 'people have')} test items but no history: nothing to go by.",)
@@ -176,7 +217,7 @@ def ranking(
     alone = int(((split.test_negatives.lengths == 0) & (split.test.lengths > 0)).sum())
     if alone == int((split.test.lengths > 0).sum()):
         raise DataError(
-            f"Everybody in {about.name} has touched every item, so a held-out item has nothing to be ranked against. "
+            f"Everybody in {parts.name} has touched every item, so a held-out item has nothing to be ranked against. "
             "Bring a larger catalogue, or use --task ratings."
         )
     if alone:
@@ -191,6 +232,7 @@ def ranking(
         Facts("ranking", catalogue, timed, people=learning(both, newcomers)), split.train.people, total, notes,
         federation,
         validate if len(choosers) else None, judge, judged, np.intersect1d(newcomers, judged), leak, ("ndcg@10", 1),
+        chosen=chosen,
     )  # fmt: skip
 
 
@@ -219,88 +261,3 @@ def _ranking_split(
         return splits.random_share(histories, catalogue, seed), timed, data
     published = protocol_name == "published"
     return splits.leave_one_out(histories, catalogue, seed, shared_negatives=published, timed=timed), timed, data
-
-
-def ratings(data: Interactions | BroughtSplit, *, new_people: float, seed: int) -> Task:
-    """How many stars? Seen people: a tenth of everybody's ratings is held out (or the test file). New people: half of
-    their ratings, drawn at random, is what they bring; the other half is what they are judged on."""
-    whole = data.train if isinstance(data, BroughtSplit) else data
-    whole.require()
-    if whole.value is None:
-        raise DataError(f"{whole.name} has no ratings. Bring a rating column, or use --task ranking.")
-    everyone = np.arange(len(whole.people))
-    if isinstance(data, BroughtSplit):
-        train, asked = whole.histories(seed), data.test.histories(seed)
-        train = train if data.valid is None else train.then(data.valid.histories(seed))
-        support, query = train, asked
-    else:
-        histories = whole.histories(seed)
-        train, asked = splits.support_query(histories, 0.9, seed=seed)
-        support, query = splits.support_query(histories, 0.5, seed=seed)
-    draw = splits.folds(len(everyone), 10, seed + 1)
-    newcomers = np.flatnonzero(splits.held_out_people(len(everyone), new_people, seed))
-    choosers = np.setdiff1d(np.flatnonzero((draw == 0) & (query.lengths > 0) & (support.lengths > 0)), newcomers)
-    half, other = splits.support_query(train, 0.5, seed=seed)  # what choosers bring, and are asked
-    values = np.concatenate([train.values, query.values])
-    scale = (float(values.min()), float(values.max()))
-
-    def federation(phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
-        left_out = newcomers if without is None else without
-        members = np.setdiff1d(everyone, np.union1d(left_out, choosers) if phase == "search" else left_out)
-        made = of_histories(
-            train,
-            len(whole.items),
-            examples=method.examples,
-            negatives=0,
-            batch=sampling.batch,
-            seed=seed,
-            members=members,
-        )
-        return pooled(made) if method.pooled else made
-
-    def errors(
-        method: Method,
-        model: Model,
-        state: State,
-        sampling: Sampling,
-        people: People,
-        passes: int | None,
-        brings: Histories,
-        asks: Histories,
-    ):
-        home = of_histories(
-            brings,
-            len(whole.items),
-            examples=method.examples,
-            negatives=0,
-            batch=sampling.batch,
-            seed=seed,
-            stream=SERVE,
-        )
-        store, numbers, held = serve(method, state.shared, state.private, home, people, passes)
-        return protocol.rating_errors(method, model, state.shared, store, numbers, held, asks.take(people), scale)
-
-    def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
-        return rating_metrics(errors(method, model, state, sampling, choosers, min(state.round, 20), half, other)[0])
-
-    def judge(
-        method: Method, model: Model, state: State, sampling: Sampling, people: People, passes: int | None
-    ) -> Judged:
-        brings, asks = (train, asked) if passes is None else (support, query)
-        people = people[(asks.lengths[people] > 0) & (brings.lengths[people] > 0)]
-        return protocol.judge_ratings(*errors(method, model, state, sampling, people, passes, brings, asks))
-
-    total = len(train) + len(asked)
-    own = isinstance(data, BroughtSplit)
-    notes = whole.notes + (("The split was brought by the user and is used as it is.",) if own else ())
-    judged = np.flatnonzero((query.lengths > 0) & (support.lengths > 0))
-    if not len(judged):
-        raise DataError(
-            f"Nobody in {whole.name} can be judged: a person needs a rating to learn from and one to be asked (in a "
-            "split of your own: rows in train.csv and in test.csv). Bring more ratings."
-        )
-    return Task(
-        Facts("ratings", len(whole.items), whole.time is not None, scale, people=learning(train, newcomers)),
-        len(everyone), total, notes, federation, validate if len(choosers) else None, judge, judged,
-        np.intersect1d(newcomers, judged), lambda: None, ("rmse", -1),
-    )  # fmt: skip

@@ -32,6 +32,7 @@ from .store import Store
 
 People = NDArray[np.int64]
 Mail = Callable[[Iterator[bytes]], Iterator[bytes]]
+NOTHING = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 class Outcome(NamedTuple):
@@ -41,6 +42,7 @@ class Outcome(NamedTuple):
     refused: Counter[str]  # by reason
     first: int | None  # somebody who was refused
     answered: int  # people whose upload was admitted
+    bytes: tuple[int, int] | None = None  # (up, down) as they were sent, where messages were really sent
 
 
 PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
@@ -68,7 +70,7 @@ class Call:
 
     down: Download
     people: People  # who compute
-    examples: Ragged
+    examples: Ragged  # theirs, where they are here
     seat: Seat
     wire: Stage = Stage()
     asked: People | None = None  # `people` and those who dropped out; told apart by secure sums only

@@ -69,7 +69,8 @@ def checksum(tensors: Params, about: str) -> str:
     mark = hashlib.blake2b(about.encode(), digest_size=16)
     for name, value in sorted(tensors.items()):
         mark.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        mark.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        if value.numel():
+            mark.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return mark.hexdigest()
 
 

@@ -145,18 +145,18 @@ def by_item(starts, items, catalogue, good):
 
 
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
-def sum_outer(item_starts, people, entries, residuals, vectors):
+def sum_outer(item_starts, people, entries, residuals, vectors, out):
     """For every item the sums over its people of x x' (upper triangle by rows), r x and 1, x = vectors[person], side by
-    side: [catalogue, p (p + 1) / 2 + p + 1]."""
+    side, into out [catalogue, p (p + 1) / 2 + p + 1]. Added up in double precision, so that rounding to `out` hides in
+    what groups people were added."""
     catalogue, p = len(item_starts) - 1, vectors.shape[1]
     upper = p * (p + 1) // 2
-    out = np.zeros((catalogue, upper + p + 1), np.float32)
     for worker in prange(WORKERS):
-        square = np.empty((p, p), np.float32)
-        rows, scale = np.zeros((BLOCK, p), np.float32), np.zeros(BLOCK, np.float32)
+        square, vector = np.empty((p, p), np.float64), np.empty(p, np.float64)
+        rows, scale = np.zeros((BLOCK, p), np.float64), np.zeros(BLOCK, np.float64)
         for item in range(worker, catalogue, WORKERS):
             square[:] = 0.0
-            vector = out[item, upper : upper + p]
+            vector[:] = 0.0
             for begin in range(item_starts[item], item_starts[item + 1], BLOCK):
                 scale[:] = 0.0
                 for at in range(begin, min(begin + BLOCK, item_starts[item + 1])):
@@ -167,11 +167,11 @@ def sum_outer(item_starts, people, entries, residuals, vectors):
                 add_outer(square, rows, scale)
             flat = 0
             for i in range(p):
+                out[item, upper + i] = vector[i]
                 for j in range(i, p):
                     out[item, flat] = square[j, i]
                     flat += 1
             out[item, upper + p] = item_starts[item + 1] - item_starts[item]
-    return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

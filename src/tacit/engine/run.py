@@ -23,9 +23,10 @@ from ..errors import DivergedError, SettingError
 from ..federation import Federation, cohort_size
 from ..wire.ledger import Ledger
 from ..wire.packing import Form, pack
-from .backends import Call, Mail, choose, collect
+from .backends import NOTHING, Call, Mail, Outcome, choose, collect
 from .store import Store
 
+Clients = Callable[[Call], Outcome]  # devices that are elsewhere (flower/server.py)
 LOST = 3  # rounds in which every single upload was refused, before it is called divergence
 
 
@@ -78,11 +79,12 @@ def run(
     state: State | None = None,
     name: int = 0,
     mail: Mail | None = None,
+    clients: Clients | None = None,
 ) -> Iterator[Round]:
     """Train until `rounds` rounds are done, counting those that `state` has behind it. `download` is how tables are
     written into a download (wire/packing.py). `noise_seed` is what stages draw from (`seed` where left out). `name` is
     the run's own number and `mail` what the network does to messages; both matter to the loop backend only, where
-    messages are bytes."""
+    messages are bytes. `clients` runs devices that are elsewhere, with their examples and private parameters."""
     wire = wire or Stage()
     if mail and choose(backend, method, wire) != "loop":
         raise SettingError("mail carries messages, and only the loop backend makes them. Use backend='loop'.")
@@ -101,15 +103,16 @@ def run(
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
         first: int | None = None
-        answered, shares = 0, 1.0
+        answered, shares, sent = 0, 1.0, None
         answering = wire.seal.standing(asked, people, seat) if wire.seal else people
         if len(answering):
-            held = federation.examples(answering, number)
+            held = NOTHING if clients else federation.examples(answering, number)
             parts = wire.seal.parts(asked, seat) if wire.seal and wire.share else {}
             if parts:  # devices have added their noise in the loop; elsewhere what it comes to is added to the sum
                 shares = 0.0 if backend == "loop" else sum(parts[who] for who in answering.tolist())
             call = Call(down, answering, held, seat, wire, asked, name, mail, parts)
-            upload, rejected, first, answered = collect(backend, method, call, state.private)
+            outcome = clients(call) if clients else collect(backend, method, call, state.private)
+            upload, rejected, first, answered, sent = outcome
             if method.pooled and number == 0:  # a bound: everybody hands over their data, once
                 data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
                 ledger.sent_up(Upload(data, torch.ones(())), 1)
@@ -136,8 +139,8 @@ def run(
         if lost == LOST:
             raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,", refused)
         yield Round(
-            state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared), ledger.up_bytes,
-            ledger.down_bytes, refused,
+            state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared),
+            *(sent or (ledger.up_bytes, ledger.down_bytes)), refused,
         )  # fmt: skip
 
 

@@ -75,6 +75,24 @@ class Store:
             out |= nest(f"touched.{name}", {n: torch.from_numpy(p) for n, p in pages.pack().items()})
         return out
 
+    def part(self, people: People) -> Params:
+        """As `pack`, of these people alone: whoever else is here must not have touched anything."""
+        return {
+            name: value[torch.from_numpy(people)] if _by_person(name) else value for name, value in self.pack().items()
+        }
+
+    def take(self, people: People, packed: Params) -> None:
+        """Take back what `part` gave for these people; the others begin."""
+        whole = self.pack()
+        if {n: v.shape[0] for n, v in packed.items() if _by_person(n)} != {
+            n: len(people) for n in whole if _by_person(n)
+        }:
+            raise RunError("The private part is not of the people who are here. Restore it from a copy, or run again.")
+        for name, value in packed.items():
+            if _by_person(name) and name in whole:
+                packed[name] = whole[name].clone().index_copy(0, torch.from_numpy(people), value.to(whole[name].dtype))
+        self.unpack(packed)
+
     def unpack(self, packed: Params) -> None:
         """Take back what `pack` gave, if it is of the same kind."""
         if {n: (v.dtype, v.shape[1:]) for n, v in packed.items()} != {
@@ -84,6 +102,11 @@ class Store:
         self.stacked = {name: packed[f"stacked.{name}"] for name in self.stacked}
         for name, pages in self.touched.items():
             pages.unpack({n: p.numpy() for n, p in unnest(f"touched.{name}", packed).items()})
+
+
+def _by_person(name: str) -> bool:
+    """Of the names of `pack`: whether its rows are people (others are pages)."""
+    return name.startswith("stacked.") or name.rsplit(".", 1)[-1] in ("first", "last", "used")
 
 
 def _every(pages: Pages, people: People) -> Tensor:

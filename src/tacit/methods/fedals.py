@@ -11,6 +11,8 @@ Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -79,12 +81,15 @@ def fedals(
         weights = held.mask * (floor + (1 - floor) * recency ** ages(held.mask))
         return shared | {"user": solve(shared, held, weights)}
 
-    def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:
-        total, good = sums_of(down, held, model.catalogue, lam, 0.0 if explicit else alpha0)
+    def kernel(
+        down: Download, store: object, people: object, held: object, wide: bool = False
+    ) -> tuple[Upload, dict[str, int]]:
+        total, good = sums_of(down, held, model.catalogue, lam, 0.0 if explicit else alpha0, wide)
         return Upload(total, torch.tensor(float(good.sum()))), {"non-finite": int((~good).sum())}
 
     rows = (*model.rows, "sums")
-    return Method(init, client, server, personalize, "history", rows, kernel)
+    exact = partial(kernel, wide=True)
+    return Method(init, client, server, personalize, "history", rows, kernel, exact=exact)
 
 
 def _item_side(user: Tensor, held: Examples, shared: Params, explicit: bool) -> tuple[Tensor, Tensor]:
@@ -125,8 +130,9 @@ def _nearest(outer: Tensor, vector: Tensor, strength: Tensor, gram: Tensor) -> T
     return ((turn @ ((turn.mT @ vector.double()[..., None]) / values[..., None]))[..., 0]).float()
 
 
-def sums_of(down, held, catalogue, lam, alpha0):
-    """What a whole cohort uploads in sum, compiled, and whose vectors were finite: the others are left out."""
+def sums_of(down, held, catalogue, lam, alpha0, wide=False):
+    """What a whole cohort uploads in sum, compiled, and whose vectors were finite: the others are left out. `wide`: in
+    double precision. The next solves blow a last digit up, so who adds sums of several cohorts wants all digits."""
     shared = {name: value.numpy() for name, value in down.params.items()}
     explicit, item = "item_bias" in shared, shared["item"]
     ones = np.ones(len(held.inputs), np.float32)
@@ -143,9 +149,12 @@ def sums_of(down, held, catalogue, lam, alpha0):
     if explicit:
         left = (held.targets - np.repeat(users[:, -1], held.lengths) - shared["mean"]).astype(np.float32)
         users[:, -1] = 1.0
-    sums = kernels.sum_outer(*kernels.by_item(held.starts, held.inputs, len(item), good), left, users)
+    p = users.shape[1]
+    sums = np.zeros((len(item), p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
+    kernels.sum_outer(*kernels.by_item(held.starts, held.inputs, len(item), good), left, users, sums)
     total = {"sums": torch.from_numpy(sums)}
     if not explicit:
-        fine = torch.from_numpy(users[good])
-        total["square"] = _upper(fine.T @ fine)
+        fine = torch.from_numpy(users[good]).double()
+        square = _upper(fine.T @ fine)
+        total["square"] = square if wide else square.float()
     return total, good

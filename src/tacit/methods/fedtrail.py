@@ -17,6 +17,7 @@ though with FedALS nobody reads it before the last.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -124,11 +125,11 @@ def fedtrail(
         blend = scores[0] if len(scores) == 1 else _z(scores[0]) + _z(scores[1])
         return {"item": blend[:, None], "user": torch.ones(1)}  # what the model multiplies is the score itself
 
-    def kernel(down: Download, store: Any, people: Any, held: Any) -> tuple[Upload, dict[str, int]]:
+    def kernel(down: Download, store: Any, people: Any, held: Any, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         good = np.ones(len(people), bool)
         total: Params = {}
         if als:
-            total, good = sums_of(down, held, m, lam, alpha0)
+            total, good = sums_of(down, held, m, lam, alpha0, wide)
         if not als or float(down.round) == 0:
             new = good if als else store.gather(people)["told"].numpy() == 0
             starts, who, entries = kernels.by_item(held.starts, held.inputs, m, new)
@@ -141,7 +142,8 @@ def fedtrail(
         store.put(people, {n: v.expand(len(people)) for n, v in _told(als, 1.0).items()})
         return Upload(total, torch.tensor(float(good.sum()))), {"non-finite": int((~good).sum())}
 
-    return Method(init, client, server, personalize, "history", kernel=kernel, bulk=m * m)
+    exact = partial(kernel, wide=True)
+    return Method(init, client, server, personalize, "history", kernel=kernel, bulk=m * m, exact=exact)
 
 
 def _told(als: bool, value: float) -> Params:

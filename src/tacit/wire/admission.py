@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,7 +35,11 @@ REASONS = {
 class Door:
     """One round's. What comes in is bytes from anybody; what goes on is one sound upload a person who was asked."""
 
-    def __init__(self, run: int, round: int, asked: Iterable[int], expected: Params | None = None) -> None:
+    def __init__(
+        self, run: int, round: int, asked: Iterable[int], expected: Params | None = None,
+        people: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.people = people or {}  # in the sum that somebody sends, where it is more than one
         self.run, self.round, self.waiting = run, round, {int(who) for who in asked}
         self.answered: set[int] = set()
         self.begun: set[int] = set() if expected is None else set(self.waiting)  # who have had the time to answer
@@ -50,7 +54,8 @@ class Door:
         if who is not None:
             self.begun.add(who)
         if not self.most:
-            self.expected, self.most = total, len(encode(Upload(total, torch.ones(())))) + SLACK
+            size = len(encode(Upload(total, torch.ones(()))))
+            self.expected, self.most = total, size * (2 if self.people else 1) + SLACK
 
     def admit(self, blob: bytes) -> tuple[int, Upload] | None:
         """(who, upload), or None where it is refused: that is counted by reason. Of two sound messages in the name of
@@ -66,7 +71,7 @@ class Door:
 
     def look(self, who: int, upload: Upload) -> tuple[int, Upload] | None:
         """The same of an upload that is no message."""
-        reason = refusal(upload, self.expected)
+        reason = refusal(upload, self.expected, self.people.get(who, 1))
         if reason:
             return self.refuse(reason)
         self.waiting.remove(who)
@@ -89,24 +94,28 @@ class Door:
         return None if head.person in self.waiting & self.begun else "not asked"
 
 
-def refusal(upload: Upload, expected: Params) -> str | None:
-    """Why this one upload is refused, or None. `expected` has the names, shapes and types of a sound one."""
+def refusal(upload: Upload, expected: Params, people: int = 1) -> str | None:
+    """Why this one upload is refused, or None. `expected` has the names, shapes and types of a sound one; it may be the
+    sum of several people's."""
     if set(upload.total) != set(expected):
         return "names"
     if any(upload.total[name].shape != like.shape for name, like in expected.items()) or upload.weight.ndim:
         return "shape"
-    if any(upload.total[name].dtype != like.dtype for name, like in expected.items()) or (
-        upload.weight.dtype != torch.float32
-    ):
+    kinds = {torch.float32, torch.float64} if people > 1 else {torch.float32}  # sums may be in double precision
+    if any(
+        value.dtype != expected[name].dtype and not {value.dtype, expected[name].dtype} <= kinds
+        for name, value in upload.total.items()
+    ) or (upload.weight.dtype != torch.float32):
         return "dtype"
-    for sound, reason in soundness(Upload({n: v[None] for n, v in upload.total.items()}, upload.weight[None])):
+    for sound, reason in soundness(Upload({n: v[None] for n, v in upload.total.items()}, upload.weight[None]), people):
         if not bool(sound[0]):
             return reason
     return None
 
 
-def soundness(uploads: Upload) -> list[tuple[Tensor, str]]:
-    """For uploads stacked along a first axis: which pass each check of the numbers, [people], worst reason first."""
+def soundness(uploads: Upload, people: int = 1) -> list[tuple[Tensor, str]]:
+    """For uploads stacked along a first axis: which pass each check of the numbers, [uploads], worst reason first. Each
+    is a sum of so many people's."""
     weight = uploads.weight
     everyone = torch.ones_like(weight, dtype=torch.bool)
     finite, small = torch.isfinite(weight), everyone
@@ -116,5 +125,5 @@ def soundness(uploads: Upload) -> list[tuple[Tensor, str]]:
             continue
         each = value.reshape(len(value), -1)
         size = torch.maximum(each.amax(1), -each.amin(1))  # NaN and infinity survive a maximum
-        finite, small = finite & torch.isfinite(size), small & (size <= LIMIT)
-    return [(finite, "non-finite"), (small, "too large"), ((weight > 0) & (weight <= MAX_WEIGHT), "weight")]
+        finite, small = finite & torch.isfinite(size), small & (size <= LIMIT * people)
+    return [(finite, "non-finite"), (small, "too large"), ((weight > 0) & (weight <= MAX_WEIGHT * people), "weight")]

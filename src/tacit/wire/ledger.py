@@ -48,6 +48,18 @@ def decode(blob: bytes) -> tuple[Upload, Head]:
     return Upload({name.removeprefix("params/"): value for name, value in parts.items()}, weight), Head(*head.tolist())
 
 
+def read_download(blob: bytes) -> Download:
+    """The download in a message: ValueError if it is not one."""
+    try:
+        parts = load(blob)
+    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, KeyError, AttributeError) as error:
+        raise ValueError(f"not a message: {error}") from error
+    round = parts.pop("round", None)
+    if round is None or round.ndim or any(not name.startswith("params/") for name in parts):
+        raise ValueError("a download holds params/... and round, and nothing else")
+    return Download({name.removeprefix("params/"): value for name, value in parts.items()}, round)
+
+
 class Ledger:
     """Bytes up and down. Messages of the same names, shapes and types have the same length, so each kind is encoded
     once and then counted. Who shares nothing (the method `local`) sends nothing, not even an empty message."""

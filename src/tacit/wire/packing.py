@@ -78,3 +78,28 @@ def pack(params: Params, form: Form) -> tuple[Params, Params]:
             written |= {f"{name}.{part}": value for part, value in parts.items()}
             read[name] = back(parts, tuple(table.shape))
     return written, read
+
+
+def unpack(written: Params, like: Params, form: Form) -> Params:
+    """What a device reads out of a message that `pack` wrote: parameters of these names, shapes and types. ValueError
+    where they are not."""
+    found, left = {}, set(written)
+    for name, shape in ((n, tuple(v.shape)) for n, v in like.items()):
+        parts = {key.removeprefix(f"{name}."): written[key] for key in left if key.startswith(f"{name}.")}
+        try:
+            if name in written:
+                found[name] = written[name]
+                left.discard(name)
+            elif form != "dense":
+                found[name] = FORMS[form][1](parts, shape)
+                left -= {f"{name}.{part}" for part in parts}
+        except (KeyError, IndexError, RuntimeError, ValueError) as error:
+            raise ValueError(f"{name} cannot be read ({error})") from error
+        value = found.get(name)
+        if value is None or value.shape != shape or value.dtype != like[name].dtype:
+            raise ValueError(f"{name} is missing, or of another shape or type")
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"{name} holds numbers that are not finite")
+    if left:
+        raise ValueError(f"it also holds {', '.join(sorted(left)[:3])}")
+    return found

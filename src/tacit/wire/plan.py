@@ -197,9 +197,10 @@ def multiplier_for(
     return noise * 1.0001 if bounded else noise  # an accountant's grid is coarser for three releases than for one
 
 
-def upload_of(method: Method, model: Model, inputs: torch.Tensor) -> Params:
-    """What an upload of this method looks like: names, whole shapes, types. `inputs` is one example, [1, 1, ...]."""
+def upload_of(method: Method, model: Model, inputs: torch.Tensor, down: Download | None = None) -> Params:
+    """What an upload of this method looks like: names, whole shapes, types. `inputs` is one example, [1, 1, ...];
+    `down` what the device received (the first round's when left out)."""
     shared, own = method.init(model.init(torch.Generator().manual_seed(0)))
     one = torch.ones(1, 1)
-    upload, _ = method.client(Download(shared, torch.tensor(0.0)), own, Examples(inputs, one, one))
+    upload, _ = method.client(down or Download(shared, torch.tensor(0.0)), own, Examples(inputs, one, one))
     return {name: value.detach() for name, value in upload.total.items()}

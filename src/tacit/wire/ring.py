@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
 LOST, RISK = 0.3, 0.01  # at such a drop-out so many rounds of a ring are abandoned
 
@@ -20,6 +19,8 @@ LOST, RISK = 0.3, 0.01  # at such a drop-out so many rounds of a ring are abando
 def degree(people: int) -> int:
     """Neighbours on a ring of so many; grows like the logarithm."""
     width = 4
+    from scipy.stats import binom  # half a second, which every node would spend on every message
+
     while width < people - 1 and people * binom.sf(width // 2 - 1, width + 1, LOST) > RISK:
         width += 2
     return width

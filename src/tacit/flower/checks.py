@@ -1,0 +1,89 @@
+"""What is looked at before it is believed: settings that nodes elsewhere cannot follow, and what nodes say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..errors import SettingError
+from ..promises import SECRET
+from ..settings import Settings
+from ..wire.admission import REASONS
+from ..wire.ledger import decode
+from ..wire.plan import parse
+from ..wire.robust import RULES
+from .messages import Told, Trained, read
+
+
+def refuse_unfit(settings: Settings) -> None:
+    """What `tacit run` can do and nodes elsewhere cannot, or must not."""
+    wire = dict(parse(settings.wire))
+    rule = next((name for name in wire if name in RULES), None)
+    if rule:
+        raise SettingError(
+            f"{rule} looks at single people's uploads, and a node sends the sum of its people's. Leave it out."
+        )
+    if wire.get("secure"):
+        raise SettingError(
+            f"secure={wire['secure']:g} makes groups of people; between nodes it is one sum. Say secure alone."
+        )
+    if settings.folds:
+        raise SettingError("--new-people folds trains ten more times. Use `tacit run` for it, or a share such as 0.1.")
+    if settings.protocol != "clean":
+        raise SettingError(
+            f"--protocol {settings.protocol} reads the test items while it trains. Use `tacit run` for it."
+        )
+
+
+def common(settings: Settings, run: int, catalogue: str) -> dict[str, Any]:
+    """What stands in every order. A seed of noise that nobody is to know stays here; nodes have their own secrets."""
+    words = settings.model_dump()
+    if settings.noise_seed is None or settings.noise_seed < SECRET:
+        del words["noise_seed"]
+    else:
+        words["noise_seed"] = None
+    return {"run": run, "settings": words, "catalogue": catalogue}
+
+
+def sound(told: Trained, most: int) -> bool:
+    """Whether a node's counts can be true of so many people."""
+    counts = [told.answered, *told.refused.values()]
+    return all(0 <= n <= most for n in counts) and sum(counts) <= most and set(told.refused) <= set(REASONS)
+
+
+def aux_of(aux: dict[str, Any]) -> Trained:
+    """What a node of a secure sum said in clear; nobody is counted where that cannot be read."""
+    try:
+        told = read(Trained, str(aux.get("words", "")))
+    except ValueError:
+        return Trained(answered=0)
+    return told if isinstance(told, Trained) and sound(told, 2**31) else Trained(answered=0)
+
+
+def bears(blob: bytes, place: int) -> bool:
+    """Whether a blob bears the place of the node that it came from; what cannot be read is for the door."""
+    try:
+        return decode(blob)[1].person == place
+    except ValueError:
+        return True
+
+
+def tallies(told: Told) -> bool:
+    """Whether what a node says of its people's metrics are sums of numbers."""
+
+    def fine(part: dict[str, Any] | None) -> bool:
+        if part is None:
+            return True
+        people, numbers = part["people"], [x for each in part["sums"].values() for x in each]
+        kinds = all(isinstance(x, float | int) and math.isfinite(x) for x in numbers)
+        return (
+            part["kind"] in ("ranking", "clients", "ratings", "numbers")
+            and type(people) is int
+            and people > 0
+            and kinds
+        )
+
+    try:
+        return fine(told.seen) and fine(told.new)
+    except (KeyError, TypeError, AttributeError):
+        return False

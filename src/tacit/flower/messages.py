@@ -1,0 +1,118 @@
+"""What the server and a node say to each other, inside Flower's messages: a line of JSON and a blob of tensors.
+
+    hello      who are you?            blob: the catalogue          -> facts, members (numbers), marks of people
+    train      one round               blob: a Download             -> one Upload, the sum over those who were asked
+    validate   how good is it?         blob: a Download             -> sums of metrics (evaluation/tally.py)
+    judge      once, at the end        blob: a Download             -> the same, of seen and of new people
+A node that cannot do what it is asked says why (`error`), in words for whoever runs it. Both sides read what comes in
+with a model that refuses anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+KINDS = {"hello": "query", "train": "train", "validate": "evaluate", "judge": "evaluate"}
+RECORD = "tacit"
+LONGEST = 2**20  # bytes of JSON; whatever is longer than that is a blob
+T = TypeVar("T", bound=BaseModel)
+
+
+class Order(BaseModel):
+    """What the server asks of a node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: Literal["hello", "train", "validate", "judge"]
+    version: str  # of tacit
+    run: int
+    settings: dict[str, Any]
+    catalogue: str  # a hash of the items' names, in order
+    facts: dict[str, Any] = {}
+    place: int = 0  # the node's, among the federation's: its messages bear it
+    phase: str = ""
+    round: int = 0
+    base: int = 0  # rounds that this node's people have behind them, as the server counts: where to go on from
+    asked: list[int] | None = None  # the node's own numbers; None: all who learn
+    key: int = 0  # what devices draw from
+    people: float = 0.0  # whom the round expects, everywhere
+    shares: float = 0.0  # of the noise, that this node adds in a sealed sum
+    nodes: int = 1  # in a sealed sum
+    passes: int = 0
+
+
+class Hello(BaseModel):
+    """A node about itself. The blob has int64 `search` and `final` (who learn), `marks` (of people)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+    name: str
+    own: bool  # people are numbered by the node itself; otherwise they have the numbers of a data set that was cut
+    facts: dict[str, Any]
+    people: int
+    newcomers: int
+    judged: int
+    choosers: int
+    interactions: int
+    notes: list[str] = []
+
+
+class Trained(BaseModel):
+    """A node's round. The blob is the encoded Upload, and empty where nobody had anything sound to say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    answered: int
+    refused: dict[str, int] = {}
+    seconds: float = 0.0
+
+
+class Told(BaseModel):
+    """Sums of metrics."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seen: dict[str, Any] | None = None
+    new: dict[str, Any] | None = None
+    gradients: tuple[float, float] | None = None
+
+
+class Refusal(BaseModel):
+    """Why a node does not do what it was asked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: str
+
+
+def content(words: BaseModel, blob: bytes = b"") -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({"words": words.model_dump_json(), "blob": blob})})
+
+
+def ask(order: Order, node: int, blob: bytes = b"", ttl: float | None = None) -> Message:
+    return Message(content(order, blob), node, KINDS[order.what], ttl=ttl)
+
+
+def words_of(message: Message) -> tuple[str, bytes]:
+    """(the JSON, the blob) of a message from another party: ValueError where it has none."""
+    record = message.content.config_records.get(RECORD)
+    words, blob = (None, None) if record is None else (record.get("words"), record.get("blob"))
+    if not isinstance(words, str) or not isinstance(blob, bytes) or len(words) > LONGEST:
+        raise ValueError("not a message of tacit")
+    return words, blob
+
+
+def read(kind: type[T], words: str) -> T | Refusal:
+    """What the other side said, or why it did not: ValueError where it is neither."""
+    try:
+        found = json.loads(words)
+        if isinstance(found, dict) and set(found) == {"error"}:
+            return Refusal(error=str(found["error"])[:2000])
+        return kind.model_validate(found)
+    except (ValidationError, RecursionError) as error:
+        raise ValueError(f"not a {kind.__name__}: {str(error).splitlines()[0]}") from error

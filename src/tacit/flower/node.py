@@ -1,0 +1,323 @@
+"""A node: one person's device, or a shard of people that runs the fast engine and sends one sum.
+
+Every message starts a new process, so a node is what lies on its disk (`store`):
+    catalogue-HASH.json              the items of a federation
+    RUN/shard.safetensors            this node's people, where it brought its own file
+    RUN/PHASE-N.safetensors          their private parameters after N rounds: touched rows, written whole or not at all
+    secret                           what its devices draw noise from, where the federation's seed is not to be known
+The server says which N to go on from, so a round that was computed and never counted (a late answer, a server that
+died) is as if it had not been. Private parameters and data never leave; they are on disk before the answer goes out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..core import Download, Params, Seat, Stage, Upload
+from ..costs import gradients, threads
+from ..data.sampling import key_of
+from ..engine.backends import Call, choose, collect
+from ..engine.checkpoint import load_params, save_params, write_atomically
+from ..engine.run import State
+from ..engine.store import Store
+from ..errors import DataError, RunError, SettingError, TacitError
+from ..evaluation.tally import tally
+from ..settings import Plan, Settings, plan
+from ..tasks import Facts, People, Task
+from ..wire.ledger import Head, encode, read_download
+from ..wire.packing import unpack
+from ..wire.plan import upload_of
+from ..wire.secure import SecureSum, to_words
+from .messages import Hello, Order, Refusal, Told, Trained
+from .shards import Shard, bring, catalogue_hash, load_shard
+
+Answer = Hello | Trained | Told | Refusal
+Config = Mapping[str, Any]  # of a node: data, store, name
+Make = Callable[["Node", Order], "Home"]
+
+
+@dataclass(frozen=True, eq=False)
+class Home:
+    """What this node's people are, for one run."""
+
+    task: Task
+    own: People  # their numbers in the task
+    plan: Plan | None  # None before the federation's facts are known
+
+
+class Node:
+    def __init__(self, config: Config, make: Make | None = None) -> None:
+        self.config, self.make = config, make or Node.home
+        self.name = str(config.get("name", "this node"))[:64]
+
+    @cached_property
+    def store(self) -> Path:
+        """Where this node keeps what is its own."""
+        place = self.config.get("store")
+        if not place:
+            raise SettingError("This node has no store. Start it with --node-config 'store=\"/a/folder\" ...'.")
+        try:
+            Path(str(place)).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(
+                f"This node's store {place} cannot be made ({error.strerror}). Choose another."
+            ) from error
+        return Path(str(place))
+
+    def answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
+        """What to say to an order. What whoever runs the node can mend is said in words, and not raised."""
+        try:
+            return self._answer(order, blob)
+        except TacitError as error:
+            return Refusal(error=f"{self.name}: {error}"), b""
+
+    def _answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
+        if order.version != __version__:
+            raise SettingError(
+                f"This node has tacit {__version__}, the federation {order.version}; they would not compute the same. "
+                "Install the same version on both."
+            )
+        if order.what == "hello":
+            return self.hello(order, blob)
+        if order.what == "train":
+            return self.train(order, blob)
+        return self.tell(order, blob), b""
+
+    # Who is here
+
+    def hello(self, order: Order, blob: bytes) -> tuple[Hello, bytes]:
+        path = self.store / f"catalogue-{order.catalogue}.json"
+        if blob and not path.exists():
+            if catalogue_hash(json.loads(blob)) != order.catalogue:
+                raise DataError("The catalogue that came is not the one that was announced. Begin again.")
+            write_atomically(path, blob)
+        home = self.make(self, order)
+        task, own = home.task, home.own
+        settings = settings_of(order)
+        trial = plan(settings, task.facts)
+        members = {
+            phase: np.intersect1d(task.federation(phase, trial.method, trial.sampling, None).members, own)
+            for phase in ("search", "final")
+        }
+        shard = self.shard(order) if self.make is Node.home else None
+        marks = own if shard is None else shard.marks(order.run)
+        told = Hello(
+            version=__version__, name=self.name, own=shard is not None and not shard.numbered,
+            facts=asdict(task.facts), people=len(own), newcomers=len(task.newcomers), judged=len(task.seen),
+            choosers=0 if task.validate is None else 1, interactions=task.interactions, notes=list(task.notes),
+        )  # fmt: skip
+        numbers = {name: torch.from_numpy(np.asarray(who, np.int64)) for name, who in members.items()}
+        upload = Upload(numbers | {"marks": torch.from_numpy(marks)}, torch.ones(()))
+        return told, encode(upload, Head(order.run, 0, 0))
+
+    def shard(self, order: Order) -> Shard:
+        """This node's data: cut for it, or its own file, which becomes a shard when it first says hello."""
+        place = self.config.get("data")
+        if not place:
+            raise SettingError("This node has no data. Start it with --node-config 'data=\"/a/file.csv\" ...'.")
+        source, kept = Path(str(place)), self.folder(order) / "shard.safetensors"
+        if not source.exists() and not kept.exists():
+            raise DataError(f"This node's data {source} does not exist. Put the file there, or name another.")
+        if source.suffix == ".safetensors":
+            shard = load_shard(source)
+        elif kept.exists() and order.what != "hello":
+            shard = load_shard(kept)
+        else:
+            names = self.store / f"catalogue-{order.catalogue}.json"
+            items = tuple(json.loads(names.read_text("utf-8"))) if names.exists() else ()
+            shard = bring(source, settings_of(order), items)
+            shard.save(kept)
+        if shard.catalogue != order.catalogue:
+            raise DataError(
+                f"This node's data were cut for another catalogue of items ({shard.catalogue[:8]}) than the "
+                f"federation's ({order.catalogue[:8]}). Cut them again from the same data."
+            )
+        if not len(shard.own):
+            raise DataError("Nobody is in this node's data. Give it a file with at least one person.")
+        return shard
+
+    def home(self, order: Order) -> Home:
+        shard, settings = self.shard(order), settings_of(order)
+        if not order.facts:
+            return Home(shard.task(settings), shard.own, None)
+        facts = facts_of(order.facts)
+        return Home(shard.task(settings, facts.scale), shard.own, plan(settings, facts))
+
+    # Private parameters
+
+    def folder(self, order: Order) -> Path:
+        return self.store / f"{order.run:016x}"
+
+    def private(self, order: Order, home: Home, initial: Params, rows: tuple[str, ...]) -> Store:
+        """These people's own, after `base` rounds."""
+        store = Store.fresh(initial, home.task.people, rows)
+        if order.base and initial:
+            path = self.folder(order) / f"{order.phase}-{order.base}.safetensors"
+            if not path.exists():
+                raise RunError(
+                    f"The federation goes on from round {order.base} of {order.phase}, and this node has nothing of "
+                    "that round: its store was lost or replaced. Restore the store from a copy, or begin again."
+                )
+            packed, about = load_params(path)
+            if about.get("people") != home.own.tolist():
+                raise RunError(
+                    f"{path.name} is of other people than this node's data. Restore the store, or begin again."
+                )
+            store.take(home.own, packed)
+        return store
+
+    def keep(self, order: Order, home: Home, store: Store) -> None:
+        """What stays with these people, and with what it began; older rounds nobody can ask for any more."""
+        if not store.initial:
+            return
+        folder = self.folder(order)
+        about = {"people": home.own.tolist(), "run": order.run, "phase": order.phase}
+        path = folder / f"{order.phase}-{order.round + 1}.safetensors"
+        save_params(path, store.part(home.own), about)
+        path.chmod(0o600)
+        for old in folder.glob(f"{order.phase}-*.safetensors"):
+            number = old.stem.rsplit("-", 1)[-1]
+            if number.isdigit() and int(number) < order.base:
+                old.unlink(missing_ok=True)
+
+    # Work
+
+    def train(self, order: Order, blob: bytes) -> tuple[Trained, bytes]:
+        upload, told = self.round(order, blob)
+        if upload is None:
+            return told, b""
+        return told, encode(upload, Head(order.run, order.round, order.place))
+
+    def sealed(self, order: Order, blob: bytes) -> tuple[NDArray[np.int64], Trained]:
+        """The same as whole numbers, for a sum that is seen only as a sum; nothing sound to say is zeros, with this
+        node's share of the noise."""
+        home = self._planned(order)
+        assert home.plan is not None
+        upload, told = self.round(order, blob)
+        if upload is None:
+            shared, _ = home.plan.method.init(home.plan.model.init(torch.Generator().manual_seed(home.plan.seed)))
+            down = received(blob, shared, settings_of(order), order.round)
+            like = sample(home.plan, home.task.facts, down)
+            upload = Upload({n: torch.zeros_like(v) for n, v in like.total.items()}, torch.zeros(()))
+        share = home.plan.wire.stage.share
+        if order.shares and share:
+            upload = share(upload, self._seat(order)._replace(shares=order.shares))
+        return to_words(SecureSum(most=order.nodes).seal(upload), np.uint64).view(np.int64), told
+
+    def round(self, order: Order, blob: bytes) -> tuple[Upload | None, Trained]:
+        began = time.perf_counter()
+        home = self._planned(order)
+        made, task = home.plan, home.task
+        assert made is not None
+        shared, initial = made.method.init(made.model.init(torch.Generator().manual_seed(made.seed)))
+        federation = task.federation(order.phase, made.method, made.sampling, None)
+        members = np.intersect1d(federation.members, home.own)
+        people = members if order.asked is None else np.intersect1d(np.array(order.asked, np.int64), members)
+        store = self.private(order, home, initial, made.method.rows)
+        settings, wire = settings_of(order), at_node(made.wire.stage)
+        down = received(blob, shared, settings, order.round)
+        if not len(people):
+            self.keep(order, home, store)
+            return None, Trained(answered=0)
+        call = Call(down, people, federation.examples(people, order.round), self._seat(order), wire, people, order.run)
+        method = made.method.but(kernel=made.method.exact or made.method.kernel)
+        found = collect(choose(settings.backend, method, wire), method, call, store)
+        self.keep(order, home, store)
+        told = Trained(
+            answered=found.answered, refused=dict(found.refused), seconds=round(time.perf_counter() - began, 3)
+        )
+        return (small(found.upload) if found.upload and found.answered else None), told
+
+    def tell(self, order: Order, blob: bytes) -> Told:
+        """Sums of metrics of this node's people: for choosing the round, or, at the end, for the result."""
+        home = self._planned(order)
+        made, task = home.plan, home.task
+        assert made is not None
+        shared, initial = made.method.init(made.model.init(torch.Generator().manual_seed(made.seed)))
+        down = received(blob, shared, settings_of(order), order.round)
+        store = self.private(order, home, initial, made.method.rows)
+        state = State(down.params, {}, store, order.round)
+        common = (made.method, made.model, state, made.sampling)
+        if order.what == "validate":
+            return Told(seen=tally(task.chosen(*common)) if task.chosen and task.validate else None)
+        seen = tally(task.judge(*common, task.seen, None)) if len(task.seen) else None
+        new = tally(task.judge(*common, task.newcomers, order.passes)) if len(task.newcomers) else None
+        members = task.federation("final", made.method, made.sampling, None).members
+        return Told(seen=seen, new=new, gradients=gradients(made, task, state) if len(members) else None)
+
+    def _planned(self, order: Order) -> Home:
+        home = self.make(self, order)
+        if home.plan is None:
+            raise RunError("The federation asked for work before it said what on. Begin again.")
+        threads(settings_of(order).threads)
+        return home
+
+    def _seat(self, order: Order) -> Seat:
+        """What devices draw from: the federation's key where its seed may be known, and otherwise this node's own."""
+        key = order.key
+        if settings_of(order).noise_seed is None and "noise_seed" in order.settings:
+            path = self.store / "secret"
+            if not path.exists():
+                write_atomically(path, os.urandom(32))
+                path.chmod(0o600)
+            secret = int.from_bytes(path.read_bytes()[:8], "big")
+            key = int(key_of(secret ^ order.run, order.round, 0 if order.phase == "final" else 1).view("int64"))
+        return Seat(torch.tensor(key), order.round, order.people)
+
+
+def small(upload: Upload) -> Upload:
+    """In single precision wherever that loses nothing: always for one person, and for sums that were added in it."""
+    total = {n: v.float() if v.dtype != torch.float64 or torch.equal(v.float().double(), v) else v
+             for n, v in upload.total.items()}  # fmt: skip
+    return Upload(total, upload.weight.float())
+
+
+def at_node(stage: Stage) -> Stage:
+    """What of a wire happens before a node's sum."""
+    return Stage(client=stage.client, whole=stage.whole)
+
+
+def settings_of(order: Order) -> Settings:
+    try:
+        return Settings(**order.settings)
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            f"The federation's settings are not of this tacit ({str(error).splitlines()[0]})."
+        ) from error
+
+
+def facts_of(words: Mapping[str, Any]) -> Facts:
+    try:
+        return Facts(**{**words, "scale": tuple(words["scale"]), "shape": tuple(words["shape"])})
+    except (KeyError, TypeError) as error:
+        raise SettingError(f"The federation's facts are not of this tacit ({error}).") from error
+
+
+def received(blob: bytes, like: Params, settings: Settings, round: int) -> Download:
+    """The shared parameters out of a download, if they are of this method."""
+    try:
+        found = unpack(read_download(blob).params, like, settings.download)
+    except ValueError as error:
+        raise RunError(f"What the federation sent is not a download of this method ({error}).") from error
+    return Download(found, torch.tensor(float(round)))
+
+
+def sample(made: Plan, facts: Facts, down: Download) -> Upload:
+    """What an answer to this download looks like, after the wire's first half: names, shapes, types."""
+    shape = facts.shape or ((facts.width,) if facts.width else ())
+    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
+    upload = Upload(upload_of(made.method, made.model, inputs, down), torch.ones(()))
+    stage = made.wire.stage
+    return stage.client(upload, Seat(torch.tensor(0), 0, 1.0)) if stage.client else upload

@@ -1,0 +1,298 @@
+"""The server's side: the experiment of `tacit run`, whose devices are nodes elsewhere.
+
+A Fleet stands where the engine would be: `clients` collects a round's uploads over Flower, `task` lets nodes say how
+good a model is. Everything else (the round loop, the search for the best round, the server's step, checkpoints, the
+result) is the same code. What arrives is looked at by the same door (wire/admission.py); who does not answer in time is
+as if they had dropped out; after every round the state is on disk, and a server that died goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .. import __version__
+from ..core import Download, Method, Model, Stage, Upload
+from ..data.interactions import count
+from ..engine.backends import NOTHING, Call, Outcome
+from ..engine.run import State
+from ..errors import RunError, SettingError
+from ..evaluation.tally import Tallied
+from ..experiment import passes
+from ..federation import Federation
+from ..settings import Plan, Settings, plan
+from ..tasks import People, Sampling, Task
+from ..wire.admission import Door, refusal
+from ..wire.ledger import encode
+from ..wire.packing import pack
+from ..wire.secure import SecureSum, from_words
+from .checks import aux_of, bears, sound, tallies
+from .messages import Order, Refusal, Told, Trained
+from .node import facts_of, sample
+from .roll import Member, Roll, said
+from .secagg import fewest, secure_sum
+from .shards import merged
+
+TRIES = 3  # to get a round together, or a judgement of everybody
+
+
+class Found(NamedTuple):
+    """A round that was asked for."""
+
+    outcome: Outcome
+    keys: list[str]  # members that are in it
+    heard: int  # people of nodes that said anything, sound or not
+
+
+@dataclass(eq=False)
+class Fleet:
+    roll: Roll
+    settings: Settings
+    least: float = 0.5  # the share of the people who were asked that a round needs
+    versions: dict[str, int] = field(default_factory=dict)  # by member: rounds of this phase that it has behind it
+    history: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    observe: Callable[[Any], None] | None = None
+    _plan: Plan | None = None
+    _facts: Any = None
+    _federations: dict[str, Federation] = field(default_factory=dict)
+
+    # What goes on from one process of the server to the next
+
+    def note(self) -> dict[str, Any]:
+        return {"versions": self.versions, "offsets": self.roll.offsets, "history": self.history, "notes": self.notes,
+                "facts": None if self._facts is None else asdict(self._facts)}  # fmt: skip
+
+    def recall(self, noted: dict[str, Any]) -> None:
+        self.versions, self.history = dict(noted.get("versions", {})), list(noted.get("history", []))
+        self.notes = list(noted.get("notes", []))
+
+    # The task
+
+    def task(self, known: dict[str, Any] | None = None) -> Task:
+        """As the experiment sees it: nothing of it is here but numbers of people. `known`: the facts of a run that goes
+        on, which stay as they were when it began."""
+        members = list(self.roll.members.values())
+        self._facts = facts = facts_of(known) if known else merged([member.facts for member in members])
+        self._plan = plan(self.settings, facts)
+        if self._plan.method.pooled:
+            raise SettingError(
+                f"{self.settings.method} holds everybody's data in one place, so no federation can run it."
+            )
+        told = Counter(note for member in members for note in member.hello.notes)
+        everywhere = [note for note, times in told.items() if times == len(members)]
+        better = {"ranking": ("ndcg@10", 1), "labels": ("loss", -1)}.get(facts.kind, ("rmse", -1))
+        new, seen = (sum(getattr(m.hello, name) for m in members) for name in ("newcomers", "judged"))
+        last: dict[str, Any] = {}
+
+        def judge(
+            method: Method, model: Model, state: State, sampling: Sampling, people: People, again: int | None
+        ) -> Tallied:
+            if last.get("round") != state.round:
+                last.update(round=state.round, told=self._ask_all("judge", "final", state))
+            parts = [told.seen if again is None else told.new for told in last["told"]]
+            return Tallied([part for part in parts if part])
+
+        def validate(method: Method, model: Model, state: State, sampling: Sampling) -> dict[str, float]:
+            return Tallied([t.seen for t in self._ask_all("validate", "search", state) if t.seen]).exact()
+
+        def taken(made: Plan, state: State) -> tuple[float, float] | None:
+            return next((told.gradients for told in last.get("told", ()) if told.gradients), None)
+
+        return Task(
+            facts, sum(m.hello.people for m in members), sum(m.hello.interactions for m in members),
+            (*everywhere, f"{count(len(members), 'node')} over Flower; nobody's data were here."),
+            self._federation, validate if any(m.hello.choosers for m in members) else None,
+            judge,  # type: ignore[arg-type]
+            np.arange(seen + new), np.arange(seen, seen + new), lambda: None, better, taken=taken,
+        )  # fmt: skip
+
+    def _federation(self, phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
+        made = Federation(0, self._members(phase), lambda people, round: NOTHING, self._facts.items)
+        self._federations[phase] = made
+        return made
+
+    def _members(self, phase: str) -> People:
+        parts = [member.members[phase] for member in self.roll.members.values()]
+        return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+
+    def wire(self, stage: Stage) -> Stage:
+        """What of a wire is left for the server: with secure sums the nodes have added the noise."""
+        if stage.seal is not None:
+            people = lambda upload, seat: Upload(upload.total, torch.tensor(seat.people)) if stage.share else upload
+            return Stage(server=people, poisson=stage.poisson)
+        return Stage(server=stage.server, poisson=stage.poisson)
+
+    # A round
+
+    def clients(self, phase: str) -> Callable[[Call], Outcome]:
+        """How the engine's round reaches the nodes."""
+
+        def collect(call: Call) -> Outcome:
+            began, before = time.perf_counter(), (self.roll.up_bytes, self.roll.down_bytes)
+            for _ in range(TRIES):
+                self.roll.refresh()
+                if phase in self._federations:  # from the next round on, who came since is asked too
+                    self._federations[phase].members = self._members(phase)
+                found = self._round(call, phase)
+                if found.heard >= max(self.least * len(call.people), 1):
+                    break
+                self.roll.say(f"Too few answered in round {call.seat.round + 1}; it is asked for again.")
+                self.roll.wait()
+            else:
+                raise RunError(
+                    f"In round {call.seat.round + 1} the nodes of {found.heard:,} of {len(call.people):,} people "
+                    f"answered within {self.roll.deadline:.0f} seconds, {TRIES} times; {self.least:.0%} are needed. "
+                    "The round before is kept: start the nodes that are missing and resume, or allow fewer (--least)."
+                )
+            self.versions |= dict.fromkeys(found.keys, call.seat.round + 1)
+            names = [self.roll.members[key].name for key in found.keys]
+            self.history.append({
+                "phase": phase, "round": call.seat.round + 1, "nodes": names, "people": found.outcome.answered,
+                "refused": dict(found.outcome.refused), "seconds": round(time.perf_counter() - began, 3),
+            })  # fmt: skip
+            return found.outcome._replace(bytes=(self.roll.up_bytes - before[0], self.roll.down_bytes - before[1]))
+
+        return collect
+
+    def _orders(self, call: Call, phase: str) -> dict[str, tuple[Order, bytes]]:
+        """What each member that has anybody to ask is asked."""
+        assert self._plan is not None
+        blob = encode(Download(pack(call.down.params, self.settings.download)[0], call.down.round))
+        orders = {}
+        for member in self.roll.present():
+            mine = member.members[phase]
+            asked = np.intersect1d(mine, call.people)
+            if not len(asked):
+                continue
+            numbers = None if len(asked) == len(mine) else (asked - member.offset).tolist()
+            orders[member.key] = self._order(
+                "train", phase, member, round=call.seat.round, asked=numbers, key=int(call.seat.key),
+                people=call.seat.people,
+            ), blob  # fmt: skip
+        return orders
+
+    def _order(self, what: Any, phase: str, member: Member, **more: Any) -> Order:
+        return Order(
+            what=what, version=__version__, facts=asdict(self._facts), place=member.place, phase=phase,
+            base=self.versions.get(member.key, 0), **self.roll.common, **more,
+        )  # fmt: skip
+
+    def _round(self, call: Call, phase: str) -> Found:
+        assert self._plan is not None
+        orders = self._orders(call, phase)
+        expected = sample(self._plan, self._facts, call.down)
+        if self._plan.wire.stage.seal is not None:
+            return self._sealed(call, orders, expected)
+        sizes = {}
+        for key, (order, _) in orders.items():
+            member = self.roll.members[key]
+            sizes[member.place] = len(member.members[phase]) if order.asked is None else len(order.asked)
+        door = Door(call.run, call.seat.round, sizes, expected.total, sizes)
+        admitted: dict[str, tuple[Upload | None, Trained]] = {}
+        heard = 0
+        for got in self.roll.exchange(orders):
+            told, place = said(Trained, got), got.member.place
+            if got.late:
+                door.refuse("late")
+            elif isinstance(told, Refusal):
+                self.roll.say(told.error)
+            else:
+                heard += sizes[place]
+                if told is None or not sound(told, sizes[place]):
+                    door.refuse("not a message")
+                elif not got.blob and not told.answered:  # nobody there had anything sound to say
+                    admitted[got.member.key] = None, told
+                elif not bears(got.blob, place):
+                    door.refuse("not asked")
+                elif upload := door.admit(got.blob):
+                    admitted[got.member.key] = upload[1], told
+        return self._added(admitted, door.refused, heard)
+
+    def _added(self, admitted: dict[str, tuple[Upload | None, Trained]], refused: Counter[str], heard: int) -> Found:
+        """The sum, in an order that does not depend on who was first."""
+        total: Upload | None = None
+        answered, rejected = 0, Counter(refused)
+        keys = sorted(admitted, key=lambda key: (min(self.roll.members[key].members["final"], default=0), key))
+        for key in keys:
+            upload, told = admitted[key]
+            answered += told.answered
+            rejected.update(told.refused)
+            if upload is not None:
+                wide = Upload({name: value.double() for name, value in upload.total.items()}, upload.weight)
+                total = wide if total is None else total + wide
+        if total is not None:  # added in double precision: how people are dealt to nodes does not matter
+            total = Upload({name: value.float() for name, value in total.total.items()}, total.weight)
+        return Found(Outcome(total, Counter({n: c for n, c in rejected.items() if c}), None, answered), keys, heard)
+
+    def _sealed(self, call: Call, orders: dict[str, tuple[Order, bytes]], expected: Upload) -> Found:
+        """The same by Flower's SecAgg+: the sum of all nodes, and no part of it, is seen here."""
+        assert self._plan is not None
+        nobody = Outcome(None, Counter({"abandoned": len(call.people)}), None, 0)
+        need = max(fewest(len(orders)), math.ceil(2 * len(orders) / 3))
+        if len(orders) < need:
+            self.roll.say(f"A secure sum needs {need} nodes at least; {count(len(orders), 'node')} can answer.")
+            return Found(nobody, [], 0)
+        shares = 1 / need if self._plan.wire.stage.share else 0.0
+        by_node, asks = {}, {}
+        for key, (order, blob) in orders.items():
+            words = order.model_copy(update={"shares": shares, "nodes": len(orders)}).model_dump_json().encode()
+            node = self.roll.members[key].node
+            by_node[node], asks[node] = key, len(words).to_bytes(4, "big") + words + blob
+            self.roll.down_bytes += len(asks[node])
+        many = 1 + sum(value.numel() for value in expected.total.values())
+        found = secure_sum(
+            self.roll.grid, asks, many, bits=64, least=need, timeout=self.roll.deadline, round=call.seat.round,
+            observe=self.observe,
+        )  # fmt: skip
+        self.roll.up_bytes += 12 * many * len(found.answered)
+        for node, why in found.refused.items():
+            self.roll.say(f"{self.roll.members[by_node[node]].name} is not in the sum: {why}")
+        if found.total is None:
+            self.roll.say(f"The secure sum was not opened: {found.why}")
+            return Found(nobody, [], 0)
+        upload = SecureSum(most=len(orders)).open(from_words(found.total.view(np.uint64), expected))
+        told: dict[str, tuple[Upload | None, Trained]] = {}
+        for node in found.answered:
+            words_of_it = aux_of(found.aux[node])
+            told[by_node[node]] = None, words_of_it
+        added = self._added(told, Counter(), len(call.people))
+        wrong = refusal(upload, expected.total, max(len(call.people), 1))
+        if wrong and added.outcome.answered:
+            refused = Outcome(None, Counter({wrong: added.outcome.answered}), None, 0)
+            return Found(refused, added.keys, added.heard)
+        return added._replace(outcome=added.outcome._replace(upload=upload if added.outcome.answered else None))
+
+    # Judging
+
+    def _ask_all(self, what: str, phase: str, state: State) -> list[Told]:
+        """What every node says of its people; after several tries without those that are not there."""
+        blob = encode(Download(state.shared, torch.tensor(float(state.round))))
+        told: dict[str, Told] = {}
+        for _ in range(TRIES):
+            self.roll.refresh()
+            missing = [m for m in self.roll.present() if m.key not in told]
+            orders = {
+                m.key: (self._order(what, phase, m, round=state.round, passes=passes(state)), blob) for m in missing
+            }
+            for heard in self.roll.exchange(orders):
+                got = None if heard.late else said(Told, heard)
+                if isinstance(got, Refusal):
+                    self.roll.say(got.error)
+                elif got is not None and tallies(got):
+                    told[heard.member.key] = got
+            if len(told) == len(self.roll.members):
+                break
+        if not told:
+            raise RunError(f"No node said how good round {state.round} is. Start the nodes, and resume.")
+        lost = [m for key, m in self.roll.members.items() if key not in told]
+        if lost and what == "judge":
+            self.notes.append(f"Judged without {', '.join(m.name for m in lost)}, who did not answer at the end.")
+        return [told[key] for key in sorted(told)]

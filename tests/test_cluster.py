@@ -1,0 +1,410 @@
+"""A federation's processes on one machine: certificates, keys, ports, and one real SuperLink with one real node."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+import tacit.flower.cluster as cluster_module
+from tacit.errors import RunError, SettingError
+from tacit.flower.certificates import (
+    ends,
+    issue_server,
+    load_node_key,
+    make_authority,
+    make_node_key,
+    public_of,
+    server_for,
+)
+from tacit.flower.cluster import Cluster
+from tacit.flower.processes import MARK, environment, marked, program, require_flower, sweep, toml
+
+# --------------------------------------------------------------------------------------------- certificates
+
+
+def handshake(server, authority: Path, name: str = "127.0.0.1") -> None:
+    """One TLS connection through memory, checked as strictly as Python can."""
+    host = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    host.load_cert_chain(server.certificate, server.key)
+    guest = ssl.create_default_context(cafile=str(authority))
+    guest.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_host, to_guest = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends_of = [
+        guest.wrap_bio(to_guest, to_host, server_hostname=name),
+        host.wrap_bio(to_host, to_guest, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends_of:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert ends_of[0].version() is not None
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_server_is_known_by_its_authority_and_by_no_other(tmp_path):
+    old = os.umask(0)  # modes must not lean on it
+    try:
+        authority = make_authority(tmp_path / "authority")
+        server = issue_server(tmp_path / "authority", tmp_path / "server", ["127.0.0.1", "server.example.org"])
+    finally:
+        os.umask(old)
+    handshake(server, server.authority)
+    handshake(server, authority, "server.example.org")
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch|doesn't match"):
+        handshake(server, authority, "other.example.org")
+    other = make_authority(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        handshake(server, other)
+
+    assert [mode(tmp_path / name) for name in ("authority", "server")] == [0o700, 0o700]
+    assert [mode(path) for path in (tmp_path / "authority/ca.key", server.key)] == [0o600, 0o600]
+    assert sorted(path.name for path in server.key.parent.iterdir()) == ["ca.crt", "server.crt", "server.key"]
+    days = ends(server.certificate) - datetime.now(UTC)
+    assert timedelta(days=823) < days <= timedelta(days=825)
+    with pytest.raises(SettingError, match="826 days was asked for; expected 1 to 825"):
+        issue_server(tmp_path / "authority", tmp_path / "server", days=826)
+    with pytest.raises(SettingError, match="neither a host name nor an address"):
+        issue_server(tmp_path / "authority", tmp_path / "server", ["a b"])
+
+
+def test_rotation_is_one_call_and_nodes_need_nothing_new(tmp_path):
+    trusted = make_authority(tmp_path / "authority").read_bytes()
+    server = server_for(tmp_path / "authority", tmp_path / "server")
+    first = server.certificate.read_bytes(), server.key.read_bytes()
+    assert server_for(tmp_path / "authority", tmp_path / "server") == server
+    assert (server.certificate.read_bytes(), server.key.read_bytes()) == first  # kept while it serves
+
+    issue_server(tmp_path / "authority", tmp_path / "server")
+    second = server.certificate.read_bytes(), server.key.read_bytes()
+    assert first[0] != second[0] and first[1] != second[1]
+    assert make_authority(tmp_path / "authority").read_bytes() == trusted == server.authority.read_bytes()
+    handshake(server, tmp_path / "authority" / "ca.crt")
+
+    server.key.write_bytes(first[1])  # as a crash between the two files would leave it
+    handshake(server_for(tmp_path / "authority", tmp_path / "server"), server.authority)
+    before = server.certificate.read_bytes()
+    server_for(tmp_path / "authority", tmp_path / "server", ["127.0.0.1", "10.1.2.3"])  # it was not for this address
+    assert server.certificate.read_bytes() != before
+    issue_server(tmp_path / "authority", tmp_path / "server", days=20)  # ends too soon to begin with
+    server_for(tmp_path / "authority", tmp_path / "server")
+    assert ends(server.certificate) > datetime.now(UTC) + timedelta(days=800)
+
+    (tmp_path / "authority" / "ca.key").unlink()
+    with pytest.raises(SettingError, match=r"ca\.key is not; expected both or none"):
+        make_authority(tmp_path / "authority")
+    with pytest.raises(SettingError, match="cannot be read"):
+        issue_server(tmp_path / "authority", tmp_path / "server")
+
+
+def test_node_keys_are_kept_private_and_the_same(tmp_path):
+    path = make_node_key(tmp_path / "nodes", "node-0")
+    content = path.read_bytes()
+    assert mode(path) == 0o600 and mode(path.parent) == 0o700
+    assert isinstance(load_node_key(path).curve, ec.SECP384R1)
+    public = load_ssh_public_key(public_of(path).read_bytes())
+    assert public == load_node_key(path).public_key()
+    path.chmod(0o644)
+    public_of(path).unlink()
+    assert make_node_key(tmp_path / "nodes", "node-0").read_bytes() == content
+    assert mode(path) == 0o600 and public_of(path).exists()
+    with pytest.raises(SettingError, match="not the name of a node"):
+        make_node_key(tmp_path / "nodes", "../node")
+    path.write_text("no key")
+    with pytest.raises(SettingError, match="cannot be read as a node's private key"):
+        make_node_key(tmp_path / "nodes", "node-0")
+
+
+# --------------------------------------------------------------------------------------------- processes
+
+
+def test_a_missing_flower_is_told_with_the_extra(monkeypatch, tmp_path):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else real(name, *a))
+    with pytest.raises(SettingError, match=r"needs Flower\. Install it: pip install 'tacit\[flower\]'"):
+        require_flower()
+    with pytest.raises(SettingError, match="needs Flower"), Cluster(tmp_path, [{}], say=print):
+        pass
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingError, match="program flower-superlink, which is neither beside"):
+        require_flower()
+
+
+def test_a_taken_port_is_named_before_anything_starts(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        cluster = Cluster(tmp_path / "c", [{}], port=port, say=print)
+        with pytest.raises(SettingError, match=rf"Port {port} of 127\.0\.0\.1 cannot be used \(Address already in use"):
+            cluster.__enter__()
+    assert cluster.processes == [] and marked(cluster.token) == []
+    for wrong in (0, 65536):
+        with pytest.raises(SettingError, match="expected 1 to 65535"):
+            Cluster(tmp_path / "c", [{}], port=wrong, say=print)
+    with pytest.raises(SettingError, match="0 nodes"):
+        Cluster(tmp_path / "c", [], say=print)
+
+
+def test_settings_are_read_back_by_flower_as_they_were():
+    from flwr.common.config import parse_config_args
+
+    values = {"name": "a \"b\" 'c' = ü 😀 \\ \x7f\n\t", "n": -3, "x": 0.1, "yes": True, "no": False, "empty": ""}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", lambda *a, **k: __import__("io").BytesIO(toml(values).encode()))
+        assert parse_config_args(["any.toml"]) == values
+    with pytest.raises(SettingError, match="not the name of a setting"):
+        toml({"a b": 1})
+
+
+def test_a_guard_ends_everything_when_we_are_killed(tmp_path):
+    """The process that holds the guard is killed; a child of a child, in another session, must go too."""
+    script = f"""
+import os, subprocess, sys, time
+from pathlib import Path
+from tacit.flower.processes import Guard, environment
+guard = Guard("{tmp_path.name}-mark")
+inner = "import subprocess; subprocess.run(['sleep', '300'], start_new_session=True)"
+subprocess.Popen([sys.executable, "-c", inner], env=environment(Path("."), "{tmp_path.name}-mark:one"))
+print(guard.pid, flush=True)
+time.sleep(300)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=tmp_path)
+    try:
+        assert holder.stdout is not None
+        guard = int(holder.stdout.readline())
+        wait_for(lambda: len(marked(f"{tmp_path.name}-mark")) == 2, 20)
+        assert all(MARK.encode() not in word for word in Path(f"/proc/{guard}/environ").read_bytes().split(b"\0"))
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    try:
+        wait_for(lambda: not marked(f"{tmp_path.name}-mark"), 10)
+    finally:
+        sweep(f"{tmp_path.name}-mark")
+
+
+def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_module, "TRIES", 1)
+    said: list[str] = []
+    cluster = Cluster(tmp_path / "c", [{}], say=said.append)
+    node = cluster._nodes[0]
+
+    def start(process):
+        process.start([sys.executable, "-c", "print('no such people'); raise SystemExit(3)"], dict(os.environ))
+        process.wait(10)
+
+    monkeypatch.setattr(cluster, "_start_node", start)
+    start(node)
+    cluster._revive([node])
+    assert cluster.restarts == 1 and said == ["node-0 ended (code 3) and is started again."]
+    with pytest.raises(RunError, match=r"(?s)node-0 ended 2 times in a row .*code 3.*no such people"):
+        cluster._revive([node])
+
+
+def wait_for(true, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.1)
+
+
+# --------------------------------------------------------------------------------------------- a real federation
+
+APP = {
+    "pyproject.toml": """
+[project]
+name = "trial"
+version = "0.1.0"
+description = "One question to every node."
+license = {file = "LICENSE"}
+dependencies = ["flwr>=1.41,<1.42"]
+[tool.flwr.app]
+publisher = "tacit"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+[tool.flwr.app.components]
+serverapp = "trial.parts:server"
+clientapp = "trial.parts:client"
+[tool.flwr.app.config]
+out = ""
+""",
+    "LICENSE": "For tests.\n",
+    "trial/__init__.py": "",
+    "trial/parts.py": """
+import json, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.query()
+def answer(message, context):
+    told = {"name": context.node_config["name"], "twice": 2 * message.content["ask"]["number"]}
+    return Message(RecordDict({"told": ConfigRecord(told)}), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    print("the server speaks", flush=True)
+    nodes = list(grid.get_node_ids())
+    asked = [Message(RecordDict({"ask": ConfigRecord({"number": 21})}), node, "query", ttl=60) for node in nodes]
+    waiting, told = set(grid.push_messages(asked)), []
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            told.append([reply.metadata.src_node_id, dict(reply.content["told"])])
+        time.sleep(0.1)
+    Path(context.run_config["out"]).write_text(json.dumps(told))
+""",
+}
+
+
+def write_app(folder: Path) -> Path:
+    for name, text in APP.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def listened_on(processes: list[int]) -> set[tuple[str, int]]:
+    """(address, port) of every socket that these processes listen on, from /proc: 4 or 16 bytes in hexadecimal."""
+    sockets = set()
+    for process in processes:
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            try:
+                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
+            except OSError:
+                continue
+            sockets |= {found[1]} if found else set()
+    there = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in sockets:
+                address, port = words[1].split(":")
+                there.add((address, int(port, 16)))
+    return there
+
+
+def stranger(cluster: Cluster, name: str, *words: str) -> tuple[int, str]:
+    """Exit code and words of a SuperNode that should not be let in."""
+    command = [program("flower-supernode"), "--superlink", cluster.address, "--max-retries", "1"]
+    command += ["--isolation", "process", "--port"]  # it starts no other process that way
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = environment(cluster.folder / "flower", f"{cluster.token}:{name}")
+    done = subprocess.run([*command, str(port), *words], env=env, capture_output=True, timeout=100, check=False)
+    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
+
+
+def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
+    """One real cluster for all of it: a run, refusals, two deaths, and the end."""
+    said: list[str] = []
+    with Cluster(tmp_path / "c", [{"name": 'the "first"', "partition-id": 0}], say=said.append) as cluster:
+        assert [name for name, _ in cluster.processes] == ["superlink", "node-0"]
+        refused: dict[str, tuple[int, str]] = {}
+        root = str(cluster.folder / "server" / "ca.crt")
+        foreign = make_node_key(tmp_path / "foreign", "node")
+        other = str(make_authority(tmp_path / "other"))
+        own = str(cluster.folder / "nodes" / "node-0")
+        cases = {
+            "plain": ["--insecure"],
+            "unregistered": ["--root-certificates", root, "--auth-supernode-private-key", str(foreign)],
+            "keyless": ["--root-certificates", root],
+            "misled": ["--root-certificates", other, "--auth-supernode-private-key", own],
+        }
+        run = cluster.submit(write_app(tmp_path / "app"), {"out": str(tmp_path / "out.json")})
+        threads = [
+            threading.Thread(target=lambda n=name, w=words: refused.update({n: stranger(cluster, n, *w)}))
+            for name, words in cases.items()
+        ]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 120
+        while (state := cluster.state(run)) in ("pending", "running") and time.monotonic() < until:
+            cluster.tend()
+            time.sleep(0.2)
+        assert (state, cluster.reason(run)) == ("completed", ""), cluster.server_log(run)
+        number = cluster.node_ids["node-0"]
+        assert json.loads((tmp_path / "out.json").read_text()) == [[number, {"name": 'the "first"', "twice": 42}]]
+        assert "the server speaks" in cluster.server_log(run)
+
+        processes = [process for process, _ in cluster.everything]
+        assert len(processes) >= 4  # with the SuperExecs
+        listening = listened_on(processes)
+        assert {address for address, _ in listening} == {"0100007F"}  # 127.0.0.1, and nothing else
+        assert cluster.port in {port for _, port in listening}
+
+        for thread in threads:
+            thread.join()
+        assert {name: code for name, (code, _) in refused.items()} == dict.fromkeys(cases, 1)
+        for name, words in {
+            "plain": "Failed to initialize the connection",
+            "unregistered": "Failed to activate SuperNode",
+            "keyless": "SuperNode authentication is enabled",
+            "misled": "CERTIFICATE_VERIFY_FAILED",
+        }.items():
+            assert words in refused[name][1] and "SuperNode ID" not in refused[name][1], refused[name]
+        with pytest.raises((http.client.HTTPException, OSError)):
+            plain = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=5)
+            try:
+                plain.request("GET", "/health")
+                plain.getresponse()
+            finally:
+                plain.close()
+        assert cluster._control.online() == 1
+
+        with pytest.raises(RunError, match="could not be submitted"):
+            cluster.submit(tmp_path / "nowhere", {})
+
+        log = cluster.folder / "logs" / "node-0.log"
+        assert log.read_text().count(f"SuperNode ID: {number}") == 1
+        os.kill(dict(cluster.processes)["node-0"], signal.SIGKILL)
+        wait_for(lambda: "node-0" not in dict(cluster.processes), 5)
+        cluster.tend()
+        wait_for(
+            lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30
+        )  # let in at once, the same as before
+        assert cluster._control.online() == 1
+        os.kill(dict(cluster.processes)["superlink"], signal.SIGKILL)
+        wait_for(lambda: "superlink" not in dict(cluster.processes), 5)
+        cluster.tend()
+        assert cluster.state(run) == "completed" and cluster._control.online() == 1  # it knows what it knew
+        assert cluster.restarts == 2 and len(said) == 2
+
+        private = [path for path in cluster.folder.rglob("*") if path.suffix in (".key", ".toml") or path == Path(own)]
+        assert len(private) >= 5 and all(mode(path) == 0o600 for path in private if "apps" not in path.parts)
+        port = cluster.port
+    assert marked(cluster.token) == [] and cluster.processes == []
+    for _, used in listening | {("", port)}:
+        with socket.socket() as trial:
+            assert trial.connect_ex(("127.0.0.1", used)) != 0
+    assert not list(cluster.folder.glob("superlink.db*"))  # messages that were under way are in it
