@@ -34,6 +34,7 @@ from tacit.flower.certificates import (
     server_for,
 )
 from tacit.flower.cluster import Cluster
+from tacit.flower.link import Link, Unreachable
 from tacit.flower.processes import MARK, environment, marked, program, require_flower, sweep, toml
 
 # --------------------------------------------------------------------------------------------- certificates
@@ -226,6 +227,27 @@ def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
         cluster._revive([node])
 
 
+def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
+    """Flower would say "running" for a minute."""
+    cluster = Cluster(tmp_path / "c", [{}], say=print)
+    stopped: list[int] = []
+    monkeypatch.setattr(Link, "stop", lambda link, run: stopped.append(run))
+    monkeypatch.setattr(Link, "run", lambda link, run: ("running", ""))
+    monkeypatch.setattr(cluster_module, "marked", lambda mark: [(1, "python flwr-serverapp --token x")])
+    assert cluster.state(7) == "running"
+
+    def away(link, run):
+        raise Unreachable("away")
+
+    monkeypatch.setattr(Link, "run", away)
+    assert (cluster.state(7), cluster.state(8)) == ("running", "pending")  # what was known last
+    monkeypatch.setattr(Link, "run", lambda link, run: ("running", ""))
+    monkeypatch.setattr(cluster_module, "marked", lambda mark: [(1, "python flower-superexec")])
+    assert (cluster.state(7), cluster.reason(7), stopped) == ("failed", "Its ServerApp process is gone.", [7])
+    monkeypatch.setattr(Link, "run", lambda link, run: ("stopped", "") if run == 7 else ("completed", ""))
+    assert (cluster.state(7), cluster.state(9)) == ("failed", "completed")
+
+
 def wait_for(true, seconds: float) -> None:
     until = time.monotonic() + seconds
     while not true():
@@ -390,9 +412,7 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
         os.kill(dict(cluster.processes)["node-0"], signal.SIGKILL)
         wait_for(lambda: "node-0" not in dict(cluster.processes), 5)
         cluster.tend()
-        wait_for(
-            lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30
-        )  # let in at once, the same as before
+        wait_for(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30)  # at once, as before
         assert cluster._control.online() == 1
         os.kill(dict(cluster.processes)["superlink"], signal.SIGKILL)
         wait_for(lambda: "superlink" not in dict(cluster.processes), 5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from flower_worlds import facts_of, fleet_of, nodes_of, over_flower, private_of
 from tacit.core import Download, Examples, Stage, Upload
 from tacit.engine.checkpoint import load_state, same_bytes, save_state
 from tacit.engine.run import begin, run
@@ -150,6 +151,19 @@ def assert_close(a, b, tolerance=1e-5):
 
 def test_every_method_has_a_row():
     assert {name for name, *_ in TABLE} == set(METHODS)
+
+
+@pytest.mark.parametrize("name, settings, task", FEDERATED)
+def test_flower_means_the_same(name, settings, task, tmp_path):
+    """Three nodes with a third of the people each, every message as bytes, against everybody on one machine."""
+    method, model, federation = world(name, settings, task)
+    expected = trained(name, settings, task)[-1].state
+    grid, made, nodes = nodes_of(method, model, federation, facts_of(task, federation), tmp_path)
+    got = over_flower(fleet_of(grid, made), made)
+    tolerance = PICTURES if task == "pictures" else 1e-6
+    assert_close(got.shared, expected.shared, tolerance)
+    private = private_of(made, nodes, federation, base=3)
+    assert_close(private, expected.private.gather(np.arange(federation.people)), max(tolerance, 1e-5))
 
 
 @pytest.mark.parametrize("name, settings, task", FEDERATED)

@@ -106,7 +106,8 @@ class Pages:
         self.pages = pages
         self.follows, self.ids = parts["follows"].copy(), parts["ids"].copy()
         if self._file is None:
-            self.values = np.require(parts["values"], requirements=["C", "W", "O"])
+            empty = np.zeros((0, PAGE, self.initial.shape[1]), np.float32)  # what has no numbers cannot be made larger
+            self.values = np.require(parts["values"], requirements=["C", "W", "O"]) if pages else empty
             return
         self.values = np.zeros((0, PAGE, self.initial.shape[1]), np.float32)
         self.ids, self.follows = self.ids[:0].copy(), self.follows[:0].copy()

@@ -246,6 +246,7 @@ class Cluster:
     def tend(self) -> None:
         """Start again what has ended. Call it every second or so."""
         if self._guard and not self._guard.alive():
+            self._guard.dismiss()
             self._guard = Guard(self.token)
         if not self._link.alive():
             self._revive([self._link])

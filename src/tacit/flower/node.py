@@ -105,8 +105,7 @@ class Node:
             write_atomically(path, blob)
         home = self.make(self, order)
         task, own = home.task, home.own
-        settings = settings_of(order)
-        trial = plan(settings, task.facts)
+        trial = home.plan or plan(settings_of(order), task.facts)
         members = {
             phase: np.intersect1d(task.federation(phase, trial.method, trial.sampling, None).members, own)
             for phase in ("search", "final")
@@ -232,7 +231,7 @@ class Node:
             self.keep(order, home, store)
             return None, Trained(answered=0)
         call = Call(down, people, federation.examples(people, order.round), self._seat(order), wire, people, order.run)
-        method = made.method.but(kernel=made.method.exact or made.method.kernel)
+        method = made.method.but(kernel=made.method.kernel and (made.method.exact or made.method.kernel))
         found = collect(choose(settings.backend, method, wire), method, call, store)
         self.keep(order, home, store)
         told = Trained(

@@ -76,12 +76,12 @@ class Fleet:
 
     # The task
 
-    def task(self, known: dict[str, Any] | None = None) -> Task:
+    def task(self, known: dict[str, Any] | None = None, made: Plan | None = None) -> Task:
         """As the experiment sees it: nothing of it is here but numbers of people. `known`: the facts of a run that goes
-        on, which stay as they were when it began."""
+        on, which stay as they were when it began. `made`: a plan of one's own, where nodes have one too."""
         members = list(self.roll.members.values())
         self._facts = facts = facts_of(known) if known else merged([member.facts for member in members])
-        self._plan = plan(self.settings, facts)
+        self._plan = made or plan(self.settings, facts)
         if self._plan.method.pooled:
             raise SettingError(
                 f"{self.settings.method} holds everybody's data in one place, so no federation can run it."
