@@ -28,11 +28,12 @@ from hypothesis import strategies as st
 from tacit import __version__, experiment
 from tacit.data.importing import write_atomically as write_data
 from tacit.data.sources import load
-from tacit.engine.checkpoint import load_params, save_params, write_atomically
+from tacit.engine.checkpoint import load_params, save_params
 from tacit.errors import DataError, RunError
 from tacit.experiment import Progress, execute
 from tacit.runs import RunFolder
 from tacit.settings import Settings
+from tacit.wholefile import write_atomically
 
 with warnings.catch_warnings():  # typer 0.20 imports what click 8.5 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)

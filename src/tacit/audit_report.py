@@ -17,9 +17,9 @@ from typing import Any
 import jinja2
 
 from .canvas import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, quiet_style
-from .engine.checkpoint import write_atomically
 from .errors import RunError
 from .tables import NONE, method_name, plain
+from .wholefile import write_atomically
 
 Result = dict[str, Any]
 CLOSE = 0.05  # of F1 beyond popularity's: what is less is hardly anything

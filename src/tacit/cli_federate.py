@@ -41,8 +41,19 @@ DeadlineOption = Annotated[
     float, typer.Option("--deadline", help="Seconds that a node has to answer; a round goes on without the others.")
 ]
 LeastOption = Annotated[float, typer.Option("--least", help="Share of the people asked that a round needs.")]
-PortOption = Annotated[int | None, typer.Option("--port", help="Of the SuperLink; a free one when left out.")]
-HostOption = Annotated[str, typer.Option("--host", help="Where the SuperLink listens.")]
+PortOption = Annotated[
+    int | None,
+    typer.Option("--port", help="Of the SuperLink; a free one when left out. With --write-app: of its proxy (8443)."),
+]
+HostOption = Annotated[
+    str, typer.Option("--host", help="Where the SuperLink listens. With --write-app: the name that nodes reach it by.")
+]
+CatalogueOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalogue", help="With --write-app, in place of --data: a file of items, with columns item, title, genres."
+    ),
+]
 AppOption = Annotated[
     Path | None,
     typer.Option("--write-app", help="Run nothing: write the Flower app, keys and commands for real machines here."),
@@ -58,7 +69,8 @@ def federate(
     backend: BackendOption = "auto", download: DownloadOption = "dense", wire: WireOption = "",
     epsilon: EpsilonOption = None, delta: DeltaOption = None, noise_seed: NoiseSeedOption = None,
     deadline: DeadlineOption = 120.0, least: LeastOption = 0.5, host: HostOption = "127.0.0.1",
-    port: PortOption = None, write_app: AppOption = None, threads: ThreadsOption = None, json_: JsonOption = False,
+    port: PortOption = None, write_app: AppOption = None, catalogue: CatalogueOption = None,
+    threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """The same run as `tacit run` as a real federation over Flower: one SuperLink, N SuperNodes, TLS, node keys."""
     from .data.sources import load
@@ -67,11 +79,13 @@ def federate(
     from .methods import find_method
     from .runs import next_folder
 
+    if catalogue is not None and write_app is None:
+        raise SettingError("--catalogue names items without anybody, so nothing can be run on it. Add --write-app DIR.")
     settings = make_settings(
-        data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
-        protocol="clean", split=split, new_people=new_people, tolerance=tolerance, patience=patience,
-        seed=seed, backend=backend, store="memory", download=download, threads=threads,
-        wire=wire, epsilon=epsilon, delta=delta, noise_seed=noise_seed,
+        data=data if catalogue is None else str(catalogue), task=task, method=method, set=set_, rounds=rounds,
+        cohort=cohort, dropout=dropout, protocol="clean", split=split, new_people=new_people,
+        tolerance=tolerance, patience=patience, seed=seed, backend=backend, store="memory", download=download,
+        threads=threads, wire=wire, epsilon=epsilon, delta=delta, noise_seed=noise_seed,
     )  # fmt: skip
     require_flower()
     from .flower.checks import refuse_unfit
@@ -80,12 +94,13 @@ def federate(
     asked = _asked(Federation, nodes=nodes, deadline=deadline, least=least, host=host, port=port)
     refuse_unfit(settings)
     find_method(method)
-    loaded = load(data, seed=seed, cache=cache(), say=say)
     if write_app is not None:
-        from .flower.deploy import write_deployment
+        from .flower.deploy import read_catalogue, write_deployment
 
-        emit_or_say(write_deployment(write_app, settings, loaded, asked), json_)
+        items = load(data, seed=seed, cache=cache(), say=say) if catalogue is None else read_catalogue(catalogue)
+        emit_or_say(write_deployment(write_app, settings, items, asked), json_)
         return
+    loaded = load(data, seed=seed, cache=cache(), say=say)
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-{method}")
     made = make_task(settings, loaded)
     check(settings, made)

@@ -54,7 +54,7 @@ def holder(place: int) -> str:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that are gone left half written (engine/checkpoint.py names it)."""
+    """Remove what processes that are gone left half written (wholefile.py names it)."""
     for part in (*folder.glob(".*.part"), *folder.glob("plots/.*.part")):
         found = re.fullmatch(r"\..*\.(\d{1,9})\.part", part.name)
         if found and not alive(int(found[1])):

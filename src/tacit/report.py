@@ -20,7 +20,6 @@ import numpy as np
 from . import plots
 from .canvas import Plot
 from .clouds import plane
-from .engine.checkpoint import write_atomically
 from .errors import RunError, SettingError
 from .tables import (
     METRICS,
@@ -46,6 +45,7 @@ from .tables import (
     subject,
 )
 from .tradeoff import Tradeoff
+from .wholefile import write_atomically
 
 MOST_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (

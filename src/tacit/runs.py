@@ -23,10 +23,11 @@ from .core import Params
 from .data.importing import BroughtSplit
 from .data.interactions import Interactions
 from .data.supervised import Supervised
-from .engine.checkpoint import load_params, load_state, save_params, save_state, write_atomically
+from .engine.checkpoint import load_params, load_state, save_params, save_state
 from .engine.run import State
 from .errors import RunError
 from .lock import alone
+from .wholefile import write_atomically
 
 if TYPE_CHECKING:
     from .progress import Progress

@@ -26,9 +26,9 @@ from safetensors.torch import load
 from .core import Download, Params, Upload
 from .data.importing import read_interactions
 from .data.interactions import Interactions
-from .engine.checkpoint import write_atomically
 from .errors import DataError, RunError
 from .evaluation.audit import Pairs, World, order, world
+from .wholefile import write_atomically
 from .wire.admission import REASONS, refusal
 from .wire.ledger import Head, decode, encode
 

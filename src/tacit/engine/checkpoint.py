@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +15,10 @@ from safetensors.torch import save_file
 from ..core import Params
 from ..errors import RunError
 from ..local import nest, unnest
+from ..wholefile import write_atomically
 from .run import State
 
 FORMAT = "tacit-state-2"
-
-
-def write_atomically(path: Path, write: bytes | Callable[[Path], None]) -> None:
-    """Write, flush to the disk, rename: at every moment `path` is the old file or the new one, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if callable(write):
-            write(part)
-        else:
-            part.write_bytes(write)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # where nothing could be written, nothing is left either
-            part.unlink(missing_ok=True)
-        if not isinstance(error, OSError | SafetensorError):
-            raise
-        raise RunError(
-            f"{path} cannot be written ({getattr(error, 'strerror', None) or error}); what was there before is "
-            "untouched. Free some space, or choose another --out."
-        ) from error
 
 
 def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
@@ -60,7 +31,14 @@ def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
         known.add(value.untyped_storage().data_ptr())
     text = json.dumps(about, sort_keys=True)
     words = f"{checksum(tensors, text)} {text}"  # one entry: several would stand in another order each time
-    write_atomically(path, lambda part: save_file(tensors, part, {"about": words}))
+
+    def write(part: Path) -> None:
+        try:
+            save_file(tensors, part, {"about": words})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+    write_atomically(path, write)
 
 
 def checksum(tensors: Params, about: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine.checkpoint import write_atomically
+from ..wholefile import write_atomically
 
 APP = '''"""{name}: a federation of tacit."""
 

@@ -36,8 +36,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ..engine.checkpoint import write_atomically
 from ..errors import SettingError
+from ..wholefile import write_atomically
 
 LOOPBACK = ("127.0.0.1", "localhost")
 SERVER_DAYS = 825

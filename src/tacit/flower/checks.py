@@ -12,11 +12,12 @@ from ..wire.admission import REASONS
 from ..wire.ledger import decode
 from ..wire.plan import parse
 from ..wire.robust import RULES
+from ..wire.secure import FEWEST
 from .messages import Told, Trained, read
 
 
-def refuse_unfit(settings: Settings) -> None:
-    """What `tacit run` can do and nodes elsewhere cannot, or must not."""
+def refuse_unfit(settings: Settings, nodes: int | None = None) -> None:
+    """What `tacit run` can do and nodes elsewhere, or so few of them, cannot, or must not."""
     wire = dict(parse(settings.wire))
     rule = next((name for name in wire if name in RULES), None)
     if rule:
@@ -27,6 +28,10 @@ def refuse_unfit(settings: Settings) -> None:
         raise SettingError(
             f"secure={wire['secure']:g} makes groups of people; between nodes it is one sum. Say secure alone."
         )
+    if "secure" in wire and nodes is not None and nodes < FEWEST:
+        raise SettingError(f"A secure sum of {nodes} nodes would hide little. Use --nodes {FEWEST} or more.")
+    if settings.method == "centralised":
+        raise SettingError("centralised holds everybody's data in one place, so no federation can run it.")
     if settings.folds:
         raise SettingError("--new-people folds trains ten more times. Use `tacit run` for it, or a share such as 0.1.")
     if settings.protocol != "clean":

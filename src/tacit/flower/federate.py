@@ -49,7 +49,7 @@ class Federation(BaseModel):
 def prepare(path: Path, settings: Settings, data: Data, asked: Federation) -> RunFolder:
     """The run folder, with everybody's data dealt out to the nodes' folders."""
     require_flower()
-    refuse_unfit(settings)
+    refuse_unfit(settings, asked.nodes)
     shards = cut(data, settings, asked.nodes)
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
     place = path / "federation"

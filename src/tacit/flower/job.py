@@ -9,6 +9,7 @@ Flower keeps nothing of a ServerApp that a person could read later, so all is in
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from datetime import datetime
 from pathlib import Path
@@ -20,12 +21,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from .. import __version__
 from ..data.interactions import Interactions
-from ..engine.checkpoint import write_atomically
 from ..errors import RunError, SettingError, TacitError
 from ..experiment import execute
 from ..lock import alone
+from ..promises import SECRET
 from ..runs import RunFolder
 from ..settings import Settings
+from ..wholefile import write_atomically
 from .checks import common, refuse_unfit
 from .roll import Roll
 from .server import Fleet
@@ -47,9 +49,11 @@ def serve(grid: Grid, config: dict[str, Any]) -> dict[str, Any] | None:
     folder = Path(str(config.get("folder") or "")).expanduser()
     if not folder.is_absolute():
         raise SettingError(f'folder="{config.get("folder")}" was got in the run-config; expected an absolute path.')
-    desk = Desk(folder / "federation")
+    desk = Desk()
     try:
-        return _serve(grid, config, folder, desk)
+        made = open_or_make(folder, config)
+        desk.move_in(folder / "federation")
+        return _serve(grid, config, made, desk)
     except TacitError as error:
         desk.say(f"error: {error}")
         desk.outcome({"error": str(error)})
@@ -60,8 +64,7 @@ def serve(grid: Grid, config: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _serve(grid: Grid, config: dict[str, Any], path: Path, desk: Desk) -> dict[str, Any]:
-    folder = open_or_make(path, config)
+def _serve(grid: Grid, config: dict[str, Any], folder: RunFolder, desk: Desk) -> dict[str, Any]:
     settings, items = folder.settings(), folder.read("items.json")["names"]
     refuse_unfit(settings)
     folder.same_version(__version__)
@@ -70,7 +73,7 @@ def _serve(grid: Grid, config: dict[str, Any], path: Path, desk: Desk) -> dict[s
         grid, common(settings, folder.number, catalogue_hash(items)), json.dumps(items).encode(), deadline, desk.say
     )
     fleet = Fleet(roll, settings, _number(config, "least", 0.5))
-    with alone(path):
+    with alone(folder.path):
         noted = _noted(folder)
     roll.offsets = {key: (int(a), int(b)) for key, (a, b) in noted.get("offsets", {}).items()}
     desk.say(f"Waiting for {nodes} nodes.")
@@ -87,6 +90,8 @@ def open_or_make(path: Path, config: dict[str, Any]) -> RunFolder:
         return RunFolder.open(path)
     try:
         words = json.loads(str(config.get("settings") or "{}"))
+        if words.get("noise_seed") == "secret":  # drawn here: these settings stand in the app, which every node gets
+            words["noise_seed"] = SECRET + secrets.randbits(62)
         settings = Settings(**words)
         names = json.loads(Path(str(config.get("catalogue"))).expanduser().read_text("utf-8"))
         items, titles = (tuple(map(str, names.get(part) or ())) for part in ("names", "titles"))
@@ -124,24 +129,29 @@ def _number(config: dict[str, Any], name: str, usual: float) -> float:
 
 
 class Desk:
-    """What the server tells whoever watches its folder."""
+    """What the server tells whoever watches its folder; only Flower's log of the run before there is one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.at: dict[str, Any] = {}
+
+    def move_in(self, folder: Path) -> None:
         self.folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / "outcome.json").unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
-        self.at: dict[str, Any] = {}
 
     def say(self, text: str) -> None:
-        with open(self.folder / "server.log", "a", encoding="utf-8") as log:
-            log.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+        if self.folder:
+            with open(self.folder / "server.log", "a", encoding="utf-8") as log:
+                log.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
         print(text, flush=True)  # noqa: T201 (Flower's log of the run)
 
     def outcome(self, words: dict[str, Any]) -> None:
-        write_atomically(self.folder / "outcome.json", json.dumps(words).encode())
+        if self.folder:
+            write_atomically(self.folder / "outcome.json", json.dumps(words).encode())
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         self.at = {"phase": name, "rounds": rounds, "done": done, "metrics": None}
@@ -154,4 +164,6 @@ class Desk:
         self._show()
 
     def _show(self) -> None:
-        write_atomically(self.folder / "progress.json", json.dumps(self.at | {"time": time.time()}).encode())
+        if self.folder:
+            words = json.dumps(self.at | {"time": time.time()})
+            write_atomically(self.folder / "progress.json", words.encode())

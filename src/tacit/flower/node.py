@@ -29,13 +29,14 @@ from ..core import Download, Params, Seat, Stage, Upload
 from ..costs import gradients, threads
 from ..data.sampling import key_of
 from ..engine.backends import Call, choose, collect
-from ..engine.checkpoint import load_params, save_params, write_atomically
+from ..engine.checkpoint import load_params, save_params
 from ..engine.run import State
 from ..engine.store import Store
 from ..errors import DataError, RunError, SettingError, TacitError
 from ..evaluation.tally import tally
 from ..settings import Plan, Settings, plan
 from ..tasks import Facts, People, Task
+from ..wholefile import write_atomically
 from ..wire.ledger import Head, encode, read_download
 from ..wire.packing import unpack
 from ..wire.plan import upload_of
@@ -92,6 +93,10 @@ class Node:
         if order.what == "hello":
             return self.hello(order, blob)
         if order.what == "train":
+            if self.config.get("secure") or "secure" in str(order.settings.get("wire", "")):
+                raise SettingError(
+                    "This node adds to secure sums only, and was asked for its numbers in clear. Use --wire secure."
+                )
             return self.train(order, blob)
         return self.tell(order, blob), b""
 

@@ -197,8 +197,8 @@ class Roll:
         back; what comes for an earlier question comes too, where members are `known`."""
         waiting: dict[str, int] = {}
         lost: dict[int, Message] = {}
-        left, end = dict.fromkeys(asked, AGAIN), time.monotonic() + self.deadline
         self._push(asked, waiting)
+        left, end = dict.fromkeys(asked, AGAIN), time.monotonic() + self.deadline
         while (waiting or lost) and time.monotonic() < end:
             for reply in self.grid.pull_messages([*waiting, *(self._stale if known else ())]):
                 name = reply.metadata.reply_to_message_id

@@ -37,6 +37,7 @@ from .checks import aux_of, bears, sound, tallies
 from .messages import Order, Refusal, Told, Trained
 from .node import facts_of, sample
 from .roll import Member, Roll, said
+from .seals import ANSWERED
 from .secagg import fewest, secure_sum
 from .shards import merged
 
@@ -257,7 +258,8 @@ class Fleet:
             self.roll.say(f"{self.roll.members[by_node[node]].name} is not in the sum: {why}")
         if found.total is None:
             self.roll.say(f"The secure sum was not opened: {found.why}")
-            return Found(nobody, [], 0)
+            again = any(ANSWERED in why for why in found.refused.values())  # and will not be: the round is lost
+            return Found(nobody, [], len(call.people) if again else 0)
         upload = SecureSum(most=len(orders)).open(from_words(found.total.view(np.uint64), expected))
         told: dict[str, tuple[Upload | None, Trained]] = {}
         for node in found.answered:
