@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def nodes_of(
     )  # fmt: skip
     apps, nodes = {}, {}
     for number, own in zip(NODES, np.array_split(np.arange(federation.people), len(NODES))):
-        make = lambda node, order, own=own: Home(task, own, made)
+        here = replace(task, facts=replace(facts, people=len(own)))
+        make = lambda node, order, own=own, here=here: Home(here, own, made)
         config = {"store": str(folder / f"node-{number}"), "name": f"node-{number}"}
         apps[number] = (client_app(make), new_context(number, **config))
         nodes[number] = Node(config, make)
@@ -57,7 +59,7 @@ def nodes_of(
 
 
 def fleet_of(grid: LocalGrid, made: Plan, deadline: float = 5.0, say: Any = print, **more: Any) -> Fleet:
-    roll = Roll(grid, WORDS, b"", deadline, say)
+    roll = Roll(grid, WORDS, b"", made.model.catalogue, deadline, say)
     fleet = Fleet(roll, Settings(), **more)
     roll.gather(1)
     fleet.task(made=made)

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import tacit
-from flower_grid import Late, new_context
+from flower_grid import new_context, wired
 from flower_worlds import WORDS, dealt, facts_of, fleet_of, nodes_of, over_flower, private_of, served
 from tacit.core import Upload
 from tacit.data.sources import load
@@ -174,13 +174,22 @@ def test_a_node_that_misses_a_round_is_as_if_it_had_dropped_out(tmp_path):
 
 
 def test_a_late_answer_is_refused_and_counted(tmp_path):
+    """It arrives while the next round is under way."""
+    held = {}
+
     def late(ask, reply):
-        here = told(ask)["round"], ask.metadata.dst_node_id
-        return Late({(1, 12): 0.7, (2, 11): 0.4}.get(here, 0.0), reply) if told(ask)["what"] == "train" else reply
+        here = told(ask)["what"], told(ask)["round"], ask.metadata.dst_node_id
+        if here == ("train", 1, 12):
+            held[ask.metadata.message_id] = reply
+            return None
+        if here == ("train", 2, 11):
+            for name, message in held.items():
+                grid._waiting[name].append((0.0, wired(message)[0]))
+        return reply
 
     fleet, grid, made, nodes, federation = small(tmp_path, hook=late, deadline=0.6)
     check_equal(over_flower(fleet, made, 4), made, nodes, federation, {2: ["node-12"]})
-    assert sum((entry["refused"].get("late", 0) for entry in fleet.history), 0) == 1
+    assert [entry["refused"] for entry in fleet.history] == [{}, {}, {"late": 1}, {}]
 
 
 def test_a_node_that_dies_with_the_question_is_asked_again_when_it_is_back(tmp_path):
@@ -593,9 +602,9 @@ def test_what_nodes_elsewhere_cannot_do_is_refused(words, said):
 
 
 def test_a_method_that_holds_everybodys_data_is_refused(tmp_path):
-    folder, grid = dealt(tmp_path / "run", data=TINY, method="centralised", rounds=1)
-    assert served(folder, grid) is None
-    assert "no federation can run it" in error_of(folder)
+    with pytest.raises(SettingError, match="no federation can run it"):
+        dealt(tmp_path / "run", data=TINY, method="centralised", rounds=1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_no_rating_no_name_and_no_private_number_is_in_any_message(tmp_path):
@@ -636,3 +645,68 @@ def test_heads_bear_the_place_of_the_node(tmp_path):
     over_flower(fleet, made, 1)
     heads = [decode(words_of(reply)[1])[1] for reply in grid.replies if reply.metadata.message_type == "train"]
     assert sorted(heads) == [Head(7, 0, place) for place in range(3)]
+
+
+# What the other side may not say
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"phase": "../../etc/x"}, {"catalogue": "../x"}, {"run": -1}, {"round": -1}, {"base": 2**40}, {"passes": 10**9},
+        {"what": "delete"}, {"more": 1}, {"asked": ["x"]}, {"settings": "none"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_orders_that_no_server_of_ours_gives_are_refused(words, tmp_path):
+    order = {"what": "train", "version": tacit.__version__, **WORDS, **words}
+    app, context = client_app(), new_context(11, data="x", store=str(tmp_path / "s"), name="node-0")
+    message = Message(RecordDict({"tacit": ConfigRecord({"words": json.dumps(order), "blob": b""})}), 11, "train")
+    reply = app(message, context)
+    assert "does not know" in json.loads(words_of(reply)[0])["error"]
+    assert not (tmp_path / "s").exists()
+
+
+def hello_with(**changes):
+    """A node's hello, changed."""
+
+    def hook(ask, reply):
+        if told(ask)["what"] != "hello" or ask.metadata.dst_node_id != 13:
+            return reply
+        words, blob = words_of(reply)
+        found = json.loads(words)
+        upload, head = decode(blob)
+        total = dict(upload.total)
+        for name, value in changes.items():
+            if name in total:
+                total[name] = value
+            else:
+                found[name] = value | found[name] if isinstance(value, dict) else value
+        record = ConfigRecord({"words": json.dumps(found), "blob": encode(Upload(total, upload.weight), head)})
+        return Message(RecordDict({"tacit": record}), reply_to=ask)
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"people": -3}, "no hello"), ({"people": 10**12}, "no hello"), ({"people": 9}, "how many people"),
+        ({"final": torch.arange(8)}, "same numbers"), ({"final": torch.arange(-8, 0)}, "who learns"),
+        ({"final": torch.zeros(8, dtype=torch.int64)}, "who learns"),
+        ({"marks": torch.zeros(8, dtype=torch.int64)}, "how many"),
+        ({"version": "0.0.1"}, "0.0.1"), ({"own": True}, "Use one kind"), ({"name": "\x1b[2Jnode"}, ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_hello_that_cannot_be_true_is_turned_away(changes, said, tmp_path):
+    method, model, federation = world(*METHOD)
+    grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
+    grid.hook = hello_with(**changes)
+    heard = []
+    if said:
+        with pytest.raises(tacit.DataError, match=said):
+            fleet_of(grid, made, 0.3, say=heard.append)
+    else:
+        fleet_of(grid, made, 0.3, say=heard.append)
+    assert not any("\x1b" in text for text in heard)

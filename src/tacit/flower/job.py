@@ -70,8 +70,9 @@ def _serve(grid: Grid, config: dict[str, Any], folder: RunFolder, desk: Desk) ->
     folder.same_version(__version__)
     deadline, nodes = _number(config, "deadline", 600.0), int(_number(config, "nodes", 1))
     roll = Roll(
-        grid, common(settings, folder.number, catalogue_hash(items)), json.dumps(items).encode(), deadline, desk.say
-    )
+        grid, common(settings, folder.number, catalogue_hash(items)), json.dumps(items).encode(), len(items), deadline,
+        desk.say,
+    )  # fmt: skip
     fleet = Fleet(roll, settings, _number(config, "least", 0.5))
     with alone(folder.path):
         noted = _noted(folder)

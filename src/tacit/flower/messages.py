@@ -11,14 +11,25 @@ with a model that refuses anything else.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypeVar
+import re
+from typing import Annotated, Any, Literal, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 KINDS = {"hello": "query", "train": "train", "validate": "evaluate", "judge": "evaluate"}
 RECORD = "tacit"
 LONGEST = 2**20  # bytes of JSON; whatever is longer than that is a blob
+Whole = Annotated[int, Field(ge=0, lt=2**31)]
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def line(text: object) -> str:
+    """Words from another party as they may be shown: one line, no signs that steer a terminal."""
+    return CONTROL.sub(" ", str(text))[:500]
+
+
+Line = Annotated[str, AfterValidator(line)]
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -29,20 +40,20 @@ class Order(BaseModel):
 
     what: Literal["hello", "train", "validate", "judge"]
     version: str  # of tacit
-    run: int
+    run: int = Field(ge=0, lt=2**63)
     settings: dict[str, Any]
-    catalogue: str  # a hash of the items' names, in order
+    catalogue: str = Field(pattern="^[a-z0-9]{1,64}$")  # a hash of the items' names, in order
     facts: dict[str, Any] = {}
-    place: int = 0  # the node's, among the federation's: its messages bear it
-    phase: str = ""
-    round: int = 0
-    base: int = 0  # rounds that this node's people have behind them, as the server counts: where to go on from
+    place: Whole = 0  # the node's, among the federation's: its messages bear it
+    phase: Literal["", "search", "final"] = ""
+    round: Whole = 0
+    base: Whole = 0  # rounds that this node's people have behind them, as the server counts: where to go on from
     asked: list[int] | None = None  # the node's own numbers; None: all who learn
     key: int = 0  # what devices draw from
     people: float = 0.0  # whom the round expects, everywhere
     shares: float = 0.0  # of the noise, that this node adds in a sealed sum
-    nodes: int = 1  # in a sealed sum
-    passes: int = 0
+    nodes: Whole = 1  # in a sealed sum
+    passes: int = Field(0, ge=0, le=1000)
 
 
 class Hello(BaseModel):
@@ -50,16 +61,16 @@ class Hello(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: str
-    name: str
+    version: Line
+    name: Line
     own: bool  # people are numbered by the node itself; otherwise they have the numbers of a data set that was cut
     facts: dict[str, Any]
-    people: int
-    newcomers: int
-    judged: int
-    choosers: int
-    interactions: int
-    notes: list[str] = []
+    people: Whole
+    newcomers: Whole
+    judged: Whole
+    choosers: Whole
+    interactions: Whole
+    notes: list[Line] = []
 
 
 class Trained(BaseModel):
@@ -112,7 +123,7 @@ def read(kind: type[T], words: str) -> T | Refusal:
     try:
         found = json.loads(words)
         if isinstance(found, dict) and set(found) == {"error"}:
-            return Refusal(error=str(found["error"])[:2000])
+            return Refusal(error=line(found["error"]))
         return kind.model_validate(found)
     except (ValidationError, RecursionError) as error:
         raise ValueError(f"not a {kind.__name__}: {str(error).splitlines()[0]}") from error

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from .. import __version__
@@ -20,7 +21,7 @@ from ..data.interactions import count
 from ..errors import DataError, RunError
 from ..tasks import Facts, People
 from ..wire.ledger import decode
-from .messages import Hello, Order, Refusal, ask, read, words_of
+from .messages import Hello, Order, Refusal, ask, line, read, words_of
 from .node import facts_of
 from .shards import merged
 
@@ -63,6 +64,7 @@ class Roll:
     grid: Grid
     common: dict[str, Any]  # what stands in every order: run, settings, catalogue
     catalogue: bytes  # the items' names, as JSON
+    items: int
     deadline: float
     say: Say
     members: dict[str, Member] = field(default_factory=dict)
@@ -136,8 +138,12 @@ class Roll:
             facts = facts_of(hello.facts)
             numbers = {name: value.numpy().astype(np.int64) for name, value in decode(blob)[0].total.items()}
             marks = set(numbers.pop("marks").tolist())
-            if set(numbers) != {"search", "final"} or any(a.ndim != 1 or (a < 0).any() for a in numbers.values()):
+            if set(numbers) != {"search", "final"} or any(not _numbers(a, hello.people) for a in numbers.values()):
                 raise ValueError("who learns is not told")
+            if len(marks) != hello.people or not hello.people > 0 or not 0 <= facts.people <= hello.people:
+                raise ValueError("how many people there are is not told")
+            if facts.items != self.items:
+                raise ValueError(f"{facts.items:,} items, where the catalogue has {self.items:,}")
         except (ValueError, KeyError, DataError) as error:
             return f"{hello.name}: what it says of its people cannot be read ({error}). Is its tacit another version?"
         if hello.version != __version__:
@@ -159,8 +165,11 @@ class Roll:
         except DataError as error:
             return f"{hello.name}: {error}"
         offset = self.offsets[key][0] if key in self.offsets else self._next_offset() if hello.own else 0
-        self.offsets[key] = (offset, hello.people)
         counted = {phase: who + offset for phase, who in numbers.items()}
+        for other in self.members.values():
+            if any(len(np.intersect1d(counted[phase], other.members[phase])) for phase in counted):
+                return f"{hello.name} and {other.name} both claim the same numbers of people. Cut the data again."
+        self.offsets[key] = (offset, hello.people)
         self.members[key] = Member(key, len(self.members), node, hello, facts, offset, counted, marks)
         self.say(f"{hello.name} is here, with {count(hello.people, 'person', 'people')}.")
         return ""
@@ -235,6 +244,11 @@ def _anew(message: Message) -> Message:
     return Message(message.content, about.dst_node_id, about.message_type, ttl=about.ttl)
 
 
+def _numbers(of: NDArray[np.int64], most: int) -> bool:
+    """Whether these can be the numbers of people."""
+    return of.ndim == 1 and len(of) <= most and len(np.unique(of)) == len(of) and bool(((of >= 0) & (of < 2**31)).all())
+
+
 def size_of(message: Message) -> int:
     """Bytes of what is in it, without Flower's and HTTP's own."""
     try:
@@ -245,7 +259,7 @@ def size_of(message: Message) -> int:
 
 
 def _short(message: Message) -> str:
-    return f"{message.error.code}: {str(message.error.reason)[:300]}"
+    return f"{message.error.code}: {line(message.error.reason)[:300]}"
 
 
 def said(kind: type[BaseModel], heard: Heard) -> Any:

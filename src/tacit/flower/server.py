@@ -180,7 +180,7 @@ class Fleet:
             ), blob  # fmt: skip
         return orders
 
-    def _order(self, what: Any, phase: str, member: Member, **more: Any) -> Order:
+    def _order(self, what: Any, phase: Any, member: Member, **more: Any) -> Order:
         return Order(
             what=what, version=__version__, facts=asdict(self._facts), place=member.place, phase=phase,
             base=self.versions.get(member.key, 0), **self.roll.common, **more,
