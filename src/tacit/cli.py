@@ -272,9 +272,14 @@ def report(
     folders = [RunFolder.open(part) for part in parts]
     results = [folder.result() for folder in folders]
     settings = folders[0].settings()
-    loaded = load(settings.data, seed=settings.seed, cache=cache(), say=say)
+    try:
+        about = shape(load(settings.data, seed=settings.seed, cache=cache(), say=say))
+    except TacitError:
+        if not folders[0].federated:
+            raise
+        about = None  # the data are with the nodes
     weighed = weigh(results, kept.get("heterogeneity"), tuple(kept.get("axes", ())))
-    made = write_report(results, path, data=shape(loaded), runs=parts, weighed=weighed)
+    made = write_report(results, path, data=about, runs=parts, weighed=weighed)
     emit({"report": str(made)}) if json_ else show(results, made, weighed)
 
 

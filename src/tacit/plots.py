@@ -11,6 +11,7 @@ import numpy as np
 from .axes import surface_plot
 from .canvas import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, line, log_axis, quiet_style, short
 from .clouds import Plane, clouds
+from .federation_plot import nodes_plot
 from .tables import Result, at, decimals, digits, human_bytes, human_seconds, labels, number, pair, protocols
 from .tradeoff import Tradeoff
 from .tradeoff_plots import front_plot, sweep_plot
@@ -60,6 +61,7 @@ def draw(
             if len(results) > 1 and any(curve.seconds for curve in found):
                 plots.append(accuracy_by_seconds(name, found))
         plots += _small(results, metric)
+        plots += [plot for plot in [nodes_plot(results)] if plot]
         shown = [(label, plane) for label, plane in zip(labels(results), planes) if plane is not None]
         if shown:
             plots.append(clouds(shown))

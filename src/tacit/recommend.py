@@ -118,9 +118,13 @@ def _for_member(
     known, task = _person(person, whole), make_task(settings, data)
     made = plan(settings, task.facts)
     folder.same_plan(made.shown)
-    state = folder.final(
-        begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
-    )
+    fresh = begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
+    if folder.federated and fresh.private.initial:
+        raise SettingError(
+            f'What {settings.method} has learnt of "{person}" alone is with their node, and not in {folder.path}. Say '
+            "what they like with --likes or --from."
+        )
+    state = folder.final(fresh)
     history = whole.histories(settings.seed).take(np.array([known]))
     if not len(history):
         raise DataError(f'"{person}" has no history in the training data to go by. Say what they like with --likes.')

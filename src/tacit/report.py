@@ -59,6 +59,7 @@ PLOTS = (
     "loss",
     "zeros",
     "down",
+    "nodes",
     "items",
     "activity",
     "popularity",

@@ -132,6 +132,11 @@ class RunFolder:
             ) from error
 
     @property
+    def federated(self) -> bool:
+        """Whether its devices were elsewhere: then nobody's private parameters are here."""
+        return (self.path / "federation").is_dir()
+
+    @property
     def finished(self) -> bool:
         return (self.path / "result.json").exists()
 
