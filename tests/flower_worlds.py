@@ -58,10 +58,10 @@ def nodes_of(
     return LocalGrid(apps), made, nodes
 
 
-def fleet_of(grid: LocalGrid, made: Plan, deadline: float = 5.0, say: Any = print, **more: Any) -> Fleet:
+def fleet_of(grid: LocalGrid, made: Plan, deadline: float = 5.0, say: Any = print, wanted: int = 1) -> Fleet:
     roll = Roll(grid, WORDS, b"", made.model.catalogue, deadline, say)
-    fleet = Fleet(roll, Settings(), **more)
-    roll.gather(1)
+    fleet = Fleet(roll, Settings())
+    roll.gather(wanted)
     fleet.task(made=made)
     return fleet
 

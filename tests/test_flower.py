@@ -125,12 +125,12 @@ def test_tallies_are_what_everybodys_figures_give():
 # Faults
 
 
-def small(tmp_path, rounds=4, hook=None, deliver=None, deadline=0.6, **more):
+def small(tmp_path, hook=None, deadline=0.6):
     """(fleet, grid, plan, nodes, federation) of three nodes with a method that has private parameters."""
     method, model, federation = world(*METHOD)
     grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
-    fleet = fleet_of(grid, made, deadline, **more)
-    grid.hook, grid.deliver = hook, deliver
+    fleet = fleet_of(grid, made, deadline)
+    grid.hook = hook
     return fleet, grid, made, nodes, federation
 
 
@@ -706,7 +706,7 @@ def test_a_hello_that_cannot_be_true_is_turned_away(changes, said, tmp_path):
     heard = []
     if said:
         with pytest.raises(tacit.DataError, match=said):
-            fleet_of(grid, made, 0.3, say=heard.append)
+            fleet_of(grid, made, 0.3, heard.append, 3)
     else:
-        fleet_of(grid, made, 0.3, say=heard.append)
+        fleet_of(grid, made, 0.3, heard.append, 3)
     assert not any("\x1b" in text for text in heard)

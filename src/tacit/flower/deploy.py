@@ -137,7 +137,7 @@ def _server(part: Path, settings: Settings, items: Interactions, asked: Federati
     _write(server / "flower-config.toml", scripts.CONNECTION)
     for name, text in {
         "start-superlink.sh": scripts.START_LINK, "register-nodes.sh": scripts.REGISTER, "run.sh": scripts.RUN,
-        "flwr.sh": scripts.FLWR,
+        "flwr.sh": scripts.FLWR, "tacit.sh": scripts.TACIT,
     }.items():  # fmt: skip
         _write(server / name, text)
     _write(server / "nginx.conf", scripts.PROXY, CALLS="|".join(scripts.CALLS), **own)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .. import __version__
-from ..errors import RunError, SettingError
+from ..errors import RunError
 from ..experiment import Data
 from ..lock import alone
 from ..progress import Watch
@@ -110,7 +110,7 @@ def _follow(cluster: Cluster, app: Path, config: dict[str, Any], place: Path, wa
             if outcome.get("done"):
                 return
             if "error" in outcome:
-                raise SettingError(outcome["error"]) if "turned away" in outcome else RunError(outcome["error"])
+                raise RunError(outcome["error"])
             if "bug" in outcome:
                 raise RuntimeError(f"the server app stopped: {outcome['bug']} (see {place / 'server.log'})")
             state = cluster.state(run)

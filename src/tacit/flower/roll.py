@@ -77,17 +77,19 @@ class Roll:
     # Who is here
 
     def gather(self, nodes: int) -> None:
-        """Wait for so many nodes; a node that cannot take part ends it, with its reason."""
+        """Wait for so many nodes. Where as many are there and some cannot take part, it ends with their reasons."""
         end = time.monotonic() + self.deadline
         while True:
             self.refresh()
-            if self.turned_away:
-                raise DataError(" ".join(self.turned_away.values()))
-            if len(self.present()) >= nodes:
+            here = len(self.present())
+            if here >= nodes:
                 return
+            if self.turned_away and here + len(self.turned_away) >= nodes:
+                raise DataError(" ".join(self.turned_away.values()))
             if time.monotonic() > end:
                 raise RunError(
-                    f"{count(len(self.present()), 'node')} of {nodes} said hello within {self.deadline:.0f} seconds. "
+                    f"{count(here, 'node')} of {nodes} said hello within {self.deadline:.0f} seconds. "
+                    f"{' '.join(self.turned_away.values())} "
                     "Look at the others' logs and start them, or ask for fewer (--nodes), or wait longer (--deadline)."
                 )
             time.sleep(PAUSE * 5)

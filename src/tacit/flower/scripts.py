@@ -79,6 +79,12 @@ FLWR = (
 """
 )
 
+TACIT = (
+    HEAD.format(about="tacit's own command, with this folder's settings: sh tacit.sh recommend state/run --likes TITLE")
+    + """exec tacit "$@"
+"""
+)
+
 REGISTER = (
     HEAD.format(about="Lets every node in whose public key is in nodes/. May be run again: who is known stays so.")
     + CONNECT
