@@ -26,6 +26,7 @@ from .node import facts_of
 from .shards import merged
 
 PAUSE = 0.1  # seconds between two looks at what has arrived
+LATE = 1.5  # deadlines after which Flower forgets a question: until then a late answer is known to be late
 AGAIN = 2  # times that a node is asked again which was lost with the question
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED)
 STALE = 200  # answers that are still looked for after their round, so that they can be told to be late
@@ -183,7 +184,7 @@ class Roll:
 
     def exchange(self, orders: dict[str, tuple[Order, bytes]]) -> Iterable[Heard]:
         """Answers as they come, until all have answered or the deadline is over; also answers to earlier questions."""
-        asked = {self.members[key].node: ask(order, self.members[key].node, blob, self.deadline)
+        asked = {self.members[key].node: ask(order, self.members[key].node, blob, LATE * self.deadline)
                  for key, (order, blob) in orders.items()}  # fmt: skip
         by_node = {member.node: member for member in self.members.values()}
         for node, reply in self._exchange(asked, by_node):

@@ -167,6 +167,7 @@ class Fleet:
         """What each member that has anybody to ask is asked."""
         assert self._plan is not None
         blob = encode(Download(pack(call.down.params, self.settings.download)[0], call.down.round))
+        secret = "noise_seed" in self.roll.common["settings"]  # nodes then draw from their own; this key leads to ours
         orders = {}
         for member in self.roll.present():
             mine = member.members[phase]
@@ -175,8 +176,8 @@ class Fleet:
                 continue
             numbers = None if len(asked) == len(mine) else (asked - member.offset).tolist()
             orders[member.key] = self._order(
-                "train", phase, member, round=call.seat.round, asked=numbers, key=int(call.seat.key),
-                people=call.seat.people,
+                "train", phase, member, round=call.seat.round, asked=numbers,
+                key=0 if secret else int(call.seat.key), people=call.seat.people,
             ), blob  # fmt: skip
         return orders
 

@@ -13,6 +13,7 @@ from .ledger import Head, decode, encode
 
 LIMIT = 1e8  # no honest number here is larger; 1e9 from a broken or hostile device would drown everybody else
 MAX_WEIGHT = 1e7
+CROWD = 1000  # the sum of so many honest people's is not larger either
 SLACK = 1024  # bytes that a message may be longer than a sound one
 REASONS = {
     "oversized": "longer than a sound message",
@@ -125,5 +126,5 @@ def soundness(uploads: Upload, people: int = 1) -> list[tuple[Tensor, str]]:
             continue
         each = value.reshape(len(value), -1)
         size = torch.maximum(each.amax(1), -each.amin(1))  # NaN and infinity survive a maximum
-        finite, small = finite & torch.isfinite(size), small & (size <= LIMIT * people)
+        finite, small = finite & torch.isfinite(size), small & (size <= LIMIT * max(1.0, people / CROWD))
     return [(finite, "non-finite"), (small, "too large"), ((weight > 0) & (weight <= MAX_WEIGHT * people), "weight")]

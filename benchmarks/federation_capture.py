@@ -1,0 +1,181 @@
+"""A whole run through a proxy that writes everything down, TLS off, and a search for what must not be in it. A part of
+benchmarks/federation.py.
+
+People, ratings and items are made up here, with values that cannot be there by chance. Every byte between nodes and the
+SuperLink is kept, by connection and direction. Looked for: people's names, the ratings as text and as numbers of 4 and
+8 bytes, each person's items as numbers (in order, and sorted) and as names, and every two neighbouring numbers (8
+bytes, at any offset) of what the nodes' stores held after any round. What is sent must be found, or the search means
+nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from federation_lab import Lab, Proxy, held
+
+from tacit.engine.checkpoint import load_params
+from tacit.flower.shards import load_shard
+from tacit.runs import RunFolder
+
+PEOPLE, ITEMS, NODES = 48, 40, 4
+RATING, HIGHEST = 3.1415927, 5.4321
+TRIVIAL = (0.0, 1.0)
+
+
+def world(path: Path) -> tuple[list[str], list[str]]:
+    """A CSV of people with names of their own, and one rating that only one of them has given."""
+    draw = random.Random(7)
+    people = [f"Zebedee-Quillfeather-{number:03d}" for number in range(PEOPLE)]
+    items = [f"the-unlikely-item-{draw.randrange(10**9):09d}" for _ in range(ITEMS)]
+    with open(path, "w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["user", "item", "rating"])
+        for number, name in enumerate(people):
+            for place, item in enumerate(draw.sample(items, 16)):
+                rating = (
+                    RATING
+                    if (number, place) == (5, 0)
+                    else HIGHEST
+                    if (number, place) == (9, 0)
+                    else 1 + draw.randrange(5)
+                )
+                out.writerow([name, item, rating])
+    return people, items
+
+
+class Store:
+    """Private parameters as they lie on the nodes' disks, after every round that can be seen."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.read, self.windows = run, set(), [np.zeros(0, np.uint64)]
+        self.rows = 0
+
+    def look(self, _: Lab) -> None:
+        for path in (self.run / "federation" / "nodes").glob("node-*/store/*/*-*.safetensors"):
+            if path in self.read:
+                continue
+            params, _about = load_params(path)
+            self.read.add(path)
+            for value in params.values():
+                if value.dtype.is_floating_point and value.numel() > 1:
+                    flat = value.float().reshape(-1).numpy()
+                    pairs = np.stack([flat[:-1], flat[1:]], 1)
+                    pairs = pairs[~np.isin(pairs, TRIVIAL).any(1)]
+                    self.windows.append(np.ascontiguousarray(pairs).view(np.uint64).reshape(-1))
+                    self.rows += len(value)
+
+    def everything(self) -> np.ndarray:
+        return np.unique(np.concatenate(self.windows))
+
+
+def within(stream: bytes, windows: np.ndarray) -> int:
+    """How many of these 8 bytes stand somewhere in the stream, at any offset."""
+    found: set[int] = set()
+    for offset in range(8):
+        part = np.frombuffer(stream[offset : offset + (len(stream) - offset) // 8 * 8], np.uint64)
+        found |= set(part[np.isin(part, windows)].tolist())
+    return len(found)
+
+
+def times(streams: Iterable[bytes], needle: bytes) -> int:
+    return sum(stream.count(needle) for stream in streams)
+
+
+def numbers(value: float) -> list[bytes]:
+    """A number as it could stand in a message."""
+    forms = [struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "fd"]
+    rounded = struct.unpack("<f", struct.pack("<f", value))[0]
+    return [*forms, struct.pack("<d", rounded), struct.pack(">d", rounded), f"{value}".encode(), f"{rounded}".encode()]
+
+
+def lists(items: np.ndarray) -> list[bytes]:
+    """Somebody's first items as they could stand in a message: numbers in order and sorted, or as text."""
+    out = []
+    for some in (items[:4], np.sort(items)[:4]):
+        out += [np.ascontiguousarray(some, kind).tobytes() for kind in ("<i4", "<i8", ">i4", ">i8")]
+        out += [np.ascontiguousarray(some, np.int16).tobytes()]
+        out += [", ".join(map(str, some)).encode(), ",".join(map(str, some)).encode()]
+    return out
+
+
+def capture(place: Path) -> dict[str, Any]:
+    people, items = world(place / "people.csv")
+    run = place / "run"
+    store = Store(run)
+    words = {
+        "data": str(place / "people.csv"), "task": "ratings", "method": "ditto", "rounds": 3, "set": {"k": "8"},
+        "threads": 1,
+    }  # fmt: skip
+    with Proxy(keep=True) as proxy:
+        held(run, words, NODES, tls=False, proxy=proxy, tick=store.look)
+        store.look(None)  # type: ignore[arg-type]
+        up, down = ([bytes(getattr(stream, way)) for stream in proxy.streams] for way in ("up", "down"))
+    both, secret = up + down, store.everything()
+    folder = RunFolder.open(run)
+    shards = [load_shard(path) for path in sorted((run / "federation/nodes").glob("*/shard.safetensors"))]
+    everyone = [(shard, person) for shard in shards for person in shard.own]
+    found_items = 0
+    for shard, person in everyone:
+        for part in shard.held.histories.values():  # type: ignore[union-attr]
+            own = part.items[part.starts[person] : part.starts[person + 1]]
+            if len(own) >= 4:
+                found_items += sum(times(both, needle) for needle in lists(own))
+    named = order_of(place / "people.csv")
+    in_order = [
+        json.dumps(a)[:-1].encode() + b'", "' + b.encode() for own in named.values() for a, b in zip(own, own[1:])
+    ]
+    catalogue = json.dumps(folder.read("items.json")["names"]).encode()
+    neighbours = [
+        needle for needle in in_order if needle not in catalogue
+    ]  # neighbours in the catalogue are sent to all
+    shared = load_params(run / "model.safetensors")[0]["item"].numpy().reshape(-1, 2)
+    marks = np.concatenate([shard.marks(folder.number) for shard in shards]).view(np.uint64)
+    return {
+        "run": "ditto on ratings of 48 made-up people, 4 nodes, 3 rounds; TLS off, so that bytes are what they are",
+        "connections": len(proxy.streams),
+        "bytes_to_the_superlink": sum(map(len, up)),
+        "bytes_from_it": sum(map(len, down)),
+        "must_not_be_there": {
+            "names of people, looked for": len(people),
+            "names of people, found": sum(times(both, name.encode()) for name in people),
+            "a rating of 3.1415927 as text or number, found": sum(times(both, needle) for needle in numbers(RATING)),
+            "people whose items were looked for as numbers": len(everyone),
+            "lists of items as numbers, found": found_items,
+            "neighbouring items of a person by name, looked for": len(neighbours),
+            "neighbouring items of a person by name, found": sum(times(both, needle) for needle in neighbours),
+            "names of items, sent by nodes": sum(times(up, name.encode()) for name in items),
+            "private rows of all rounds, looked for": store.rows,
+            "pairs of neighbouring private numbers, looked for": len(secret),
+            "pairs of neighbouring private numbers, found": sum(within(stream, secret) for stream in both),
+        },
+        "must_be_there": {
+            "pairs of numbers of the shared table, looked for": len(shared),
+            "pairs of numbers of the shared table, found on the way to nodes": max(
+                within(stream, np.unique(np.ascontiguousarray(shared).view(np.uint64))) for stream in down
+            ),
+            "marks of people (keyed hashes), looked for": len(marks),
+            "marks of people, found on the way to the server": sum(within(stream, marks) for stream in up),
+            "names of items, found on the way to nodes": sum(min(1, times(down, name.encode())) for name in items),
+            "names of tensors in uploads": times(up, b"params/item"),
+        },
+        "known_to_be_sent": {
+            "a node's lowest and highest rating, as its scale (5.4321 was one person's)": times(up, b"5.4321"),
+        },
+    }
+
+
+def order_of(path: Path) -> dict[str, list[str]]:
+    """By person: items in the order of the file."""
+    out: dict[str, list[str]] = {}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            out.setdefault(row["user"], []).append(row["item"])
+    return out

@@ -1,0 +1,138 @@
+"""The app of a federation in which a node lies: one lie a round, in the order of its node-config's `lies`.
+
+It is copied into the app's folder as its module. A node without `lies` is as it should be. The liar's numbers are
+computed as they should be, and then spoilt on their way out. It has its own key, so it can also speak to the SuperLink
+beside its SuperNode: that is how it answers twice.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from tacit.core import Upload
+from tacit.flower import client_app, server_app
+from tacit.flower.messages import Order, content, read, words_of
+from tacit.flower.messages import Trained as Told
+from tacit.wire.ledger import Head, decode, encode
+
+server = server_app()
+client = ClientApp()
+honest = client_app()
+
+
+def spoilt(lie: str, blob: bytes, kept: Path) -> bytes:
+    """The lie in place of the truth."""
+    upload, head = decode(blob)
+    first = next(iter(upload.total))
+
+    def number(value: float) -> bytes:
+        total = {name: leaf.clone() for name, leaf in upload.total.items()}
+        total[first].view(-1)[0] = value
+        return encode(Upload(total, upload.weight), head)
+
+    weighed = lambda weight: encode(Upload(upload.total, torch.tensor(weight)), head)
+    if lie in ("NaN", "inf", "1e9", "-1e9"):
+        return number(float(lie))
+    if lie.startswith("weight "):
+        return weighed(float(lie.split()[1]))
+    if lie == "wrong shape":
+        return encode(Upload(upload.total | {first: upload.total[first][:-1]}, upload.weight), head)
+    if lie == "other names":
+        return encode(Upload({"else": upload.total[first]}, upload.weight), head)
+    if lie == "oversized":
+        return blob + bytes(10 * len(blob))
+    if lie == "noise":
+        return bytes(range(256)) * 8
+    if lie == "another node's place":
+        return encode(upload, head._replace(person=(head.person + 1) % 4))
+    if lie == "another run's":
+        return encode(upload, Head(head.run + 1, head.round, head.person))
+    if lie == "an earlier round's":
+        return kept.read_bytes()
+    return blob
+
+
+def act(message: Message, context: Context) -> Message:
+    reply, lies = honest(message, context), str(context.node_config.get("lies", ""))
+    if not lies:
+        return reply
+    order = read(Order, words_of(message)[0])
+    if not isinstance(order, Order) or order.what != "train":
+        return reply
+    lie = lies.split(",")[order.round]
+    words, blob = words_of(reply)
+    kept = Path(str(context.node_config["store"])) / "said"
+    told, out = read(Told, words), spoilt(lie, blob, kept)
+    if not kept.exists():
+        kept.write_bytes(blob)
+    with open(kept.with_name("lies"), "a") as log:
+        log.write(f"{order.round + 1} {lie}\n")
+    if lie == "after the deadline":
+        time.sleep(float(str(context.node_config["late"])))
+    made = Message(content(told, out), reply_to=message)
+    if lie == "twice":
+        by_itself(made, context)
+        made = Message(content(told, spoilt("NaN", blob, kept)), reply_to=message)
+    return made
+
+
+def by_itself(reply: Message, context: Context) -> None:
+    """Send an answer with this node's key, past its SuperNode, which then sends another to the same question."""
+    from flwr.app.message import remove_content_from_message
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        no_object_id_recompute,
+    )
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.fleet_http_connection import RuntimeVersionHttpInterceptor
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    from tacit.flower.certificates import load_node_key
+
+    config = context.node_config
+    key = load_node_key(Path(str(config["key"])))
+    with no_object_id_recompute():
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        objects = {name: item.deflate() for name, item in get_all_nested_objects(reply).items()}
+        tree = get_object_tree(reply)
+    who = Node(node_id=context.node_id)
+    with FleetHttpClient.from_server_address(
+        str(config["superlink"]),
+        False,
+        Path(str(config["root"])).read_bytes(),
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ],
+    ) as link:
+        short = message_to_proto(remove_content_from_message(reply))
+        asked = link.PushMessages(
+            PushMessagesRequest(
+                node=who, messages_list=[short], message_object_trees=[tree], clientapp_runtime_list=[0.1]
+            )
+        )
+        for name in asked.objects_to_push:
+            link.PushObject(
+                PushObjectRequest(
+                    node=who,
+                    run_id=reply.metadata.run_id,
+                    object_id=name,
+                    object_content=objects[name],
+                    session_id=asked.session_id,
+                )
+            )
+
+
+client.train()(act)
+client.evaluate()(act)
+client.query()(act)

@@ -1,0 +1,150 @@
+"""`tacit federate` as somebody uses it: one real federation with two deaths in it, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit import cli
+from tacit.errors import TacitError
+from tacit.flower.processes import MARK
+
+BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+DATA = "synthetic:60x40x900"
+# fedrap keeps a table, a vector and two numbers with each person; with noise no best round is looked for, so that there
+# are few messages, each of which costs seconds.
+RUN = f"--data {DATA} --method fedrap --rounds 3 --wire clip=1,noise=0.1 --set k=8 --threads 1".split()
+
+
+@pytest.fixture(scope="module")
+def watch():
+    sys.path.insert(0, BENCHMARKS)
+    try:
+        yield importlib.import_module("federation_watch")
+    finally:
+        sys.path.remove(BENCHMARKS)
+
+
+def left_over(token: str) -> list[str]:
+    """Commands of processes that still carry a federation's mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"{MARK}={token}".encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().decode(errors="replace"))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_federation_survives_two_deaths_and_is_the_run_of_the_simulator(watch, tmp_path):
+    run = tmp_path / "run"
+    process = watch.started("federate", "--nodes", 3, *RUN, "--out", run, "--json")
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
+    reader.start()
+    alive = lambda: process.poll() is None
+    try:
+        first = watch.kill_when(run, "node-1", "flower-supernode", watch.at_work(run, "final", 2, "node-1"), alive)
+        everything = watch.family(run)
+        ports = watch.listening([one.pid for one in everything])
+        token = (Path(f"/proc/{everything[0].pid}/environ").read_bytes().split(f"{MARK}=".encode())[1])[:32].decode()
+        second = watch.kill_when(run, "superlink", "flower-superlink", watch.at_work(run, "final", 3, "node-0"), alive)
+        told = process.stdout.read()
+        assert process.wait() == 0, "".join(said)
+    finally:
+        if alive():
+            process.terminate()
+        process.wait()
+        reader.join(10)
+        process.stdout.close()
+        process.stderr.close()
+    result = json.loads(told)
+    assert (first["while_in_round"], second["while_in_round"]) == (2, 3)
+    text = "".join(said)
+    assert "node-1 ended (code -9) and is started again." in text
+    assert "superlink ended (code -9) and is started again." in text
+    assert "goes on from its last round" in text
+
+    # Nothing is left, and nothing could be reached from another machine while it ran.
+    assert {address for address, _ in ports} == {"0100007F"} and len(ports) >= 3
+    assert left_over(token) == [] and watch.family(run) == []
+    for _, port in ports:
+        with socket.socket() as trial:
+            assert trial.connect_ex(("127.0.0.1", port)) != 0
+
+    # Every round is counted once, and what was learnt is what the same people learn on the simulator.
+    history = result["federation"]["history"]
+    assert [entry["round"] for entry in history] == [1, 2, 3]
+    assert {entry["phase"] for entry in history} == {"final"}
+    assert history[0]["nodes"] == ["node-0", "node-1", "node-2"]
+    simulated = watch.again(run, tmp_path / "simulated")
+    found = watch.compared(run, tmp_path / "simulated")
+    assert found["shared_parameters_differ_by"] < 1e-6
+    assert found["private_parameters_differ_by"] < 1e-5 and found["private_numbers"] == 60 * (40 * 8 + 8 + 2)
+    assert found["metrics_differ_by"] < 5e-5 and found["metrics_of_one_alone"] == []
+    assert set(result) == set(simulated) | {"federation"}
+    assert result["privacy"] == simulated["privacy"] and result["rejected_updates"] == {}
+
+
+# Refused before anything starts
+
+
+def refused(path: Path, *words: object) -> str:
+    """What is said of a command that cannot be; no process may be started for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tacit.flower.processes.Process.start", lambda *_: pytest.fail("a process was started"))
+        done = CliRunner().invoke(cli.app, ["federate", "--data", DATA, "--out", str(path), *map(str, words)])
+    assert isinstance(done.exception, TacitError), (done.exception, done.output)
+    return str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("--nodes", 0), "--nodes 0 was got"),
+        (("--nodes", 61), "has 60 people, so 1 to 60 nodes"),
+        (("--method", "centralised"), "holds everybody's data in one place"),
+        (("--method", "fedrepp"), 'Did you mean "fedrep"'),
+        (("--wire", "trim=0.1"), "trim looks at single people's uploads"),
+        (("--wire", "secure=10"), "between nodes it is one sum. Say secure alone"),
+        (("--wire", "secure", "--nodes", 2), "A secure sum of 2 nodes would hide little. Use --nodes 3 or more"),
+        (("--new-people", "folds"), "Use `tacit run` for it"),
+        (("--deadline", 0), "--deadline 0.0 was got"),
+        (("--least", 1.5), "--least 1.5 was got"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(words, expected, tmp_path):
+    assert expected in refused(tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_taken_port_is_named(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        told = refused(tmp_path / "run", "--port", port)
+    assert f"Port {port} of 127.0.0.1 cannot be used (Address already in use)" in told and "--port" in told
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "is not empty, and what is in it is not a run" in refused(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_without_flower_the_extra_is_named_and_nothing_is_made(tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else real(name, *a))
+    assert "pip install 'tacit[flower]'" in refused(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
