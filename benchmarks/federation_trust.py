@@ -27,7 +27,7 @@ EXPECTED = {
     "nothing any more": "late",  # of the round before; its own is sound
 }  # fmt: skip
 HONEST = ("nothing yet", "twice", "nothing any more")  # rounds in which the liar's own, true numbers count
-DEADLINE = 60.0
+DEADLINE = 90.0
 
 
 def hostile(place: Path) -> dict[str, Any]:

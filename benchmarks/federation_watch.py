@@ -138,7 +138,7 @@ def kill_when(run: Path, part: str, name: str, ready: Callable[[], bool], alive:
     while not ready():
         if not alive():
             raise RuntimeError(f"the run ended before {part} could be killed")
-        time.sleep(0.02)
+        time.sleep(0.1)
     process = program_of(run, part, name)
     while process is None:
         process = program_of(run, part, name)

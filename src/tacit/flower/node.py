@@ -140,7 +140,7 @@ class Node:
             raise DataError(f"This node's data {source} does not exist. Put the file there, or name another.")
         if source.suffix == ".safetensors":
             shard = load_shard(source)
-        elif kept.exists() and order.what != "hello":
+        elif kept.exists() and (order.what != "hello" or not source.exists()):
             shard = load_shard(kept)
         else:
             names = self.store / f"catalogue-{order.catalogue}.json"

@@ -89,11 +89,15 @@ REGISTER = (
     HEAD.format(about="Lets every node in whose public key is in nodes/. May be run again: who is known stays so.")
     + CONNECT
     + """failed=0
+mkdir -p "$state/ids" # what Flower calls each node: for flwr.sh supernode unregister
 for key in "$here"/nodes/*.pub; do
     name=$(basename "$key" .pub)
     told=$(flwr supernode register "$key" tacit --name "$name" 2>&1) || true
     case $told in
-    *"registered successfully"*) echo "$name: registered" ;;
+    *"registered successfully"*)
+        printf '%s\\n' "$told" | sed -n 's/.*SuperNode \\([0-9][0-9]*\\) registered.*/\\1/p' >"$state/ids/$name"
+        echo "$name: registered as $(cat "$state/ids/$name")"
+        ;;
     *"already in use"*) echo "$name: was registered before" ;;
     *)
         echo "$name: not registered. Flower says: $told" >&2
