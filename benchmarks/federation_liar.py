@@ -73,7 +73,8 @@ def act(message: Message, context: Context) -> Message:
     with open(kept.with_name("lies"), "a") as log:
         log.write(f"{order.round + 1} {lie}\n")
     if lie == "after the deadline":
-        time.sleep(float(str(context.node_config["late"])))
+        due = message.metadata.created_at + float(str(context.node_config["late"]))
+        time.sleep(max(0.0, due - time.time()))
     made = Message(content(told, out), reply_to=message)
     if lie == "twice":
         by_itself(made, context)

@@ -35,7 +35,7 @@ def hostile(place: Path) -> dict[str, Any]:
     run, port = place / "run", free_port()
     keys = run / "federation" / "flower"
     config = {
-        "lies": ",".join(LIES), "late": DEADLINE + 10, "superlink": f"127.0.0.1:{port}",
+        "lies": ",".join(LIES), "late": DEADLINE + 5, "superlink": f"127.0.0.1:{port}",
         "key": str(keys.resolve() / "nodes" / "node-3"), "root": str(keys.resolve() / "server" / "ca.crt"),
     }  # fmt: skip
     words = {
@@ -56,11 +56,13 @@ def hostile(place: Path) -> dict[str, Any]:
             "as_it_should": good,
         })  # fmt: skip
     said = [line.partition(" ")[2] for line in (run / "federation/nodes/node-3/store/lies").read_text().splitlines()]
+    log = (run / "federation/flower/logs/superlink.log").read_text(errors="replace")
     return {
         "rounds": rows,
         "lies_that_were_told": len(said),
         "all_as_they_should": all(row["as_it_should"] for row in rows) and said == list(LIES),
         "rejected_updates": result["rejected_updates"],
+        "second_answers_that_the_superlink_refused": log.count("Failed to store Message reply"),
         "against_the_simulator_without_the_lies": compared(run, place / "simulated"),
     }
 

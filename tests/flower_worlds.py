@@ -34,7 +34,8 @@ WORDS = {"run": 7, "settings": Settings().model_dump(), "catalogue": "none"}
 
 def facts_of(task: str, federation: Federation, width: int = 6) -> Facts:
     shapes = {"numbers": (width,), "labels": (width,), "pictures": (1, 4, 4)}
-    return Facts(task, federation.catalogue, shape=shapes.get(task, ()), people=len(federation.members))
+    kind = {"numbers": "regression", "pictures": "labels"}.get(task, task)
+    return Facts(kind, federation.catalogue, shape=shapes.get(task, ()), people=len(federation.members))
 
 
 def nodes_of(

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import tacit
 from flower_grid import new_context, wired
 from flower_worlds import WORDS, dealt, facts_of, fleet_of, nodes_of, over_flower, private_of, served
-from tacit.core import Upload
+from tacit.core import Download, Upload
 from tacit.data.sources import load
 from tacit.engine.checkpoint import load_params
 from tacit.engine.run import begin, run
@@ -22,8 +22,10 @@ from tacit.evaluation.protocol import judge_clients, judge_ranking, judge_rating
 from tacit.evaluation.tally import Tallied, tally
 from tacit.experiment import execute
 from tacit.flower import client_app
-from tacit.flower.checks import refuse_unfit
-from tacit.flower.messages import Order, words_of
+from tacit.flower.checks import refuse_unfit, tallies
+from tacit.flower.federate import Federation as Asked
+from tacit.flower.federate import prepare
+from tacit.flower.messages import Order, Told, words_of
 from tacit.flower.node import Node
 from tacit.flower.shards import bring, cut, load_shard
 from tacit.runs import RunFolder
@@ -654,7 +656,8 @@ def test_heads_bear_the_place_of_the_node(tmp_path):
     "words",
     [
         {"phase": "../../etc/x"}, {"catalogue": "../x"}, {"run": -1}, {"round": -1}, {"base": 2**40}, {"passes": 10**9},
-        {"what": "delete"}, {"more": 1}, {"asked": ["x"]}, {"settings": "none"},
+        {"what": "delete"}, {"more": 1}, {"asked": ["x"]}, {"settings": "none"}, {"asked": [10**30]}, {"asked": [-1]},
+        {"key": 10**30},
     ],
     ids=str,
 )  # fmt: skip
@@ -681,7 +684,7 @@ def hello_with(**changes):
             if name in total:
                 total[name] = value
             else:
-                found[name] = value | found[name] if isinstance(value, dict) else value
+                found[name] = (found[name] | value if value else {}) if isinstance(value, dict) else value
         record = ConfigRecord({"words": json.dumps(found), "blob": encode(Upload(total, upload.weight), head)})
         return Message(RecordDict({"tacit": record}), reply_to=ask)
 
@@ -695,6 +698,11 @@ def hello_with(**changes):
         ({"final": torch.arange(8)}, "same numbers"), ({"final": torch.arange(-8, 0)}, "who learns"),
         ({"final": torch.zeros(8, dtype=torch.int64)}, "who learns"),
         ({"marks": torch.zeros(8, dtype=torch.int64)}, "how many"),
+        ({"facts": {}}, "cannot be read"), ({"facts": {"kind": "\x1b[31mX"}}, "cannot be read"),
+        ({"facts": {"people": "x"}}, "cannot be read"), ({"facts": {"people": None}}, "cannot be read"),
+        ({"facts": {"scale": ["a", "b"]}}, "cannot be read"), ({"facts": {"scale": []}}, "cannot be read"),
+        ({"facts": {"scale": [float("nan"), 1.0]}}, "cannot be read"), ({"facts": {"more": 1}}, "cannot be read"),
+        ({"facts": {"shape": [10**6, 10**6]}}, "cannot be read"), ({"facts": {"width": 10**12}}, "cannot be read"),
         ({"version": "0.0.1"}, "0.0.1"), ({"own": True}, "Use one kind"), ({"name": "\x1b[2Jnode"}, ""),
     ],
     ids=str,
@@ -710,3 +718,38 @@ def test_a_hello_that_cannot_be_true_is_turned_away(changes, said, tmp_path):
     else:
         fleet_of(grid, made, 0.3, heard.append, 3)
     assert not any("\x1b" in text for text in heard)
+
+
+TALLY = {"kind": "ranking", "people": 20, "sums": {"sampled.hr@10": [5.0, 5.0]}}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"people": 10**9}, {"people": -1}, {"people": 1.5}, {"kind": "numbers"}, {"kind": "x"}, {"sums": {}},
+        {"sums": {"x": [1.0, 1.0]}}, {"sums": {"sampled.hr@10": [21.0, 5.0]}},
+        {"sums": {"sampled.hr@10": [10**400, 5.0]}},
+        {"sums": {"sampled.hr@10": [float("nan"), 5.0]}}, {"sums": {"sampled.hr@10": ["a", 5.0]}}, {"sums": 3},
+        {"sums": {"sampled.hr@10": [1.0]}},
+    ],
+    ids=lambda lie: str(lie)[:40],
+)  # fmt: skip
+def test_figures_that_cannot_be_true_are_left_out(lie):
+    assert tallies(Told(seen=TALLY), "ranking", 20, 0)
+    assert not tallies(Told(seen=TALLY | lie), "ranking", 20, 0)
+    assert not tallies(Told(new=TALLY), "ranking", 20, 0)
+
+
+def test_a_node_answers_for_as_many_people_as_it_wants_at_least(tmp_path):
+    method, model, federation = world(*METHOD)
+    grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
+    node = Node({**nodes[11].config, "fewest": 3}, nodes[11].make)
+    download = encode(Download(begin(method, model, federation, 1).shared, torch.tensor(0.0)))
+    order = Order(what="train", version=tacit.__version__, phase="final", asked=[1, 2], **WORDS)
+    assert "3 people or more" in node.answer(order, download)[0].error
+    assert node.answer(order.model_copy(update={"asked": [1, 2, 3]}), download)[0].answered == 3
+
+
+def test_a_federation_on_one_machine_stays_on_it(tmp_path):
+    with pytest.raises(SettingError, match="stays on 127.0.0.1"):
+        prepare(tmp_path / "run", Settings(data=TINY), load(TINY), Asked(host="0.0.0.0"))

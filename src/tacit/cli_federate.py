@@ -34,7 +34,7 @@ from .cli_options import (
     refuse_idle,
 )
 from .errors import RunError, SettingError
-from .terminal import Bars, cache, emit, out, say, show
+from .terminal import Bars, cache, emit, err, out, say, show
 
 NodesOption = Annotated[int, typer.Option("--nodes", help="SuperNodes; everybody's data are dealt out to them.")]
 DeadlineOption = Annotated[
@@ -113,13 +113,16 @@ def federate(
 
 def finish(folder: Any, loaded: Any, json_: bool) -> None:
     """Run, or go on with, the federation of a run folder, and show its result."""
+    from .flower.processes import require_flower
+
+    require_flower()
     from .flower.federate import federate as run
     from .report import shape, write_report
 
     path = folder.path
     try:
         with Bars() as bars:
-            result = run(folder, bars, say)
+            result = run(folder, bars, say, lines=not err.is_terminal)
     except KeyboardInterrupt:
         raise RunError(f"Stopped. Nothing is lost: go on with `tacit resume {path}`.") from None
     write_report([result], path, data=shape(loaded), runs=[path])

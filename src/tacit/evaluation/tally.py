@@ -65,7 +65,7 @@ class Tallied:
 
     @property
     def sums(self) -> Sums:
-        first = self.parts[0]["sums"]
+        first = {n: v for n, v in self.parts[0]["sums"].items() if all(n in part["sums"] for part in self.parts)}
         return {name: [math.fsum(part["sums"][name][at] for part in self.parts) for at in range(len(first[name]))]
                 for name in first}  # fmt: skip
 

@@ -73,22 +73,31 @@ def bears(blob: bytes, place: int) -> bool:
         return True
 
 
-def tallies(told: Told) -> bool:
-    """Whether what a node says of its people's metrics are sums of numbers."""
+RANKS = {f"{group}.{name}@10" for group in ("sampled", "full") for name in ("hr", "ndcg", "recall", "mrr")}
+SUMS: dict[str, tuple[set[str], tuple[int, ...]]]
+SUMS = {"ranking": (RANKS, (2,)), "ratings": ({"rmse", "accuracy"}, (5,)), "numbers": ({"rmse", "accuracy"}, (5,))}
+SUMS |= {"clients": ({"accuracy", "loss", "global_accuracy", "global_loss"}, (2, 3))}
+KINDS = {"ranking": "ranking", "ratings": "ratings", "regression": "numbers", "labels": "clients"}
 
-    def fine(part: dict[str, Any] | None) -> bool:
+
+def tallies(told: Told, task: str, seen: int, new: int) -> bool:
+    """Whether what a node says of its people's metrics can be true: the sums that this task has, of no more people than
+    it said hello with, and none larger than so many people could have."""
+
+    def fine(part: dict[str, Any] | None, most: int) -> bool:
         if part is None:
             return True
-        people, numbers = part["people"], [x for each in part["sums"].values() for x in each]
-        kinds = all(isinstance(x, float | int) and math.isfinite(x) for x in numbers)
-        return (
-            part["kind"] in ("ranking", "clients", "ratings", "numbers")
-            and type(people) is int
-            and people > 0
-            and kinds
-        )
+        people, sums = part["people"], part["sums"]
+        names, widths = SUMS[part["kind"]]
+        right = part["kind"] == KINDS[task] and type(people) is int and 0 < people <= most and len(sums) > 0
+        for name, values in sums.items():
+            right &= name in names and len(values) in widths and all(isinstance(x, float | int) for x in values)
+            right &= all(math.isfinite(x) and abs(x) < 1e15 for x in values)
+            if part["kind"] == "ranking" or name.endswith("accuracy"):  # shares
+                right &= 0 <= values[0] <= (people if len(values) < 5 else values[1]) * (1 + 1e-9)
+        return right
 
     try:
-        return fine(told.seen) and fine(told.new)
-    except (KeyError, TypeError, AttributeError):
+        return fine(told.seen, seen) and fine(told.new, new)
+    except (KeyError, TypeError, AttributeError, OverflowError, ValueError, IndexError):
         return False

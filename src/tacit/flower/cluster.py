@@ -338,6 +338,10 @@ class Cluster:
         self._lost.add(run)
         self._reasons[run] = why
         self._control.stop(run)
+        for node in self._nodes:  # one that was just receiving would be an answer behind from then on (flwr 1.41)
+            if node.alive():
+                sweep(f"{self.token}:{node.name}")
+                self._start_node(node)
 
     def _write_connection(self) -> None:
         check: Config = {"root-certificates": str(self.folder / "server/ca.crt")} if self.tls else {"insecure": True}

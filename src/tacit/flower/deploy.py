@@ -39,7 +39,6 @@ from .appfiles import write_app
 from .certificates import LOOPBACK, issue_server, make_authority, make_node_key, private_folder, public_of
 from .checks import refuse_unfit
 from .federate import Federation
-from .secagg import fewest
 
 PORT = 8443  # of the proxy, where nodes come in
 LINK = 9092  # of the SuperLink, on the server's loopback
@@ -75,7 +74,7 @@ def write_deployment(folder: Path, settings: Settings, data: Data, asked: Federa
         _authority(part, asked)
         _server(part, settings, items, asked)
         for number in range(asked.nodes):
-            _node(part, number, asked)
+            _node(part, number, asked, "secure" in dict(parse(settings.wire)))
         told = _next(folder, asked)
         _write(part / "README.txt", told)
         os.replace(part, folder)
@@ -89,16 +88,9 @@ def write_deployment(folder: Path, settings: Settings, data: Data, asked: Federa
 
 def _refuse(folder: Path, settings: Settings, items: Interactions, asked: Federation) -> None:
     """Everything that can be wrong is found before anything is written."""
-    refuse_unfit(settings)
+    refuse_unfit(settings, asked.nodes)
     items.require(people=0)
-    made = plan(settings, Facts(settings.task or "ranking", len(items.items), True, (1.0, 5.0), people=MANY))
-    if made.method.pooled:
-        raise SettingError(f"{settings.method} holds everybody's data in one place, so no federation can run it.")
-    if "secure" in dict(parse(settings.wire)) and asked.nodes < fewest(asked.nodes):
-        raise SettingError(
-            f"--nodes {asked.nodes} was asked for; a secure sum needs {fewest(asked.nodes)} nodes at least, or what "
-            "one of them sent could be told. Ask for more nodes, or leave secure out of --wire."
-        )
+    plan(settings, Facts(settings.task or "ranking", len(items.items), True, (1.0, 5.0), people=MANY))
     if asked.host in ("0.0.0.0", "::") or "*" in asked.host:
         raise SettingError(
             f"--host {asked.host} was got; expected the name or address that nodes reach the server by, such as "
@@ -122,10 +114,8 @@ def _authority(part: Path, asked: Federation) -> None:
 
 
 def _server(part: Path, settings: Settings, items: Interactions, asked: Federation) -> None:
-    server, own = (
-        private_folder(part / "server" / "state").parent,
-        {"LINK": _link(asked), "PORT": asked.port or PORT, "HOST": asked.host},
-    )
+    server, own = part / "server", {"LINK": _link(asked), "PORT": asked.port or PORT, "HOST": asked.host}
+    private_folder(server / "state")
     config = {
         "folder": "", "settings": json.dumps(_told(settings, items)), "catalogue": "", "nodes": asked.nodes,
         "deadline": asked.deadline, "least": asked.least,
@@ -145,7 +135,7 @@ def _server(part: Path, settings: Settings, items: Interactions, asked: Federati
     _write(server / "tacit-superlink.service", scripts.UNIT.replace("@OWN@\n", ""), **unit)
 
 
-def _node(part: Path, number: int, asked: Federation) -> None:
+def _node(part: Path, number: int, asked: Federation, secure: bool) -> None:
     name = f"node-{number}"
     node = part / "nodes" / name
     private_folder(node / "state")  # there before a unit confines what may be written to it
@@ -158,7 +148,7 @@ def _node(part: Path, number: int, asked: Federation) -> None:
     own = {"ADDRESS": f"{address}:{asked.port or PORT}", "PORT": NODE_PORT + number, "NAME": name}
     _write(node / "environment.sh", scripts.ENVIRONMENT.replace("@OWN@", scripts.NODE_OWN.rstrip()), **own)
     _write(node / "start-node.sh", scripts.START_NODE)
-    _write(node / "node.toml", scripts.NODE, **own)
+    _write(node / "node.toml", scripts.NODE + (scripts.ONLY_SECURE if secure else ""), **own)
     unit = {"ABOUT": f"{name} of a tacit federation", "PLACE": name, "SCRIPT": "start-node.sh", "NAME": name}
     _write(node / f"tacit-{name}.service", scripts.UNIT.replace("@OWN@", scripts.NODE_UNIT_OWN), **unit)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .. import __version__
-from ..errors import RunError
+from ..errors import RunError, SettingError
 from ..experiment import Data
 from ..lock import alone
 from ..progress import Watch
 from ..runs import RunFolder
 from ..settings import Settings
+from ..wire.plan import parse
 from .appfiles import write_app
 from .checks import refuse_unfit
 from .cluster import Cluster
+from .messages import line as line_of
 from .processes import require_flower
 from .roll import Say
 from .shards import cut
@@ -43,12 +46,17 @@ class Federation(BaseModel):
     deadline: float = Field(120.0, gt=0, le=86_400)
     least: float = Field(0.5, gt=0, le=1)
     host: str = "127.0.0.1"
-    port: int | None = None
+    port: int | None = Field(None, ge=1, le=65535)
 
 
 def prepare(path: Path, settings: Settings, data: Data, asked: Federation) -> RunFolder:
     """The run folder, with everybody's data dealt out to the nodes' folders."""
     require_flower()
+    if asked.host not in ("127.0.0.1", "localhost", "::1"):
+        raise SettingError(
+            f"--host {asked.host} was got. On one machine a federation stays on 127.0.0.1: Flower asks nobody for a "
+            "password who submits apps, which run on every node. For other machines: --write-app DIR (docs/deploy.md)."
+        )
     refuse_unfit(settings, asked.nodes)
     shards = cut(data, settings, asked.nodes)
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
@@ -64,15 +72,20 @@ def prepare(path: Path, settings: Settings, data: Data, asked: Federation) -> Ru
 
 def asked_of(folder: RunFolder) -> Federation:
     try:
-        return Federation(**folder.read("federation.json"))
+        found = folder.read("federation.json")
+        if set(found) != set(Federation.model_fields):
+            raise TypeError(f"it has {', '.join(sorted(found)) or 'nothing'}")
+        return Federation(**found)
     except (ValidationError, TypeError) as error:
         raise RunError(
             f"{folder.path}/federation.json is not one of this tacit ({str(error).splitlines()[0]}). Restore it."
         ) from error
 
 
-def federate(folder: RunFolder, watch: Watch, say: Say) -> dict[str, Any]:
-    """Run, or go on with, the federation of this folder on this machine; its result."""
+def federate(folder: RunFolder, watch: Watch, say: Say, lines: bool = False) -> dict[str, Any]:
+    """Run, or go on with, the federation of this folder on this machine; its result. `lines`: say every round, where
+    nobody sees a bar."""
+    require_flower()
     asked, place = asked_of(folder), folder.path.resolve() / "federation"
     with alone(place):
         if folder.finished:
@@ -81,8 +94,10 @@ def federate(folder: RunFolder, watch: Watch, say: Say) -> dict[str, Any]:
         for node in nodes:
             if not (node / "shard.safetensors").exists():
                 raise RunError(f"{node} has no shard. Restore the run folder from a copy, or federate again.")
-        configs = [
-            {"data": str(node / "shard.safetensors"), "store": str(node / "store"), "name": node.name} for node in nodes
+        secure = "secure" in dict(parse(folder.settings().wire))  # then nodes answer nothing else
+        configs: list[dict[str, str | int | float | bool]] = [
+            {"data": str(node / "shard.safetensors"), "store": str(node / "store"), "name": node.name, "secure": secure}
+            for node in nodes
         ]
         config = {
             "folder": str(folder.path.resolve()), "nodes": asked.nodes, "deadline": asked.deadline,
@@ -93,13 +108,13 @@ def federate(folder: RunFolder, watch: Watch, say: Say) -> dict[str, Any]:
         with _threads(asked.nodes), Cluster(
             place / "flower", configs, host=asked.host, port=asked.port, say=say
         ) as cluster:  # fmt: skip
-            _follow(cluster, app, config, place, watch, say)
+            _follow(cluster, app, config, Shown(place, watch, say, lines), say)
         return folder.result()
 
 
-def _follow(cluster: Cluster, app: Path, config: dict[str, Any], place: Path, watch: Watch, say: Say) -> None:
+def _follow(cluster: Cluster, app: Path, config: dict[str, Any], shown: Shown, say: Say) -> None:
     """Give the run to Flower, tell how far it is, and give it again where its server died, until it has an end."""
-    shown = Shown(place, watch, say)
+    place = shown.place
     for _ in range(SUBMITS):
         (place / "outcome.json").unlink(missing_ok=True)
         run = cluster.submit(app, config)
@@ -127,8 +142,8 @@ def _follow(cluster: Cluster, app: Path, config: dict[str, Any], place: Path, wa
 class Shown:
     """What the server wrote, on this terminal."""
 
-    def __init__(self, place: Path, watch: Watch, say: Say) -> None:
-        self.place, self.watch, self.say = place, watch, say
+    def __init__(self, place: Path, watch: Watch, say: Say, lines: bool) -> None:
+        self.place, self.watch, self.say, self.lines = place, watch, say, lines
         self.at: dict[str, Any] = {}
         log = place / "server.log"
         self.read = log.stat().st_size if log.exists() else 0
@@ -145,10 +160,10 @@ class Shown:
             log.seek(self.read)
             text = log.read()
             self.read += len(text)
-            for line in text.decode(errors="replace").splitlines():
-                words = line.partition(" ")[2]
-                if not words.startswith(("search: ", "final: ", "error: ", "bug: ")):
-                    self.say(words)
+            for told in text.decode(errors="replace").splitlines():
+                words = told.partition(" ")[2]
+                if self.lines or not re.match(r"(search|final): round \d+ of |error: |bug: ", words):
+                    self.say(line_of(words))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,16 +11,19 @@ with a model that refuses anything else.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 KINDS = {"hello": "query", "train": "train", "validate": "evaluate", "judge": "evaluate"}
 RECORD = "tacit"
 LONGEST = 2**20  # bytes of JSON; whatever is longer than that is a blob
 Whole = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -31,6 +34,27 @@ def line(text: object) -> str:
 
 Line = Annotated[str, AfterValidator(line)]
 T = TypeVar("T", bound=BaseModel)
+
+
+class FactsWords(BaseModel):
+    """tasks.Facts as they cross; nothing that a task of ours could not have."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["ranking", "ratings", "regression", "labels"]
+    items: Whole = 0
+    timed: bool = False
+    scale: Annotated[list[Finite], Field(min_length=2, max_length=2)]
+    width: int = Field(0, ge=0, le=10**7)
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=10**7)]], Field(max_length=4)]
+    classes: int = Field(0, ge=0, le=10**6)
+    people: Whole = 0
+
+    @model_validator(mode="after")
+    def small(self) -> FactsWords:
+        if math.prod(self.shape) > 10**7 or self.scale[0] > self.scale[1]:
+            raise ValueError("a shape or a scale that no data have")
+        return self
 
 
 class Order(BaseModel):
@@ -48,8 +72,8 @@ class Order(BaseModel):
     phase: Literal["", "search", "final"] = ""
     round: Whole = 0
     base: Whole = 0  # rounds that this node's people have behind them, as the server counts: where to go on from
-    asked: list[int] | None = None  # the node's own numbers; None: all who learn
-    key: int = 0  # what devices draw from
+    asked: list[Whole] | None = None  # the node's own numbers; None: all who learn
+    key: int = Field(0, ge=-(2**63), lt=2**63)  # what devices draw from
     people: float = 0.0  # whom the round expects, everywhere
     shares: float = 0.0  # of the noise, that this node adds in a sealed sum
     nodes: Whole = 1  # in a sealed sum
@@ -90,7 +114,7 @@ class Told(BaseModel):
 
     seen: dict[str, Any] | None = None
     new: dict[str, Any] | None = None
-    gradients: tuple[float, float] | None = None
+    gradients: tuple[Positive, Positive] | None = None
 
 
 class Refusal(BaseModel):

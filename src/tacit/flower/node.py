@@ -41,7 +41,7 @@ from ..wire.ledger import Head, encode, read_download
 from ..wire.packing import unpack
 from ..wire.plan import upload_of
 from ..wire.secure import SecureSum, to_words
-from .messages import Hello, Order, Refusal, Told, Trained
+from .messages import FactsWords, Hello, Order, Refusal, Told, Trained, line
 from .shards import Shard, bring, catalogue_hash, load_shard
 
 Answer = Hello | Trained | Told | Refusal
@@ -82,13 +82,13 @@ class Node:
         try:
             return self._answer(order, blob)
         except TacitError as error:
-            return Refusal(error=f"{self.name}: {error}"), b""
+            return Refusal(error=line(f"{self.name}: {error}")), b""
 
     def _answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         if order.version != __version__:
             raise SettingError(
-                f"This node has tacit {__version__}, the federation {order.version}; they would not compute the same. "
-                "Install the same version on both."
+                f"This node has tacit {__version__}, the federation {line(order.version)[:40]}; they would not compute "
+                "the same. Install the same version on both."
             )
         if order.what == "hello":
             return self.hello(order, blob)
@@ -106,7 +106,8 @@ class Node:
         path = self.store / f"catalogue-{order.catalogue}.json"
         if blob and not path.exists():
             try:
-                right = catalogue_hash(json.loads(blob)) == order.catalogue
+                names = json.loads(blob)
+                right = all(isinstance(name, str) for name in names) and catalogue_hash(names) == order.catalogue
             except (ValueError, TypeError, RecursionError):
                 right = False
             if not right:
@@ -166,7 +167,9 @@ class Node:
     # Private parameters
 
     def folder(self, order: Order) -> Path:
-        return self.store / f"{order.run:016x}"
+        made = self.store / f"{order.run:016x}"
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return made
 
     def private(self, order: Order, home: Home, initial: Params, rows: tuple[str, ...]) -> Store:
         """These people's own, after `base` rounds."""
@@ -233,6 +236,8 @@ class Node:
         federation = task.federation(order.phase, made.method, made.sampling, None)
         members = np.intersect1d(federation.members, home.own)
         people = members if order.asked is None else np.intersect1d(np.array(order.asked, np.int64), members)
+        if 0 < len(people) < int(self.config.get("fewest", 1)):
+            raise SettingError(f"This node answers for {self.config['fewest']} people or more at once (fewest).")
         store = self.private(order, home, initial, made.method.rows)
         settings, wire = settings_of(order), at_node(made.wire.stage)
         down = received(blob, shared, settings, order.round)
@@ -269,6 +274,8 @@ class Node:
         home = self.make(self, order)
         if home.plan is None:
             raise RunError("The federation asked for work before it said what on. Begin again.")
+        if home.plan.method.pooled or not order.phase:
+            raise SettingError("The federation asked for what no node does. Use another method.")
         threads(settings_of(order).threads)
         return home
 
@@ -308,9 +315,13 @@ def settings_of(order: Order) -> Settings:
 
 def facts_of(words: Mapping[str, Any]) -> Facts:
     try:
-        return Facts(**{**words, "scale": tuple(words["scale"]), "shape": tuple(words["shape"])})
-    except (KeyError, TypeError) as error:
-        raise SettingError(f"The federation's facts are not of this tacit ({error}).") from error
+        told = FactsWords.model_validate({**words, "scale": list(words["scale"]), "shape": list(words["shape"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise SettingError(
+            f"Facts were told that are not of this tacit ({line(str(error).splitlines()[0])})."
+        ) from error
+    low, high = told.scale
+    return Facts(**(told.model_dump() | {"scale": (low, high), "shape": tuple(told.shape)}))
 
 
 def received(blob: bytes, like: Params, settings: Settings, round: int) -> Download:

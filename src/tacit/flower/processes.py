@@ -178,7 +178,7 @@ class Process:
             log.flush()
             self._popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True,
-                cwd=self.log.parent,
+                cwd=self.log.parent, umask=0o077,
             )  # fmt: skip
         self.began, self.ended = time.monotonic(), 0.0
 

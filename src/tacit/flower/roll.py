@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from .. import __version__
 from ..data.interactions import count
-from ..errors import DataError, RunError
+from ..errors import DataError, RunError, TacitError
 from ..tasks import Facts, People
 from ..wire.ledger import decode
 from .messages import Hello, Order, Refusal, ask, line, read, words_of
@@ -147,7 +147,7 @@ class Roll:
                 raise ValueError("how many people there are is not told")
             if facts.items != self.items:
                 raise ValueError(f"{facts.items:,} items, where the catalogue has {self.items:,}")
-        except (ValueError, KeyError, DataError) as error:
+        except (ValueError, KeyError, TacitError) as error:
             return f"{hello.name}: what it says of its people cannot be read ({error}). Is its tacit another version?"
         if hello.version != __version__:
             return f"{hello.name} has tacit {hello.version}; this is {__version__}. Install the same version on both."

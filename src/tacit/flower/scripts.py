@@ -207,6 +207,10 @@ NODE = """# What this node holds, and where it keeps what is its own.
 data = "/path/to/this/nodes/people.csv"    # user,item and, if there are such, rating,timestamp
 store = "/var/lib/tacit/@NAME@"            # private parameters of its people: back it up, share it with nobody
 name = "@NAME@"
+#fewest = 10                               # to answer only for so many people at once
+"""
+
+ONLY_SECURE = """secure = true                              # sums of uploads leave under masks only, whatever the server asks
 """
 
 RENEW = """#!/bin/sh

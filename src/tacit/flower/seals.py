@@ -51,3 +51,4 @@ class Seals:
 
     def _write(self, words: dict[str, Any]) -> None:
         write_atomically(self.path, json.dumps(words).encode())
+        self.path.chmod(0o600)

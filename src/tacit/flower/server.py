@@ -289,8 +289,10 @@ class Fleet:
                 got = None if heard.late else said(Told, heard)
                 if isinstance(got, Refusal):
                     self.roll.say(got.error)
-                elif got is not None and tallies(got):
+                elif got is not None and tallies(got, self._facts.kind, *_most(heard.member, what)):
                     told[heard.member.key] = got
+                elif not heard.late:
+                    self.roll.say(f"{heard.member.name} told figures that cannot be true; they are left out.")
             if len(told) == len(self.roll.members):
                 break
         if not told:
@@ -299,3 +301,8 @@ class Fleet:
         if lost and what == "judge":
             self.notes.append(f"Judged without {', '.join(m.name for m in lost)}, who did not answer at the end.")
         return [told[key] for key in sorted(told)]
+
+
+def _most(member: Member, what: str) -> tuple[int, int]:
+    """How many seen and new people a node may speak for."""
+    return (member.hello.people, 0) if what == "validate" else (member.hello.judged, member.hello.newcomers)
