@@ -210,7 +210,7 @@ name = "@NAME@"
 #fewest = 10                               # to answer only for so many people at once
 """
 
-ONLY_SECURE = """secure = true    # sums of uploads leave under masks only, whatever the server asks
+ONLY_SECURE = """secure = true                              # sums leave under masks only, whatever the server asks
 """
 
 RENEW = """#!/bin/sh
