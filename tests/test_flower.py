@@ -328,7 +328,7 @@ def with_weight(value):
 LIES = {
     "NaN": (with_number(float("nan")), "non-finite"),
     "inf": (with_number(float("inf")), "non-finite"),
-    "1e9": (with_number(1e12), "too large"),
+    "1e9": (with_number(1e9), "too large"),
     "weight 0": (with_weight(0.0), "weight"),
     "weight -1": (with_weight(-1.0), "weight"),
     "weight 1e12": (with_weight(1e12), "weight"),
