@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from command import cli, tacit
 from tacit import __version__, experiment
 from tacit.data.importing import write_atomically as write_data
 from tacit.data.sources import load
@@ -34,10 +33,6 @@ from tacit.experiment import Progress, execute
 from tacit.runs import RunFolder
 from tacit.settings import Settings
 from tacit.wholefile import write_atomically
-
-with warnings.catch_warnings():  # typer 0.20 imports what click 8.5 deprecates
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from tacit import cli
 
 WEIGHTS = ("model.safetensors", "final.safetensors")
 
@@ -170,16 +165,6 @@ def numba_s_word_for_it() -> SystemError:
     error.__cause__ = SystemError("_numba_unpickle returned a result with an exception set")
     error.__cause__.__cause__ = KeyboardInterrupt()
     return error
-
-
-def tacit(*args: object) -> SimpleNamespace:
-    """The command, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["tacit", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-    return SimpleNamespace(code=stop.value.code, out=out.getvalue(), err=err.getvalue())
 
 
 # In a process of its own: killed

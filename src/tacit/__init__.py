@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 # Read when the thread pools are loaded, which is later: threads that wait should sleep. On a busy machine rounds were
 # four times slower with threads that spin.
@@ -45,6 +45,8 @@ _HOMES = {
     "heterogeneity": ["heterogeneity"],
     "tradeoff": ["weigh"],
     "report": ["write_report"],
+    "export": ["export"],
+    "recommender": ["Recommender"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *_HOME]
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from .evaluation.metrics import ranking_metrics, rating_metrics
     from .evaluation.scoring import personal_scores, top_items
     from .experiment import execute
+    from .export import export
     from .federation import Federation, of_arrays, of_histories, pooled
     from .heterogeneity import heterogeneity
     from .local import curvature, descend, nest, ridge, slope, split, square_distance, unnest
@@ -119,6 +122,7 @@ if TYPE_CHECKING:
     )
     from .methods.servers import server_step
     from .models import additive, cnn, digit_network, factorization, linear, logistic, ncf, scorer, wrap
+    from .recommender import Recommender
     from .report import write_report
     from .settings import Settings
     from .tradeoff import weigh

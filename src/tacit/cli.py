@@ -16,6 +16,7 @@ from . import __version__
 from .cli_audit import audit
 from .cli_bench import bench
 from .cli_data import data_app
+from .cli_export import export
 from .cli_federate import federate
 from .cli_federate import finish as resume_federation
 from .cli_options import (
@@ -51,6 +52,7 @@ from .cli_options import (
 )
 from .cli_poison import poison
 from .cli_recommend import recommend
+from .cli_serve import serve
 from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
 
@@ -283,7 +285,7 @@ def report(
     emit({"report": str(made)}) if json_ else show(results, made, weighed)
 
 
-for command in (federate, recommend, audit, poison, bench):
+for command in (federate, recommend, export, serve, audit, poison, bench):
     app.command()(command)
 
 
@@ -295,9 +297,7 @@ def version(show_it: bool) -> None:
 
 @app.callback()
 def top(
-    version_: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
-    ] = False,
+    version_: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Say which.")] = False,
 ) -> None:
     pass
 

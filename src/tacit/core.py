@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .recipes import Recipe
+
 Params = dict[str, Tensor]  # flat and named: "item", "user", "head.weight"
 
 
@@ -108,6 +110,7 @@ class Method:
     # budget), where a method bounds its uploads itself and needs no clipping
     exact: Callable[..., tuple[Upload, dict[str, int]]] | None = None  # the kernel with sums in double precision, for
     # those who add up the sums of several cohorts
+    recipe: Recipe | None = None  # how anybody is rebuilt by plain arithmetic, as in a browser; see recipes
     told: tuple[str, ...] = ()  # names in an upload that are for the curve only; not sent where the wire clips
 
     def but(self, **changes: Any) -> Method:

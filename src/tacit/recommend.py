@@ -6,7 +6,6 @@ Everything happens where the person is: the shared parameters come in, nothing g
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,46 +27,7 @@ from .federation import Federation, of_histories
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
 from .tasks import Facts, serve
-
-ARTICLES = "the|a|an|la|le|les|il|der|die|das|el"
-
-
-def plain(title: str) -> str:
-    """A title as people type it: no year, no case, the article in front, single spaces.
-
-    >>> plain("Lion King, The (1994)")
-    'the lion king'
-    """
-    text = re.sub(r"\s*\(\d{4}\)\s*$", "", title).strip().lower()
-    moved = re.fullmatch(rf"(.*), ({ARTICLES})", text)
-    return " ".join((f"{moved[2]} {moved[1]}" if moved else text).split())
-
-
-def bare(title: str) -> str:
-    """A plain title without its article: somebody who types "lion king" means "Lion King, The (1994)"."""
-    return re.sub(rf"^({ARTICLES}) (?=.)", "", plain(title))
-
-
-def find_item(text: str, items: dict[str, Any]) -> int:
-    """The item that a person means: its title, with or without the year and the article, or its name. Of several, the
-    most taken."""
-    names, titles = items["names"], items["titles"]
-    for match in (
-        lambda n: titles[n] == text,
-        lambda n: plain(titles[n]) == plain(text),
-        lambda n: names[n] == text,
-        lambda n: bare(titles[n]) == bare(text),
-    ):
-        hits = [n for n in range(len(names)) if match(n)]
-        if hits:
-            return max(hits, key=lambda n: items["counts"][n])
-    by_plain = {plain(title): title for title in titles}
-    wanted = plain(text)
-    inside = sorted((key for key in by_plain if wanted and wanted in key), key=len)
-    close = list(dict.fromkeys(inside[:2] + difflib.get_close_matches(wanted, by_plain, n=3, cutoff=0.5)))[:3]
-    hint = " Did you mean " + " or ".join(f'"{by_plain[key]}"' for key in close) + "?" if close else ""
-    todo = " Give a title or the name of an item, as they stand in the data."
-    raise DataError(f'"{text}" is not in the catalogue of {len(names):,} items.{hint or todo}')
+from .titles import Titles
 
 
 def recommend(
@@ -94,7 +54,8 @@ def recommend(
     if file is not None:
         history, timed = _brought(file, items, facts.scale[1])
     else:  # titles have no order, so recency has nothing to weigh
-        chosen = np.array([find_item(text, items) for text in dict.fromkeys(likes)], np.int32)
+        known = titles_of(items)
+        chosen = np.array([known.find(text) for text in dict.fromkeys(likes)], np.int32)
         chosen, timed = np.array(list(dict.fromkeys(chosen.tolist())), np.int32), False
         history = Histories(np.array([0, len(chosen)]), chosen, np.full(len(chosen), facts.scale[1], np.float32))
     made = plan(settings, replace(facts, timed=timed))
@@ -105,6 +66,16 @@ def recommend(
     rounds = passes(replace(start, round=result["rounds"]))
     store, numbers, held = serve(made.method, shared, start.private, home, np.zeros(1, np.int64), rounds)
     return _answer(made, shared, store, numbers, held, history, items, n)
+
+
+def titles_of(items: dict[str, Any]) -> Titles:
+    """The catalogue of a run folder."""
+    return Titles(items["names"], items["titles"], items["counts"])
+
+
+def nobody() -> Histories:
+    """One person without a history: enough to begin, and to know shapes and starts."""
+    return Histories(np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def _for_member(
@@ -198,7 +169,8 @@ def _person(name: str, data: Interactions) -> int:
 def _brought(file: Path, items: dict[str, Any], top: float) -> tuple[Histories, bool]:
     """A new person's own list: a column item or title, optionally rating and timestamp; the newest stands last."""
     names, ratings, times = read_likes(file)
-    found = np.array([find_item(name, items) for name in names], np.int32)
+    known = titles_of(items)
+    found = np.array([known.find(name) for name in names], np.int32)
     if not len(found):
         raise DataError(f"{file} names no items.")
     order = np.argsort(times, kind="stable") if times is not None else np.arange(len(found))

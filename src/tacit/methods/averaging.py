@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..core import Download, Examples, Method, Model, Params, Upload
 from ..errors import SettingError
 from ..local import change, descend, like, split, square_distance, whole
+from ..recipes import Recipe, cost
 
 
 def fedavg(model: Model, *, lr: float = 1.0, passes: int = 1, private: tuple[str, ...] | None = None) -> Method:
@@ -27,13 +28,17 @@ def fedprox(
         params = descend(model, down.params | own, held, lr, [*down.params, *own], passes, pull)
         return change(params, down.params, held.mask.sum()), like(params, own)
 
-    return Method(lambda params: split(params, globs), client, rows=model.rows)
+    recipe = None
+    if model.design is not None and not mu and globs == model.private:  # a device that takes part and sends nothing
+        recipe = Recipe("descent", loss=cost(model), lr=lr, passes=passes, first=1, moves=True)
+    return Method(lambda params: split(params, globs), client, rows=model.rows, recipe=recipe)
 
 
 def fedsgd(model: Model, *, lr: float = 1.0, private: tuple[str, ...] | None = None) -> Method:
     """One full-batch gradient step a round."""
     method = fedavg(model, lr=lr, private=private)
-    return method.but(client=lambda down, own, held: method.client(down, own, whole(held)))
+    client = lambda down, own, held: method.client(down, own, whole(held))
+    return method.but(client=client, recipe=None)
 
 
 def fedmf(model: Model, *, lr: float = 1.0, passes: int = 1) -> Method:

@@ -21,6 +21,7 @@ from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import kernels
 from ..errors import SettingError
 from ..local import ages, ridge, split, whole
+from ..recipes import Recipe
 
 
 def fedals(
@@ -87,9 +88,11 @@ def fedals(
         total, good = sums_of(down, held, model.catalogue, lam, 0.0 if explicit else alpha0, wide)
         return Upload(total, torch.tensor(float(good.sum()))), {"non-finite": int((~good).sum())}
 
+    prior = 0.0 if explicit else alpha0 * model.catalogue
+    recipe = Recipe("ridge", lam, prior, 0.0 if explicit else alpha0, recency, floor)
     rows = (*model.rows, "sums")
     exact = partial(kernel, wide=True)
-    return Method(init, client, server, personalize, "history", rows, kernel, exact=exact)
+    return Method(init, client, server, personalize, "history", rows, kernel, exact=exact, recipe=recipe)
 
 
 def _item_side(user: Tensor, held: Examples, shared: Params, explicit: bool) -> tuple[Tensor, Tensor]:

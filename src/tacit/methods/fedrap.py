@@ -10,6 +10,7 @@ Where we depart: the term in lam is concave, so own - common would grow for ever
 passed `bound` is not pushed on. Decay by one factor for all rows is kept as one number a person (own rows
 are stored as D / scale) and one in the upload, so that nothing but touched rows is ever computed. `prox` is a soft
 threshold on the server: exact zeros, which the paper's penalty alone never gives.
+Somebody who meets C without a D of their own (a page, `recipe`) has u and b rebuilt against C as it stands.
 Central training is `passes=1, batch=0`: people meet in C only, so everybody's one step is a step of central descent.
 """
 
@@ -27,6 +28,7 @@ from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import tiles
 from ..errors import SettingError
 from ..local import Meter
+from ..recipes import Recipe
 
 SCHEDULES = {  # of the round a = 0, 1, ...; square and frac are our reading of the paper's ablations
     "tanh": lambda a: torch.tanh(a / 10),
@@ -137,4 +139,18 @@ def fedrap(
     def scores(shared: Params, store: object, people: object, candidates: object) -> np.ndarray:
         return tiles.scores(shared.get("item"), store, people, candidates)
 
-    return Method(init, client, server, personalize, rows=("item", "own"), kernel=kernel, scores=scores, told=("loss",))
+    shrink, fade, cool = (weight_decay, step_decay, round_decay) if released else (0.0, 1.0, 1.0)
+    recipe = Recipe(
+        "descent", loss="bce", lr=lr, passes=passes, first=1, step_decay=fade, round_decay=cool, shrink=shrink
+    )
+    return Method(
+        init,
+        client,
+        server,
+        personalize,
+        rows=("item", "own"),
+        kernel=kernel,
+        scores=scores,
+        recipe=recipe if shared_part else None,
+        told=("loss",),
+    )

@@ -18,6 +18,7 @@ from ..core import Download, Examples, Method, Model, Params, Upload
 from ..engine import kernels
 from ..errors import SettingError
 from ..local import change, descend, halves, nest, ridge, split, unnest, whole
+from ..recipes import Recipe, cost
 
 
 def fedrecon(
@@ -71,8 +72,12 @@ def fedrecon(
     def kernel(down: Download, store: object, people: object, held: object) -> tuple[Upload, dict[str, int]]:
         return _fedrecon_kernel(down, held, model, exact, (support, lam, prior, recon_lr, recon_passes, lr, passes))
 
+    steps = Recipe("descent", loss=cost(model), lr=recon_lr, passes=recon_passes)
+    recipe = Recipe("ridge", lam, prior) if exact else steps
     fast = kernel if model.design is not None and not joint else None
-    return Method(init, client, personalize=personalize, rows=model.rows, kernel=fast)
+    return Method(
+        init, client, personalize=personalize, rows=model.rows, kernel=fast, recipe=recipe if model.design else None
+    )
 
 
 def _fedrecon_kernel(down, held, model, exact, settings):

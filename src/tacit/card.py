@@ -1,0 +1,119 @@
+"""What a bundle says about itself: the model card, the licence notes, and the lines that the page shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .bundle import About
+from .recipes import Recipe
+from .settings import Settings
+
+REBUILT = {
+    "ridge": "Your vector is solved exactly from what you pick (one small linear system).",
+    "descent": "Your vector is rebuilt from what you pick by a few steps of gradient descent.",
+}
+
+
+def terms_of(data: str) -> tuple[str, str]:
+    """(the data set's name, the terms under which it is offered)."""
+    from .data.sources import SOURCES
+
+    name = data.partition(":")[0].lower()
+    if name in SOURCES:
+        return SOURCES[name].about, SOURCES[name].terms
+    return "data of the publisher's own", "The publisher's own data: ask the publisher for its terms."
+
+
+def measured(result: dict[str, Any], overlap: float | None) -> list[tuple[str, str]]:
+    """What was measured when the model was trained, in words."""
+    out: list[tuple[str, str]] = []
+    for who, name in (("seen", "people who took part"), ("new", "people it had never seen")):
+        found = result.get(who) or {}
+        if "sampled" in found and "full" in found:
+            sampled, full = found["sampled"], found["full"]
+            few = f"in the first ten for {sampled['hr@10']:.1%} (NDCG {sampled['ndcg@10']:.3f})"
+            all_of_them = f"in the first ten for {full['hr@10']:.1%}"
+            out.append((f"{name}, the next item among 100", few))
+            out.append((f"{name}, the next item among all {result['items']:,}", all_of_them))
+        elif "rmse" in found:
+            out.append((f"{name}, ratings", f"off by {found['rmse']:.2f} (root of the mean square)"))
+    if overlap is not None:
+        out.append(("a byte a number instead of four", f"{overlap:.1%} of a first twenty stay the same"))
+    return out
+
+
+def promise_of(result: dict[str, Any]) -> tuple[str, str]:
+    """(what training promised its people, what that means for who reads the bundle)."""
+    epsilon = (result.get("privacy") or {}).get("epsilon")
+    if epsilon is None:
+        meaning = "No promise of differential privacy: that nothing of one person can be read out of it is not proven."
+        return "Training made no promise of differential privacy.", meaning
+    said = f"Training promised differential privacy to every person: epsilon {epsilon:.3g}."
+    return said, said + " It covers all that is in here."
+
+
+def about(settings: Settings, result: dict[str, Any], recipe: Recipe, overlap: float | None, name: str) -> About:
+    """For the page."""
+    source, terms = terms_of(settings.data)
+    where = "over a real federation" if result.get("federation") else "on simulated devices"
+    lines = [
+        f"Learnt with {result['method']} from {result.get('members', result['people']):,} people, {where}.",
+        f"It knows {result['items']:,} items. Source: {source}.",
+        REBUILT[recipe.solver],
+        promise_of(result)[0],
+    ]
+    licence = [f"Data: {terms}", "Page and program: tacit, MIT licence."]
+    return About(title=name, lines=lines, licence=licence, measured=measured(result, overlap))
+
+
+def model_card(settings: Settings, result: dict[str, Any], made: About, facts: dict[str, Any]) -> str:
+    """MODEL_CARD.md."""
+    rows = "\n".join(f"| {label} | {text} |" for label, text in made.measured)
+    chosen = ", ".join(f"{name}={value}" for name, value in result.get("settings", {}).items())
+    leaky = " **The published protocol leaks; read these figures as a memory test.**"
+    leaky = leaky if settings.protocol == "published" else ""
+    return f"""# Model card: {made.title}
+
+{chr(10).join(f"- {line}" for line in made.lines)}
+
+## What it is for
+Recommending items of this one catalogue to anybody, on that person's own device: the page rebuilds a person's vector
+from what they pick and sends nothing. It is not meant for decisions about people.
+
+## How it was made
+tacit {facts["tacit"]}, method `{result["method"]}`, data `{Path(settings.data).name}`,
+protocol {settings.protocol}, seed {settings.seed}, {result["rounds"]} rounds. Tables are {facts["precision"]}.
+
+Settings: {chosen}.
+
+## What was measured
+| what | result |
+|---|---|
+{rows}
+
+Measured by `tacit run` on held-out items, under the {settings.protocol} protocol; the run's result.json has
+more.{leaky} There a person's items stand in the order of time. What is picked on the page has no such order, which
+costs methods that weigh recent items something.
+
+## What this bundle tells
+- One vector for each item, learnt from everybody. It holds no person's history or vector.
+- {facts["popularity"]}
+- {promise_of(result)[1]}
+
+## Limits
+- It knows what was popular with the people it learnt from, and no item that came later.
+- "Because you liked" is the model's own arithmetic: the picks that add most to an item's score. It is not a cause.
+- The map is a projection to two dimensions: near means alike, far means little.
+"""
+
+
+def licences(made: About) -> str:
+    """LICENCES.md."""
+    notes = "\n".join(f"- {line}" for line in made.licence)
+    return f"""# Licence notes
+
+{notes}
+
+Titles and genres come from the data set, whose terms hold for them. Whoever publishes this folder must be allowed to.
+"""

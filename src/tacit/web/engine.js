@@ -1,0 +1,83 @@
+// The page shuts its own doors, then starts the worker behind them: the worker inherits the closed doors.
+
+const OFFLINE_WAIT = 3000;
+const CLOSED = "default-src 'none'; connect-src 'none'; worker-src blob:; base-uri 'none'; form-action 'none'";
+
+const policy = globalThis.trustedTypes?.createPolicy("tacit", {
+  createScriptURL(url) {
+    if (url.startsWith("blob:") || url === "sw.js") return url;
+    throw new TypeError(`no script may come from ${url}`);
+  },
+}) ?? { createScriptURL: String };
+
+/** A copy for offline use; "" when it is there, otherwise why it is not. */
+async function makeCopy() {
+  if (!globalThis.isSecureContext) return "the page did not come over https";
+  if (!navigator.serviceWorker) return "this browser, or this window, keeps no copies of pages";
+  let registration;
+  try {
+    registration = await navigator.serviceWorker.register(policy.createScriptURL("sw.js"));
+  } catch {
+    return "the browser did not allow it";
+  }
+  const coming = registration.installing;
+  if (!coming) return "";
+  return new Promise((resolve) => {
+    coming.addEventListener("statechange", () => {
+      if (coming.state === "activated") resolve("");
+      if (coming.state === "redundant") resolve("the copy could not be made");
+    });
+  });
+}
+
+/** Makes the copy, `tell` is told how that went; the page waits for it a little, not for long. */
+export async function keepOffline(tell) {
+  tell("the copy is still being made");
+  const done = makeCopy().then(tell);
+  await Promise.race([done, new Promise((resolve) => setTimeout(resolve, OFFLINE_WAIT))]);
+}
+
+/** From here on the browser refuses every request of this page, and of the worker made after this. */
+export function shutDoors() {
+  const meta = document.createElement("meta");
+  meta.httpEquiv = "Content-Security-Policy";
+  meta.content = CLOSED;
+  document.head.append(meta);
+}
+
+/** The worker: one question at a time; of those that come meanwhile only the last is asked. */
+export class Engine {
+  /** `ready`, `ranked` and `failed` are called with the worker's messages. */
+  constructor(source, load, { ready, ranked, failed }) {
+    const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+    this.worker = new Worker(policy.createScriptURL(url));
+    this.busy = true;
+    this.waiting = null;
+    this.number = 0;
+    this.oldest = 0;
+    this.worker.onerror = (event) => failed({ reason: event.message || "the worker did not start" });
+    this.worker.onmessage = ({ data }) => {
+      this.busy = false;
+      if (data.type === "ready") ready(data);
+      else if (data.type === "failed") failed(data);
+      else if (data.id >= this.oldest) ranked(data);
+      this.#next();
+    };
+    this.worker.postMessage({ type: "load", ...load });
+  }
+
+  /** Asks for a ranking. With `fresh`, answers to earlier questions are no longer wanted. */
+  ask(question, fresh) {
+    this.number += 1;
+    if (fresh) this.oldest = this.number;
+    this.waiting = { type: "rank", id: this.number, ...question };
+    this.#next();
+  }
+
+  #next() {
+    if (this.busy || !this.waiting) return;
+    this.worker.postMessage(this.waiting);
+    this.waiting = null;
+    this.busy = true;
+  }
+}

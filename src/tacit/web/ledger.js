@@ -1,0 +1,102 @@
+// The ledger: what the browser itself has counted. Nothing in it is written by hand.
+
+import { $, counted, el } from "./dom.js";
+
+const LOCAL = /^(blob|data|about):/;
+
+export function size(bytes) {
+  if (bytes < 1000) return counted(bytes, "byte");
+  return bytes < 100_000 ? `${(bytes / 1000).toFixed(0)} kB` : `${(bytes / 1e6).toFixed(bytes < 9.95e6 ? 1 : 0)} MB`;
+}
+
+export class Ledger {
+  /** `own`: the names of the files of this page; a request for anything else is one too many. */
+  constructor(own) {
+    this.own = new Set(own.map((name) => new URL(name, document.baseURI).href));
+    this.shutAt = Infinity;
+    this.received = 0;
+    this.loaded = 0;
+    this.files = 0;
+    this.unexpected = [];
+    this.blocked = [];
+    this.facts = new Map();
+    const [page] = performance.getEntriesByType("navigation");
+    if (page) this.#arrived(page);
+    new PerformanceObserver((list) => {
+      list.getEntries().forEach((entry) => this.#count(entry));
+      this.show();
+    }).observe({ type: "resource", buffered: true });
+    addEventListener("securitypolicyviolation", (event) => {
+      this.blocked.push(event.blockedURI);
+      this.show();
+    });
+    $("ledger").hidden = false;
+  }
+
+  /** No request is expected after this moment. */
+  shut() {
+    this.shutAt = performance.now();
+    this.show();
+  }
+
+  /** A sentence for the details, under a name so that it can change. */
+  say(name, text, where = "here-facts") {
+    const fact = this.facts.get(name) ?? el("li");
+    fact.textContent = text;
+    if (!fact.isConnected) $(where).append(fact);
+    this.facts.set(name, fact);
+  }
+
+  #arrived(entry) {
+    this.received += entry.transferSize;
+    this.loaded += entry.encodedBodySize;
+  }
+
+  #count(entry) {
+    if (LOCAL.test(entry.name)) return;
+    this.#arrived(entry);
+    this.files += 1;
+    if (entry.startTime < this.shutAt && this.own.has(entry.name)) return;
+    this.unexpected.push(entry.name);
+  }
+
+  /** The unexpected requests that were not refused: a refused one may leave a trace among the others. */
+  #gone() {
+    const blocked = [...this.blocked];
+    return this.unexpected.filter((name) => {
+      const at = blocked.indexOf(name);
+      if (at >= 0) blocked.splice(at, 1);
+      return at < 0;
+    });
+  }
+
+  show() {
+    const gone = this.#gone();
+    const requests = gone.length;
+    const refused = this.blocked.length;
+    const sent = gone.reduce((sum, name) => sum + new TextEncoder().encode(name).length, 0);
+    const { received, loaded } = this;
+    Object.assign($("ledger").dataset, { sent, received, requests, refused, loaded });
+    $("ledger").classList.toggle("warn", requests > 0);
+    $("sent").textContent = requests
+      ? `Left this device: at least ${size(sent)}, in ${counted(requests, "request")}`
+      : `Left this device: 0 bytes of ratings${refused ? ` (${refused} refused)` : ""}`;
+    $("received").textContent = `Received: ${size(received)}${received < loaded / 20 ? ", the rest was here already" : ""}`;
+    this.say("files", `To load this page, the browser asked for ${counted(this.files - this.unexpected.length, "file")}, `
+      + "as for any page. That is all the server has heard of you.", "out-facts");
+    this.say("requests", requests
+      ? `${counted(requests, "request")} that this page did not expect. What was in them is not known here; a browser `
+        + "extension may have made them."
+      : "No request since the page was loaded, as counted by the browser.", "out-facts");
+    this.say("refused", refused ? `The browser refused ${counted(refused, "attempt")} to load or send something.`
+      : "No attempt at one had to be refused.", "out-facts");
+  }
+}
+
+/** What the publisher says of the model. */
+export function describe({ about, people, items, method, precision, tacit }) {
+  const facts = [["titles", items.toLocaleString("en")], ["learnt from", counted(people, "person", "people")],
+    ...about.measured, ["method", `${method}, ${precision} (tacit ${tacit})`]];
+  $("model-facts").replaceChildren(...facts.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+  $("model-lines").replaceChildren(...[...about.lines, ...about.licence].map((line) => el("li", {}, line)));
+}

@@ -1,0 +1,282 @@
+// The page at work: what a person picks goes to the worker, what the worker answers is shown. Nothing else happens.
+
+import { Catalogue } from "./catalogue.js";
+import { $, counted } from "./dom.js";
+import { Engine, keepOffline, shutDoors } from "./engine.js";
+import { Ledger, describe } from "./ledger.js";
+import { MapView } from "./map.js";
+import { Mine } from "./mine.js";
+import { Recommendations } from "./recommendations.js";
+import { Search } from "./search.js";
+import { forget, keep, recall } from "./store.js";
+
+const SHOWN = 20;
+const root = document.documentElement;
+const DIAL = [
+  [-0.85, "the best known first"], [-0.45, "leaning to what is popular"], [-0.05, "a little towards the popular"],
+  [0.05, "your taste as it is"], [0.45, "a little off the beaten track"], [0.85, "leaning to the little known"],
+  [Infinity, "far off the beaten track"],
+];
+
+class Page {
+  constructor(manifest, catalogue, places, ledger) {
+    Object.assign(this, { manifest, catalogue, ledger });
+    this.ranking = manifest.task === "ranking";
+    this.picks = new Map();
+    this.hidden = new Set();
+    this.timed = false;
+    this.said = "";
+    const say = (text) => this.#say(text);
+    const state = (item) => this.#state(item);
+    const pick = (item, value) => this.#pick(item, value, true);
+    this.mine = new Mine(catalogue, manifest, {
+      say, act: (item, value) => this.#set(item, value), take: (picks, timed, name) => this.#take(picks, timed, name),
+    });
+    this.map = new MapView(catalogue, places, {
+      state, say, act: this.ranking ? "like" : "rate", pick: (item) => pick(item, this.ranking ? 1 : null),
+    });
+    this.search = new Search(catalogue, manifest, { pick, state, say });
+    this.recommendations = new Recommendations(catalogue, manifest, {
+      point: (item) => this.map.point(item),
+      act: (item, what, value, keyboard) => (what === "hide" ? this.#hide(item) : this.#pick(item, value, keyboard)),
+    });
+    this.#listen();
+    this.#restore();
+    this.#turnDial();
+    this.mine.show(this.picks);
+    this.map.mark(this.picks, [], null);
+  }
+
+  #listen() {
+    $("adventurous").addEventListener("input", () => {
+      this.#turnDial();
+      this.#remember();
+      this.#ask(false);
+    });
+    $("undo").querySelector("button").addEventListener("click", () => this.#undo());
+    $("hidden-note").querySelector("button").addEventListener("click", () => {
+      this.hidden.clear();
+      this.#changed("Hidden titles are shown again.");
+      $("search").focus();
+    });
+    $("export").addEventListener("click", () => this.mine.save(this.picks));
+    $("clear").addEventListener("click", () => this.#clear());
+    $("remember").addEventListener("change", () => this.#remember(true));
+    const recolour = () => this.map.recolour();
+    $("theme").addEventListener("change", recolour);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  }
+
+  #state(item) {
+    const pick = this.picks.get(item);
+    if (!pick) return "";
+    if (this.ranking) return pick.value ? "liked" : "disliked";
+    return pick.value === null ? "in your list" : `${counted(pick.value, "star")} from you`;
+  }
+
+  /** A pick from outside the list; one that still needs stars, or got them by keyboard, takes the focus along. */
+  #pick(item, value, keyboard) {
+    if (value === null && this.picks.has(item)) return this.mine.focus(item);
+    this.#set(item, value);
+    if (!this.ranking && (keyboard || value === null)) this.mine.focus(item);
+    return undefined;
+  }
+
+  /** Sets the value of an item, or with `undefined` takes it out. */
+  #set(item, value) {
+    const name = this.catalogue.full(item);
+    if (value === undefined) {
+      this.#mayUndo(`Removed ${name}.`);
+      this.picks.delete(item);
+      return this.#changed(`Removed ${name}.`);
+    }
+    this.#mayUndo(null);
+    const time = this.picks.get(item)?.time ?? null;
+    this.picks.set(item, { value, time });
+    const text = value === null ? "choose its stars" : this.#state(item);
+    return this.#changed(`${name}: ${text}.`, value !== null);
+  }
+
+  #hide(item) {
+    this.#mayUndo(`Hid ${this.catalogue.full(item)}.`);
+    this.hidden.add(item);
+    this.#changed(`Hid ${this.catalogue.full(item)}.`);
+  }
+
+  /** Adds a list from a file; says how many of it had been there, and whether dates count now. */
+  #take(picks, timed, name) {
+    this.#mayUndo(`Imported ${name}.`);
+    this.timed = timed && (this.timed || !this.picks.size);
+    let before = 0;
+    for (const [item, pick] of picks) {
+      if (this.picks.delete(item)) before += 1;
+      this.picks.set(item, pick);
+    }
+    this.#changed("");
+    return { before, timed: this.timed };
+  }
+
+  #clear() {
+    this.#mayUndo("Cleared everything.");
+    this.picks.clear();
+    this.hidden.clear();
+    this.timed = false;
+    $("adventurous").value = 0;
+    this.#turnDial();
+    if ($("remember").checked) forget();
+    $("remember").checked = false;
+    $("remember-note").hidden = true;
+    $("import-note").hidden = true;
+    this.#changed("Cleared everything. Nothing is remembered on this device.");
+    $("undo").querySelector("button").focus();
+  }
+
+  /** Keeps things as they are now, to come back to; with null there is nothing to come back to. */
+  #mayUndo(text) {
+    this.before = text && { picks: new Map(this.picks), hidden: new Set(this.hidden), timed: this.timed,
+      dial: $("adventurous").value, remember: $("remember").checked };
+    $("undo").hidden = !text;
+    $("undo").querySelector("span").textContent = text ?? "";
+  }
+
+  #undo() {
+    const { picks, hidden, timed, dial, remember } = this.before;
+    Object.assign(this, { picks, hidden, timed });
+    $("adventurous").value = dial;
+    $("remember").checked = remember;
+    $("import-note").hidden = true;
+    this.#turnDial();
+    this.#mayUndo(null);
+    this.#changed("Undone.");
+    $("search").focus();
+  }
+
+  #changed(text, counts = true) {
+    if (!this.picks.size) this.timed = false;
+    this.mine.show(this.picks);
+    $("clear").disabled = !this.picks.size && !this.hidden.size;
+    $("hidden-note").hidden = !this.hidden.size;
+    $("hidden-note").querySelector("span").textContent = `${counted(this.hidden.size, "title")} hidden.`;
+    this.#remember();
+    if (counts) this.#ask(true, text);
+    else this.#say(text);
+  }
+
+  #turnDial() {
+    const dial = $("adventurous");
+    const value = Number(dial.value);
+    const text = DIAL.find(([below]) => value < below)[1];
+    $("adventurous-text").textContent = text;
+    dial.setAttribute("aria-valuetext", text);
+    dial.style.setProperty("--at", `${50 + 50 * value}%`);
+  }
+
+  #ask(fresh, text = "") {
+    if (text) this.said = text;
+    const entries = [...this.picks].filter(([, { value }]) => value !== null);
+    const likes = entries.filter(([, { value }]) => !this.ranking || value === 1);
+    this.engine?.ask({
+      likes: likes.map(([item, { value }]) => ({ item, value })),
+      dislikes: this.ranking ? entries.filter(([, { value }]) => value === 0).map(([item]) => item) : [],
+      timed: this.timed,
+      adventurous: Number($("adventurous").value),
+      n: SHOWN + this.hidden.size,
+    }, fresh);
+  }
+
+  /** The worker is there: the first question. */
+  begin(engine) {
+    this.engine = engine;
+    this.#ask(true);
+  }
+
+  show(answer) {
+    const items = answer.items.filter(({ item }) => !this.hidden.has(item)).slice(0, SHOWN);
+    this.recommendations.show(answer, items);
+    this.map.mark(this.picks, items.map(({ item }) => item), answer.you);
+    const liked = [...this.picks.values()].some(({ value }) => value);
+    $("rec-title").textContent = answer.popular ? "A start: what most people take" : "For you";
+    $("basis").textContent = answer.popular
+      ? (liked ? "The model has too little to go by, so this is simply what most people take."
+        : `Simply what most people take: it knows nothing of you yet. ${this.ranking ? "Like" : "Rate"} something.`)
+      : "Worked out from your list, and from nothing else.";
+    root.querySelector(".dial").classList.toggle("idle", answer.popular);
+    Object.assign(root.dataset, { state: "ready", generation: answer.id, ms: answer.ms.toFixed(2) });
+    this.ledger.say("speed", `The last update took ${answer.ms.toFixed(1)} ms.`);
+    const first = items.length ? `first: ${this.catalogue.full(items[0].item)}` : "nothing is left";
+    this.#say(`${this.said} ${counted(items.length, "recommendation")}; ${first}`.trim());
+    this.said = "";
+  }
+
+  #say(text) {
+    $("status").textContent = text;
+  }
+
+  #restore() {
+    const memory = recall();
+    if (!memory?.picks) return;
+    const { byName } = this.catalogue;
+    const picks = memory.picks.filter(([name]) => byName.has(name));
+    this.picks = new Map(picks.map(([name, value, time]) => [byName.get(name), { value, time }]));
+    this.hidden = new Set(memory.hidden.filter((name) => byName.has(name)).map((name) => byName.get(name)));
+    this.timed = memory.timed;
+    $("adventurous").value = memory.adventurous;
+    $("remember").checked = true;
+    this.#changed("");
+  }
+
+  /** Writes the list to this device if that is asked for; says so when the browser denies it. */
+  #remember(asked = false) {
+    const wanted = $("remember").checked;
+    const { names } = this.catalogue;
+    const kept = wanted && keep({
+      picks: [...this.picks].map(([item, { value, time }]) => [names[item], value, time]),
+      hidden: [...this.hidden].map((item) => names[item]),
+      timed: this.timed,
+      adventurous: Number($("adventurous").value),
+    });
+    if (asked && !wanted) forget();
+    if (wanted && !kept) $("remember").checked = false;
+    if (!asked && !(wanted && !kept)) return;
+    $("remember-note").hidden = false;
+    $("remember-note").textContent = kept ? "Your list is kept in this browser, and nowhere else."
+      : wanted ? "This browser does not let the page keep anything. All else works; export your list to keep it."
+        : "Nothing is kept: what was remembered is removed.";
+    this.#say($("remember-note").textContent);
+  }
+}
+
+function offlineText(why) {
+  if (!why) return "A copy of the page is on this device: it opens without a network.";
+  return `Without a network it will not open next time: ${why}.`;
+}
+
+/** Called by boot.js with all parts, checked. `fail(headline, text)` shows a problem instead of the page. */
+export async function start(manifest, files, fail) {
+  const text = (name) => new TextDecoder().decode(files[name]);
+  const catalogue = new Catalogue(JSON.parse(text("items.json")), new Uint8Array(files["popularity.u8"]));
+  const ledger = new Ledger([".", "index.html", "manifest.json", "sw.js", ...Object.keys(manifest.files)]);
+  describe(manifest);
+  root.dataset.task = manifest.task;
+  const page = new Page(manifest, catalogue, new Int16Array(files["map.i16"].slice(0)), ledger);
+  $("loading").hidden = true;
+  for (const id of ["app", "theme", "skip"]) $(id).hidden = false;
+  const { "worker.js": source, ...tables } = files;
+  ledger.say("how", `For this page every title is ${counted(manifest.k, "number")}. From your list, this device works `
+    + "out the numbers that stand for your taste, anew at each change, and keeps them nowhere.");
+  await keepOffline((why) => ledger.say("offline", offlineText(why)));
+  shutDoors();
+  ledger.shut();
+  ledger.say("doors", "The browser now forbids this page, and the worker that computes, every request.", "out-facts");
+  const engine = new Engine(source, { manifest, files: tables }, {
+    ready({ cases }) {
+      ledger.say("checked", `Checked just now: the arithmetic agrees with the publisher’s (${counted(cases, "case")}).`);
+      page.begin(engine);
+    },
+    ranked: (answer) => page.show(answer),
+    failed({ reason }) {
+      fail("The computation does not work in this browser", `${reason} Nothing left this device. `
+        + "Reload the page; if this comes again, tell whoever publishes it.");
+    },
+  });
+}

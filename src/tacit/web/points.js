@@ -1,0 +1,120 @@
+// The dots of the map: where they are on the screen, which is nearest, and how they are drawn.
+
+const CLOSEST = 24;
+const MARGIN = 16;
+
+/** The part of the map that is seen: its middle in map units, and how many times it is enlarged. */
+export class View {
+  constructor(places) {
+    this.width = this.height = 1;
+    const ends = [[Infinity, -Infinity], [Infinity, -Infinity]];
+    places.forEach((value, i) => {
+      const end = ends[i % 2];
+      end[0] = Math.min(end[0], value);
+      end[1] = Math.max(end[1], value);
+    });
+    this.middle = ends.map(([low, high]) => (low + high) / 2);
+    this.half = ends.map(([low, high]) => Math.max(1, (high - low) / 2));
+    this.whole();
+  }
+
+  whole() {
+    Object.assign(this, { x: this.middle[0], y: this.middle[1], zoom: 1 });
+  }
+
+  get scale() {
+    const [across, up] = this.half;
+    return Math.min((this.width / 2 - MARGIN) / across, (this.height / 2 - MARGIN) / up) * this.zoom;
+  }
+
+  /** From map units to pixels, upwards being up. */
+  place(x, y) {
+    return [this.width / 2 + (x - this.x) * this.scale, this.height / 2 - (y - this.y) * this.scale];
+  }
+
+  /** From pixels to map units. */
+  spot(px, py) {
+    return [this.x + (px - this.width / 2) / this.scale, this.y - (py - this.height / 2) / this.scale];
+  }
+
+  move(dx, dy) {
+    this.x = this.#within(0, this.x - dx / this.scale);
+    this.y = this.#within(1, this.y + dy / this.scale);
+  }
+
+  #within(axis, value) {
+    return Math.min(this.middle[axis] + this.half[axis], Math.max(this.middle[axis] - this.half[axis], value));
+  }
+
+  /** Enlarges around a pixel, which stays where it is. */
+  enlarge(factor, px = this.width / 2, py = this.height / 2) {
+    const [x, y] = this.spot(px, py);
+    this.zoom = Math.min(CLOSEST, Math.max(1, this.zoom * factor));
+    if (this.zoom === 1) return this.whole();
+    const [nx, ny] = this.spot(px, py);
+    this.x += x - nx;
+    this.y += y - ny;
+    return this.move(0, 0);
+  }
+}
+
+export class Points {
+  /** `places`: x, y of every item; `colours`: which colour each has. */
+  constructor(places, colours) {
+    this.places = places;
+    this.colours = colours;
+    this.count = colours.length;
+    this.small = Math.max(1.3, Math.min(2.8, 110 / Math.sqrt(this.count)));
+  }
+
+  at(item) {
+    return [this.places[2 * item], this.places[2 * item + 1]];
+  }
+
+  radius(view) {
+    return this.small * (1 + 0.35 * Math.log2(view.zoom));
+  }
+
+  /** The items nearest to a spot, at most `reach` map units away; `fits` may rule some out. */
+  nearest(x, y, n = 1, reach = Infinity, fits = () => true) {
+    const found = [];
+    for (let item = 0; item < this.count; item++) {
+      const distance = Math.hypot(this.places[2 * item] - x, this.places[2 * item + 1] - y);
+      if (distance > reach || (found.length === n && distance >= found[n - 1][0]) || !fits(item)) continue;
+      found.push([distance, item]);
+      found.sort((a, b) => a[0] - b[0]);
+      if (found.length > n) found.pop();
+    }
+    return found.map(([, item]) => item);
+  }
+
+  /** All dots, from one stamp a colour; where one colour is `alone`, the others step back. */
+  draw(context, view, palette, ratio, alone) {
+    const radius = this.radius(view);
+    const side = Math.ceil((radius + 1) * ratio) * 2;
+    const stamps = palette.map((colour) => stamp(colour, radius * ratio, side));
+    context.clearRect(0, 0, view.width, view.height);
+    const last = palette.length - 1;
+    const order = [last, ...palette.keys()].slice(0, last + 1);
+    for (const colour of order) {
+      context.globalAlpha = alone === null ? 0.85 : alone === colour ? 1 : 0.13;
+      for (let item = 0; item < this.count; item++) {
+        if (this.colours[item] !== colour) continue;
+        const [x, y] = view.place(this.places[2 * item], this.places[2 * item + 1]);
+        if (x < -9 || y < -9 || x > view.width + 9 || y > view.height + 9) continue;
+        context.drawImage(stamps[colour], x - side / ratio / 2, y - side / ratio / 2, side / ratio, side / ratio);
+      }
+    }
+    context.globalAlpha = 1;
+  }
+}
+
+function stamp(colour, radius, side) {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = side;
+  const context = canvas.getContext("2d");
+  context.fillStyle = colour;
+  context.arc(side / 2, side / 2, radius, 0, 2 * Math.PI);
+  context.fill();
+  return canvas;
+}

@@ -1,0 +1,84 @@
+// Offline use. This keeps the bundle's own files, whole and of one version, and nothing else: what a person types is in
+// no request, so it never comes past here. Where keeping fails, nothing changes and the page goes on online.
+// A page never gets files of two versions: no page is claimed while it loads, a new version waits beside the old one,
+// and takes over at the next load, before that load has got its first file.
+"use strict";
+
+const VERSION = "{{version}}"; // the SHA-256 of manifest.json
+const FILES = {{files}};
+const OURS = `tacit ${self.registration.scope} `; // another bundle of this origin has another scope
+const CACHE = OURS + VERSION;
+const START = self.registration.scope;
+const urls = new Set(FILES.map((name) => new URL(name, START).href));
+
+async function digest(bytes) {
+  return new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+}
+
+function hex(bytes) {
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+async function download(name) {
+  const response = await fetch(new URL(name, START), { cache: "no-cache", redirect: "error" });
+  if (!response.ok) throw new Error(`${name} was answered with ${response.status}`);
+  return { name, response: response.clone(), bytes: await response.arrayBuffer() };
+}
+
+/** Refuse a mixture: the manifest is this version's, every file is as it says, and the page belongs to it. */
+async function check(files) {
+  const text = (name) => new TextDecoder().decode(files.find((file) => file.name === name).bytes);
+  const pins = JSON.parse(text("manifest.json")).files;
+  const own = await digest(files.find((file) => file.name === "manifest.json").bytes);
+  if (hex(own) !== VERSION) throw new Error("manifest.json is of another version");
+  if (!text("./").includes(btoa(String.fromCharCode(...own)))) throw new Error("index.html is of another version");
+  for (const { name, bytes } of files) {
+    if (name === "./" || name === "manifest.json") continue;
+    if (hex(await digest(bytes)) !== pins[name]?.sha256) throw new Error(`${name} is of another version`);
+  }
+}
+
+async function keep() {
+  const files = await Promise.all(FILES.map(download));
+  await check(files);
+  const cache = await caches.open(CACHE);
+  try {
+    await Promise.all(files.map(({ name, response }) => cache.put(new URL(name, START), response)));
+  } catch (error) {
+    await caches.delete(CACHE);
+    throw error;
+  }
+}
+
+async function forget() {
+  const old = (await caches.keys()).filter((name) => name.startsWith(OURS) && name !== CACHE);
+  await Promise.all(old.map((name) => caches.delete(name)));
+}
+
+/** The kept file; the network where the browser has thrown it away. */
+async function serve(url, request) {
+  const kept = await (await caches.open(CACHE)).match(url, { ignoreVary: true });
+  return kept ?? fetch(request);
+}
+
+/** The page itself. Where a new version waits, and no second page is open, let it take over and load again. */
+async function open(request) {
+  const { waiting } = self.registration;
+  if (!waiting || (await self.clients.matchAll()).length > 1) return serve(START, request);
+  waiting.postMessage("take over");
+  return new Response("", { headers: { "Content-Type": "text/html", Refresh: "0" } });
+}
+
+self.addEventListener("install", (event) => event.waitUntil(keep()));
+self.addEventListener("activate", (event) => event.waitUntil(forget()));
+self.addEventListener("message", (event) => {
+  if (event.data === "take over") self.skipWaiting();
+});
+self.addEventListener("fetch", (event) => {
+  const { request } = event, url = new URL(request.url);
+  const place = url.origin + url.pathname;
+  if (request.method !== "GET") return;
+  if (request.mode === "navigate") {
+    if (place === START || place === `${START}index.html`) event.respondWith(open(request));
+  } else if (urls.has(request.url)) event.respondWith(serve(request.url, request));
+});

@@ -1,0 +1,325 @@
+"""`tacit export`, the bundle's format, and `Recommender`: the same lists as `tacit recommend`, and nothing foreign."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bundles import MODELS, bundle_of, learnt_of, run_of
+from command import tacit
+from tacit.bundle import FORMAT, UNPINNED, read_bundle, sha256
+from tacit.errors import DataError, RunError, SettingError
+from tacit.export import export, popularity
+from tacit.plane import place
+from tacit.recipes import Taste
+from tacit.recommend import recommend
+from tacit.recommender import Recommender
+
+NOBODY = np.zeros(0, np.int64)
+
+
+@pytest.fixture(scope="module")
+def films():
+    return Recommender.load(bundle_of("fedals"))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A bundle that a test may damage."""
+    shutil.copytree(bundle_of("fedals"), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def titles_of(recommender, items):
+    return [recommender.bundle.titles[at] for at in items]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_bundle_lists_what_tacit_recommend_lists(name):
+    mine, rng = Recommender.load(bundle_of(name, float32=True)), np.random.default_rng(1)
+    for _ in range(3):
+        likes = titles_of(mine, rng.choice(len(mine.bundle.titles), rng.integers(2, 12), replace=False))
+        theirs = recommend(run_of(name), likes=likes, n=20)
+        ours = mine.recommend(likes, n=20)
+        if name != "fedrap":  # there a device also grows a table of its own; the bundle has the common part
+            assert [x["title"] for x in ours["items"]] == [x["title"] for x in theirs["items"]]
+            assert [x["score"] for x in ours["items"]] == pytest.approx([x["score"] for x in theirs["items"]], abs=2e-4)
+        assert set(ours["from"]) == set(theirs["from"]) and not ours["popular"]
+        assert not set(likes) & {x["title"] for x in ours["items"]}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_int8_keeps_nearly_every_list(name):
+    small, exact = (Recommender.load(bundle_of(name, float32=wide)) for wide in (False, True))
+    rng, shares = np.random.default_rng(2), []
+    for _ in range(40):
+        likes = rng.choice(len(small.bundle.titles), rng.integers(3, 40), replace=False)
+        taste = Taste(likes, np.full(len(likes), small.scale[1]), NOBODY)
+        a, b = small.rank(taste, 20).items, exact.rank(taste, 20).items
+        shares.append(len(np.intersect1d(a, b)) / 20)
+    assert np.mean(shares) >= 0.95
+
+
+def test_vectors_are_what_python_computes_after_reading_the_bundle_back(films):
+    for case in json.loads(films.files["vectors.json"])["cases"]:
+        likes = np.array(case["likes"]).reshape(-1, 2)
+        taste = Taste(likes[:, 0].astype(np.int64), likes[:, 1], np.array(case["dislikes"], np.int64), case["timed"])
+        found = films.rank(taste, 20, case["adventurous"])
+        assert found.items.tolist() == case["items"] and found.popular == case["popular"]
+        assert np.allclose(found.scores, case["scores"], rtol=1e-12)
+        assert found.because == case["because"]
+
+
+def test_export_twice_gives_the_same_bytes(tmp_path):
+    export(run_of("fedals"), tmp_path / "again")
+    _, first = read_bundle(bundle_of("fedals"))
+    _, second = read_bundle(tmp_path / "again")
+    assert first == second
+
+
+def test_every_file_is_pinned_and_the_page_pins_the_manifest(films):
+    manifest = films.manifest
+    served = set(films.files)
+    assert served == set(manifest["files"]) | set(UNPINNED)
+    assert {p.name for p in bundle_of("fedals").iterdir()} == served
+    page = films.files["index.html"].decode()
+    assert "{{" not in page and "{{" not in films.files["sw.js"].decode()
+    for name in served:
+        if name.endswith((".css", ".js")) and name not in ("sw.js", "worker.js"):  # worker.js: by the manifest
+            pin = base64.b64encode(bytes.fromhex(sha256(films.files[name]))).decode()
+            assert f"sha256-{pin}" in page, f"{name} is not pinned by index.html"
+
+
+@pytest.mark.parametrize("name", ["items.json", "item.i8", "worker.js", "main.js", "popularity.u8", "MODEL_CARD.md"])
+def test_a_changed_file_is_refused_by_name(copy, name):
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(bytes(content))
+    with pytest.raises(RunError, match=f"{name} is not the file that was exported.*Nothing was computed with it"):
+        Recommender.load(copy)
+
+
+def test_a_changed_manifest_is_refused_even_when_it_reads_well(copy):
+    text = (copy / "manifest.json").read_text()
+    (copy / "manifest.json").write_text(text.replace('"people":', '"people": 1'))
+    with pytest.raises(RunError, match=r"(index.html|sw.js) is not the file that was exported"):
+        Recommender.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m | {"format": "tacit-bundle-9"}, "tacit-bundle-9.*tacit-bundle-1"),
+        (lambda m: m | {"k": -1}, "k: "),
+        (lambda m: m | {"more": 1}, "more"),
+        (lambda m: m | {"recipe": m["recipe"] | {"passes": 10**9}}, "recipe.passes"),
+        (lambda m: m | {"files": m["files"] | {"../x": {"bytes": 1, "sha256": "0" * 64}}}, "plain file name|exported"),
+        (lambda m: [m], "not a JSON object"),
+    ],
+)
+def test_a_foreign_manifest_is_refused(copy, change, said):
+    (copy / "manifest.json").write_text(json.dumps(change(json.loads((copy / "manifest.json").read_text()))))
+    with pytest.raises(RunError, match=said):
+        Recommender.load(copy)
+
+
+def test_a_missing_file_a_folder_without_manifest_and_broken_json(copy, tmp_path):
+    (copy / "items.json").unlink()
+    with pytest.raises(RunError, match="lacks items.json"):
+        Recommender.load(copy)
+    with pytest.raises(RunError, match="not a bundle"):
+        Recommender.load(tmp_path)
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(RunError, match="cannot be read"):
+        Recommender.load(copy)
+
+
+def repinned(copy, **changes):
+    """The bundle with other contents, pinned anew as an author of a hostile one would."""
+    manifest = json.loads((copy / "manifest.json").read_text())
+    old = sha256((copy / "manifest.json").read_bytes())
+    for name, content in changes.items():
+        (copy / name).write_bytes(content)
+        manifest["files"][name] = {"bytes": len(content), "sha256": sha256(content)}
+    text = json.dumps(manifest).encode()
+    (copy / "manifest.json").write_bytes(text)
+    for page in ("index.html", "sw.js"):
+        content = (copy / page).read_bytes().replace(old.encode(), sha256(text).encode())
+        pins = [base64.b64encode(bytes.fromhex(x)) for x in (old, sha256(text))]
+        (copy / page).write_bytes(content.replace(*pins))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"scale.f32": b"\0" * 12}, "scale.f32 holds 12 bytes"),
+        ({"scale.f32": np.full(200, np.nan, "<f4").tobytes()}, "not finite"),
+        ({"items.json": b'{"names": [], "titles": [], "genres": []}'}, "does not hold 200 names"),
+        ({"items.json": json.dumps({"names": [1] * 200, "titles": ["a"] * 200, "genres": [[]] * 200,
+                                    "genre_names": []}).encode()}, "no title, name or genre"),
+        ({"items.json": json.dumps({"names": ["1"] * 200, "titles": ["a"] * 200, "genres": [[7]] * 200,
+                                    "genre_names": ["b"]}).encode()}, "no title, name or genre"),
+        ({"items.json": b"[" * 100_000}, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_hostile_bundle_with_right_hashes_is_refused(copy, files, said):
+    repinned(copy, **files)
+    with pytest.raises(RunError, match=said):
+        Recommender.load(copy)
+
+
+def test_recommend_says_why_and_takes_dislikes(films):
+    likes, against = titles_of(films, [3, 8, 21]), titles_of(films, [40])
+    plain = films.recommend(likes, n=15)
+    less = films.recommend(likes, dislikes=against, n=15)
+    assert plain["items"] != less["items"]
+    assert against[0] not in {x["title"] for x in less["items"]}
+    assert any(x["because"] for x in plain["items"])
+    assert all(set(x["because"]) <= set(likes) for x in plain["items"])
+
+
+def test_because_is_what_the_score_loses_without_the_like(films):
+    """For a ridge solve: leave out the first reason, keep the system; the score falls by its share."""
+    taste = Taste(np.array([3, 8, 21, 60]), np.ones(4), NOBODY)
+    found = films.rank(taste, 1)
+    top, why = int(found.items[0]), found.because[0][0]
+    t, r = films.tables, films.recipe
+    f = t.features(taste.likes)
+    system = f.T @ f + films.gram + r.lam * (4 + r.prior) * np.eye(f.shape[1])
+    shares = t.features(np.array([top]))[0] @ np.linalg.solve(system, f.T)
+    assert shares.sum() == pytest.approx(found.scores[0])
+    assert int(taste.likes[shares.argmax()]) == why
+
+
+def test_nothing_known_is_a_popular_start_and_says_so(films):
+    found = films.recommend(n=5)
+    assert found["popular"] and found["from"] == [] and len(found["items"]) == 5
+    fame = dict(zip(films.bundle.titles, films.bundle.popularity))
+    assert [fame[x["title"]] for x in found["items"]] == sorted(films.bundle.popularity.tolist(), reverse=True)[:5]
+    assert films.recommend(dislikes=[found["items"][0]["title"]], n=5)["popular"]
+
+
+def test_everything_liked_leaves_nothing_and_says_nothing_wrong(films):
+    assert films.recommend(films.bundle.titles, n=5)["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda r: r.recommend(["No Such Thing At All"]), "is not in the catalogue of 200 items"),
+        (lambda r: r.recommend(n=0), "from 1 on"),
+        (lambda r: r.recommend(n=True), "from 1 on"),
+        (lambda r: r.recommend(adventurous=2), "from -1 to 1"),
+        (lambda r: r.recommend(adventurous=float("nan")), "from -1 to 1"),
+        (lambda r: r.recommend("Toy Story"), "a list of titles"),
+        (lambda r: r.recommend([r.bundle.titles[0]], dislikes=[r.bundle.titles[0]]), "Choose one"),
+        (lambda r: r.recommend(ratings={r.bundle.titles[0]: 1.0}), "liked or not"),
+    ],
+)
+def test_bad_questions_are_answered_with_what_to_do(films, call, said):
+    with pytest.raises((DataError, SettingError), match=said):
+        call(films)
+
+
+def test_ratings_models_take_stars():
+    mine = Recommender.load(bundle_of("fedals-ratings"))
+    low, high = mine.scale
+    a, b = mine.bundle.titles[3], mine.bundle.titles[9]
+    assert mine.recommend(ratings={a: high, b: low}) != mine.recommend(ratings={a: low, b: high})
+    assert mine.recommend([a])["items"] == mine.recommend(ratings={a: high})["items"]
+    assert all(x["because"] != [b] for x in mine.recommend(ratings={a: high, b: low}, n=50)["items"])
+    for bad in (high + 1, float("nan"), "five"):
+        with pytest.raises(SettingError, match="numbers from"):
+            mine.recommend(ratings={a: bad})
+    with pytest.raises(SettingError, match="low ratings instead"):
+        mine.recommend(dislikes=[a])
+
+
+def test_timed_lists_weigh_what_is_recent(films):
+    likes = titles_of(films, [3, 8, 21, 60, 77, 90])
+    assert films.recommend(likes, timed=True) != films.recommend(likes)
+    assert films.recommend(likes, timed=True) != films.recommend(likes[::-1], timed=True)
+    assert films.recommend(likes)["items"] == films.recommend(likes[::-1])["items"], "order alone must not count"
+
+
+def test_counts_do_not_leave_where_privacy_was_promised():
+    learnt = learnt_of("fedmf")
+    told, _ = popularity(learnt)
+    other = replace(learnt, items=learnt.items | {"counts": [1] * len(learnt.items["counts"])})
+    assert not np.array_equal(popularity(other)[0], told)
+    private, said = popularity(replace(learnt, promised=True))
+    assert np.array_equal(popularity(replace(other, promised=True))[0], private), "counts changed what is told"
+    assert "no counts" in said
+
+
+def test_alike_items_stand_close_on_the_map():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(4, 6)) * 3
+    item = np.concatenate([c + 0.1 * rng.normal(size=(30, 6)) for c in centres]).astype(np.float32)
+    at = place(item, np.arange(120).astype(np.uint8)).astype(float).reshape(4, 30, 2)
+    inside = np.mean([np.hypot(*(group - group.mean(0)).T).mean() for group in at])
+    apart = np.hypot(*(at.mean(1)[:, None] - at.mean(1)).reshape(-1, 2).T)
+    assert inside < apart[apart > 0].min() / 2
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 6])
+def test_tiny_catalogues_have_a_map(m):
+    assert place(np.eye(m, 3, dtype=np.float32), np.zeros(m, np.uint8)).shape == (m, 2)
+
+
+def test_large_catalogues_place_the_less_popular_by_their_neighbours(monkeypatch):
+    monkeypatch.setattr("tacit.plane.MAPPED", 60)
+    rng = np.random.default_rng(0)
+    side = np.repeat([0, 1], 60)
+    item = (np.eye(2)[side] * 3 + 0.1 * rng.normal(size=(120, 2))).astype(np.float32)
+    at = place(item, np.tile(np.arange(60), 2).astype(np.uint8)).astype(float)
+    near = np.array([np.delete(side, i)[np.hypot(*(np.delete(at, i, 0) - at[i]).T).argmin()] for i in range(120)])
+    assert (near == side).mean() > 0.95
+
+
+def test_export_refuses_what_it_cannot_do(tmp_path):
+    kept, run = tmp_path / "kept", run_of("fedals")
+    kept.mkdir()
+    (kept / "thesis.txt").write_text("mine")
+    tacit("export", run, kept).refused("is not empty, and what is in it is not a bundle")
+    tacit("export", run, kept / "thesis.txt").refused("is not a folder")
+    tacit("export", tmp_path, tmp_path / "out").refused("is not a run folder")
+    assert (kept / "thesis.txt").read_text() == "mine" and not (tmp_path / "out").exists()
+
+
+def test_export_over_an_older_bundle_replaces_all_of_it(copy):
+    (copy / "left-over.js").write_text("old")
+    told = tacit("export", run_of("fedals"), copy, "--float32", "--json").json
+    assert told["format"] == FORMAT and told["precision"] == "float32"
+    assert not (copy / "left-over.js").exists() and Recommender.load(copy)
+    assert not [p for p in copy.parent.iterdir() if p.name.startswith(".")], "nothing half-made is left beside it"
+
+
+def test_methods_without_a_recipe_are_named(tmp_path):
+    from bundles import DATA
+    from tacit.data.sources import load
+    from tacit.experiment import execute
+    from tacit.runs import RunFolder
+    from tacit.settings import Settings
+
+    settings = Settings(data=DATA, method="fedtrail", set={"k": "8"})
+    folder = RunFolder.create(tmp_path / "run", settings.model_dump(), load(DATA), "0")
+    execute(settings, load(DATA), folder)
+    with pytest.raises(SettingError, match=r"fedtrail cannot be rebuilt.*fedals.*fedmf.*fedrap.*fedrecon"):
+        export(tmp_path / "run", tmp_path / "out")
+
+
+def test_recommender_needs_no_torch():
+    """A backend that only serves should start in a blink."""
+    code = (
+        f"import sys; from tacit.recommender import Recommender; r = Recommender.load({str(bundle_of('fedals'))!r}); "
+        "r.recommend([r.bundle.titles[0]]); assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

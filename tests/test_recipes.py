@@ -1,0 +1,180 @@
+"""The arithmetic of a rebuild equals the method's own, for every method that names a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tacit.data.interactions import Histories
+from tacit.data.sampling import SERVE
+from tacit.engine.run import begin, run
+from tacit.errors import SettingError
+from tacit.evaluation.scoring import personal_scores
+from tacit.federation import of_histories
+from tacit.methods import METHODS, build
+from tacit.models import additive, factorization
+from tacit.recipes import Recipe, Tables, Taste, best_of, gram_of, middle, order_of, rebuild
+from tacit.tasks import serve
+
+ITEMS, NOBODY = 30, np.zeros(0, np.int64)
+CASES = [
+    ("fedals", {}, "ranking", 0),
+    ("fedals", {"lam": 0.03, "alpha0": 0.4, "recency": 0.5, "floor": 0.3}, "ranking", 0),
+    ("fedals", {"lam": 0.1}, "ratings", 0),
+    ("fcf", {}, "ranking", 0),
+    ("centralised", {}, "ranking", 0),
+    ("centralised", {"lam": 0.1}, "ratings", 0),
+    ("fedrecon", {"recon_lr": 2.0, "recon_passes": 7}, "ranking", 0),
+    ("fedrecon", {"recon_lr": 0.1, "recon_passes": 3}, "ratings", 4),
+    ("fedrecon", {"solver": "exact", "lam": 0.1, "prior": 3.0}, "squared", 0),
+    ("fedrecon", {"solver": "exact", "lam": 0.1, "prior": 3.0}, "ratings", 0),
+    ("fedmf", {"lr": 0.5}, "ranking", 0),
+    ("fedmf", {"lr": 0.5, "passes": 3}, "ranking", 7),
+    ("fedmf", {"lr": 0.05, "passes": 2}, "ratings", 3),
+    ("fedavg", {"lr": 0.5}, "ranking", 5),
+    ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 3, "parts": "common"}, "additive", 8),
+    ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 2, "parts": "common", "released": False}, "additive", 0),
+]
+
+
+def model_of(task):
+    if task == "additive":
+        return additive(ITEMS, k=4)
+    if task == "ratings":
+        return factorization(ITEMS, k=4, biases=True, loss="squared", mean=3.0)
+    return factorization(ITEMS, k=4, loss="squared" if task == "squared" else "bce", spread=1.0)
+
+
+def history(items, values):
+    return Histories(np.array([0, len(items)]), np.array(items, np.int32), np.array(values, np.float32))
+
+
+def parts_of(shared, initial):
+    """(tables, start), as an export takes them out of a run."""
+    tables = {name: value.double().numpy() for name, value in (shared | initial).items()}
+    offset = tables["item_bias"] + tables["mean"] if "item_bias" in tables else None
+    start = tables.get("start.user", tables.get("user"))
+    if "bias" in tables:
+        start = np.append(start, tables["bias"])
+    return Tables(tables["item"], offset, offset is not None or "bias" in tables), start
+
+
+@pytest.mark.parametrize(("name", "settings", "task", "batch"), CASES, ids=lambda value: str(value))
+def test_recipe_is_the_methods_own_way_of_serving_somebody_new(name, settings, task, batch):
+    model = model_of(task)
+    method = build(name, model, settings)
+    negatives, rounds, seed = (0 if task == "ratings" else 4), 3, 11
+    rng = np.random.default_rng(3)
+    people = [rng.permutation(ITEMS)[: rng.integers(3, 12)] for _ in range(20)]
+    values = [rng.integers(1, 6, len(p)) if task == "ratings" else np.ones(len(p)) for p in people]
+    everybody = Histories(
+        np.cumsum([0, *map(len, people)]), np.concatenate(people).astype(np.int32),
+        np.concatenate(values).astype(np.float32),
+    )  # fmt: skip
+    options = {"examples": method.examples, "negatives": negatives, "batch": batch, "seed": seed}
+    crowd = of_histories(everybody, ITEMS, **options)
+    if method.pooled:
+        from tacit.federation import pooled
+
+        crowd = pooled(crowd)
+    state = list(run(method, model, crowd, rounds=2, seed=1))[-1].state
+    mine, marks = [4, 9, 2, 17, 20, 5, 8], [5, 1, 3, 4, 2, 5, 4] if task == "ratings" else [1] * 7
+    home = of_histories(history(mine, marks), ITEMS, **options, stream=SERVE)
+    fresh = begin(method, model, home, 1)
+    store, numbers, held = serve(method, state.shared, fresh.private, home, np.zeros(1, np.int64), rounds)
+    ((_, theirs),) = personal_scores(method, model, state.shared, store, numbers, held, torch.arange(ITEMS))
+
+    tables, start = parts_of(state.shared, fresh.private.initial)
+    recipe = replace(
+        method.recipe, examples=method.examples, negatives=negatives, batch=batch, seed=str(seed),
+        rounds=rounds if fresh.private.initial else 1, start=() if start is None else tuple(start),
+    )  # fmt: skip
+    taste = Taste(np.array(mine), np.array(marks, float), NOBODY, timed=True)
+    ours = tables.scores(rebuild(recipe, tables, gram_of(recipe, tables), taste).user)
+    spread = float(theirs[0].std())
+    assert spread > 1e-3, "a flat model would hide every mistake"
+    assert np.abs(ours - theirs[0].double().numpy()).max() < 2e-5 * max(1.0, spread, float(theirs.abs().max()))
+
+
+def test_methods_without_a_recipe_name_none():
+    known = {case[0] for case in CASES}
+    for name in METHODS:
+        for model in (factorization(ITEMS, k=4), additive(ITEMS, k=4)):
+            try:
+                method = build(name, model, {})
+            except SettingError:
+                continue
+            assert method.recipe is None or name in known, f"{name} has a recipe that no case above checks"
+
+
+def tables(seed=0, m=40, k=3):
+    rng = np.random.default_rng(seed)
+    return Tables(rng.normal(size=(m, k)), None, False)
+
+
+RIDGE = Recipe("ridge", lam=0.1, prior=2.0, alpha0=0.2)
+STEPS = Recipe("descent", loss="bce", lr=0.5, passes=4, examples="samples", negatives=4, start=(0.1, -0.1, 0.2))
+
+
+@pytest.mark.parametrize("recipe", [RIDGE, STEPS, replace(STEPS, rounds=3, first=1, shrink=0.1, moves=False)])
+def test_shares_of_likes_dislikes_and_the_start_are_all_of_the_score(recipe):
+    """What `because` tells is exact: with what the start and the others say, shares add up to the score."""
+    t, taste = tables(), Taste(np.array([3, 8, 1]), np.ones(3), np.array([7]))
+    person = rebuild(recipe, t, gram_of(recipe, t), taste)
+    everything = rebuild(recipe, t, gram_of(recipe, t), Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
+    assert person.pulls.shape == (3, 3)
+    if recipe.solver == "ridge":  # nothing but likes has a target above 0
+        assert np.allclose(person.pulls.sum(0), person.user, atol=1e-12)
+    assert not np.allclose(person.user, everything.user), "a dislike must count"
+
+
+def test_shares_of_a_descent_from_nothing_are_all_of_the_person():
+    recipe = replace(STEPS, negatives=0, start=(0.0, 0.0, 0.0), shrink=0.2, step_decay=0.9, rounds=2, batch=2)
+    person = rebuild(recipe, tables(), None, Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
+    assert np.abs(person.user).max() > 0.1 and np.allclose(person.pulls.sum(0), person.user, atol=1e-12)
+
+
+def test_a_like_lifts_and_a_dislike_lowers_the_item_itself():
+    t = tables()
+    for recipe in (RIDGE, STEPS):
+        gram = gram_of(recipe, t)
+        base = Taste(np.array([3, 8]), np.ones(2), NOBODY)
+        liked = base._replace(likes=np.array([3, 8, 20]), values=np.ones(3))
+        disliked = base._replace(dislikes=np.array([20]))
+        score = {name: t.scores(rebuild(recipe, t, gram, taste).user)[20]
+                 for name, taste in {"base": base, "like": liked, "dislike": disliked}.items()}  # fmt: skip
+        assert score["like"] > score["base"], recipe.solver
+        if score["base"] > 0 and recipe.solver == "ridge":
+            assert abs(score["dislike"]) < abs(score["base"])
+
+
+def test_nothing_liked_is_nothing_to_go_by():
+    t = tables()
+    assert rebuild(RIDGE, t, None, Taste(NOBODY, np.zeros(0), np.array([3]))) is None
+
+
+def test_everything_liked_draws_no_negatives():
+    t = tables()
+    all_of_it = Taste(np.arange(39), np.ones(39), np.array([39]))
+    assert np.isfinite(rebuild(STEPS, t, None, all_of_it).user).all()
+
+
+def test_best_of_lists_a_title_once_and_breaks_ties_by_the_catalogue():
+    final, group = np.array([1.0, 3.0, 3.0, 2.0, 3.0]), np.array([0, 1, 2, 3, 1])
+    out = np.array([False, False, False, True, False])
+    assert best_of(final, out, group, 5).tolist() == [1, 2, 0]
+
+
+def test_adventurous_leans_away_from_what_is_popular():
+    scores, popularity = np.array([1.0, 0.9, 0.1]), np.array([1.0, 0.0, 0.5])
+    assert order_of(scores, popularity, 0.0).argmax() == 0
+    assert order_of(scores, popularity, 1.0).argmax() == 1
+    assert np.array_equal(order_of(scores, np.ones(3), 1.0), scores), "all alike popular: nothing to lean on"
+
+
+def test_middle_stands_with_the_many():
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [100.0, 100.0]])
+    assert np.hypot(*np.array(middle(points))) < 2
