@@ -83,6 +83,7 @@ SCRIPTS = {
     "poisoning": "benchmarks/poisoning.py",
     "faults": "benchmarks/faults.py",
     "federation": "benchmarks/federation.py",
+    "page": "benchmarks/page.py",
 }  # programs that write their own
 DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
 THIN = 10  # of the curve every tenth round and the first two are kept

@@ -106,6 +106,13 @@ def test_a_changed_file_is_refused_by_name(copy, name):
         Recommender.load(copy)
 
 
+@pytest.mark.parametrize("name", ["index.html", "sw.js"])
+def test_a_changed_entrance_is_refused_too(copy, name):
+    (copy / name).write_bytes((copy / name).read_bytes() + b" ")
+    with pytest.raises(RunError, match=f"{name} is not the file that was exported: it was edited"):
+        Recommender.load(copy)
+
+
 def test_a_changed_manifest_is_refused_even_when_it_reads_well(copy):
     text = (copy / "manifest.json").read_text()
     (copy / "manifest.json").write_text(text.replace('"people":', '"people": 1'))

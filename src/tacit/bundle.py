@@ -1,6 +1,6 @@
 """The bundle: a static folder with shared parameters, a catalogue and the page, every file pinned by its hash.
 
-manifest.json    what it is, the recipe, and a hash of every other file (index.html and sw.js carry the manifest's own)
+manifest.json    what it is, the recipe, and a hash of every other file (index.html and sw.js carry its own)
 items.json       names, titles, genres            popularity.u8, map.i16    a byte, and a place in the plane, an item
 item.i8 + scale.f32, or item.f32; offset.f32      the tables, little-endian, row by row
 vectors.json     people and their lists, as Python computes them: the page checks itself against these
@@ -11,6 +11,7 @@ A bundle may come from elsewhere, so all of it is checked where it is read. No t
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Manifest(BaseModel):
     people: int = Field(ge=0)
     about: About
     files: dict[str, Entry]
+    entrance: dict[str, str]  # hashes of index.html and sw.js with the place of the manifest's own hash left open
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +110,8 @@ def read_bundle(path: Path) -> tuple[Bundle, dict[str, bytes]]:
         raise RunError(f"{path}/manifest.json is not as exported: {where}: {first['msg']}. Export again.") from None
     pin = sha256(contents["manifest.json"])
     for name in ("index.html", "sw.js"):
-        if not _pins(contents[name], pin):
-            raise RunError(_changed(path, name, "it belongs to another manifest.json, or one of the two was edited"))
+        if sha256(_emptied(contents[name], pin)) != manifest.entrance.get(name):
+            raise RunError(_changed(path, name, "it was edited, or belongs to another manifest.json"))
     for name, entry in manifest.files.items():
         if name != Path(name).name or name in UNPINNED or name.startswith("."):
             raise RunError(f"{path}/manifest.json names {name!r}, which is not a plain file name. Export again.")
@@ -183,10 +185,19 @@ def _json(path: Path, name: str, content: bytes) -> dict[str, Any]:
         raise RunError(f"{path}/{name} cannot be read ({error}). Restore it from a copy, or export again.") from error
 
 
-def _pins(content: bytes, pin: str) -> bool:
-    import base64
+def integrity(pin: str) -> str:
+    """A SHA-256 as HTML writes it."""
+    return "sha256-" + base64.b64encode(bytes.fromhex(pin)).decode()
 
-    return pin.encode() in content or base64.b64encode(bytes.fromhex(pin)) in content
+
+def filled(content: bytes, pin: str) -> bytes:
+    """index.html or sw.js with the manifest's hash in its place."""
+    return content.replace(b"{{manifest}}", integrity(pin).encode()).replace(b"{{version}}", pin.encode())
+
+
+def _emptied(content: bytes, pin: str) -> bytes:
+    """The inverse of `filled`."""
+    return content.replace(integrity(pin).encode(), b"{{manifest}}").replace(pin.encode(), b"{{version}}")
 
 
 def _changed(path: Path, name: str, why: str) -> str:

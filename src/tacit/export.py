@@ -5,7 +5,6 @@ run folder -> plan -> recipe and tables -> (int8) -> popularity, map, vectors, c
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import os
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import __version__
-from .bundle import FORMAT, UNPINNED, Manifest, parse, sha256
+from .bundle import FORMAT, UNPINNED, Manifest, filled, integrity, parse, sha256
 from .card import about, licences, model_card
 from .errors import RunError, SettingError
 from .experiment import passes
@@ -118,7 +117,7 @@ def files_of(learnt: Learnt, precision: Literal["int8", "float32"], told: Say = 
         "method": learnt.settings.method, "precision": precision, "items": m, "k": k, "ones": learnt.ones,
         "scale": (low, high), "integer_steps": all(float(x).is_integer() for x in (low, high)) and high - low <= 10,
         "tables": {"offset": learnt.offset is not None}, "recipe": learnt.recipe,
-        "people": learnt.result.get("members", learnt.result.get("people", 0)), "files": {},
+        "people": learnt.result.get("members", learnt.result.get("people", 0)), "files": {}, "entrance": {},
         "about": about(learnt.settings, learnt.result, learnt.recipe, None, name),
     }  # fmt: skip
     mine = Recommender(parse(Manifest(**facts), contents, Path("bundle")))
@@ -131,6 +130,7 @@ def files_of(learnt: Learnt, precision: Literal["int8", "float32"], told: Say = 
     contents["LICENCES.md"] = licences(facts["about"]).encode()
     page = {name: content for name, content in page_files().items() if name not in UNPINNED}
     contents = page | contents
+    facts["entrance"] = {of: sha256(content) for of, content in doors(name, contents).items()}
     facts["files"] = {name: {"bytes": len(c), "sha256": sha256(c)} for name, c in sorted(contents.items())}
     contents["manifest.json"] = _dump(Manifest(**facts).model_dump(mode="json"))
     return contents | entrance(name, contents)
@@ -234,20 +234,18 @@ def page_files() -> dict[str, bytes]:
 
 
 def entrance(name: str, contents: dict[str, bytes]) -> dict[str, bytes]:
-    """index.html and sw.js, which pin the manifest; index.html also pins styles and scripts."""
+    """index.html and sw.js of a bundle that has its manifest."""
+    pin = sha256(contents["manifest.json"])
+    return {of: filled(content, pin) for of, content in doors(name, contents).items()}
 
-    def integrity(of: str) -> str:
-        return "sha256-" + base64.b64encode(bytes.fromhex(sha256(contents[of]))).decode()
 
+def doors(name: str, contents: dict[str, bytes]) -> dict[str, bytes]:
+    """index.html, which pins styles and scripts, and sw.js; in both a place is left for the manifest's hash."""
     page = {n: c.decode() for n, c in page_files().items() if n in UNPINNED}
-    text = (
-        page["index.html"].replace("{{title}}", html.escape(name)).replace("{{manifest}}", integrity("manifest.json"))
-    )
-    text = re.sub(r"\{\{integrity:([\w.-]+)\}\}", lambda found: integrity(found[1]), text)
+    text = page["index.html"].replace("{{title}}", html.escape(name))
+    text = re.sub(r"\{\{integrity:([\w.-]+)\}\}", lambda found: integrity(sha256(contents[found[1]])), text)
     cached = ["./", "manifest.json", *sorted(n for n in contents if n != "manifest.json" and not n.endswith(".md"))]
-    worker = page["sw.js"].replace("{{version}}", sha256(contents["manifest.json"]))
-    worker = worker.replace("{{files}}", json.dumps(cached))
-    return {"index.html": text.encode(), "sw.js": worker.encode()}
+    return {"index.html": text.encode(), "sw.js": page["sw.js"].replace("{{files}}", json.dumps(cached)).encode()}
 
 
 def _exportable() -> list[str]:

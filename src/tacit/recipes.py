@@ -107,7 +107,8 @@ def rebuild(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -
     """The person, or None where there is nothing to go by."""
     if not len(taste.likes):
         return None
-    return _ridge(recipe, tables, gram, taste) if recipe.solver == "ridge" else _descent(recipe, tables, taste)
+    made = _ridge(recipe, tables, gram, taste) if recipe.solver == "ridge" else _descent(recipe, tables, taste)
+    return made if made is not None and np.isfinite(made.user).all() else None
 
 
 def _ridge(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -> Rebuilt | None:

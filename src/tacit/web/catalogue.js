@@ -34,11 +34,8 @@ export function parts(title) {
   return { name: turned(name), others, year: year ? Number(year[1]) : null };
 }
 
-function pairs(text) {
-  const found = new Set();
-  for (let i = 1; i < text.length; i++) found.add(text.charCodeAt(i - 1) * 65536 + text.charCodeAt(i));
-  return found;
-}
+/** The pair of letters that ends at `i`, as a number. */
+const pair = (text, i) => text.charCodeAt(i - 1) * 8191 + text.charCodeAt(i);
 
 /** Genres with a colour of their own; the rest share one. */
 export const KINDS = 8;
@@ -65,6 +62,7 @@ export class Catalogue {
     this.keys = this.parts.map((part) => bare(fold(part.name)));
     this.texts = this.parts.map(({ name, others, year }) => ` ${fold([name, ...others].join(" "))} ${year ?? ""} `);
     this.byName = new Map(items.names.map((name, item) => [name, item]));
+    this.byTitle = new Map(items.titles.map((title, item) => [title, item]));
     this.byKey = new Map();
     for (let item = 0; item < this.size; item++) {
       for (const text of new Set([this.keys[item], ...this.parts[item].others.map((other) => bare(fold(other)))])) {
@@ -127,17 +125,17 @@ export class Catalogue {
   /** The items whose names look most like this one (shared pairs of letters), if any does. */
   closest(name, n = 1) {
     const key = bare(fold(parts(name).name));
-    const wanted = pairs(key);
+    const wanted = new Set(Array.from({ length: Math.max(0, key.length - 1) }, (_, i) => pair(key, i + 1)));
     if (!wanted.size) return [];
     const found = [];
     for (let item = 0; item < this.size; item++) {
       const own = this.keys[item];
       let shared = 0;
       for (let i = 1; i < own.length; i++) {
-        if (wanted.has(own.charCodeAt(i - 1) * 65536 + own.charCodeAt(i))) shared += 1;
+        if (wanted.has(pair(own, i))) shared += 1;
       }
       const likeness = (2 * shared) / (own.length - 1 + wanted.size);
-      if (likeness >= 0.5) found.push([likeness, item]);
+      if (likeness >= 0.6) found.push([likeness, item]);
     }
     found.sort((a, b) => b[0] - a[0] || this.popularity[b[1]] - this.popularity[a[1]]);
     return found.slice(0, n).map(([, item]) => item);
@@ -145,6 +143,8 @@ export class Catalogue {
 
   /** The item of this title, in any spelling; with a year, only one of that year or of the one beside it. */
   match(title, givenYear = null) {
+    const same = this.byTitle.get(title);
+    if (same !== undefined) return same;
     const part = parts(title);
     const year = givenYear ?? part.year;
     const keys = [bare(fold(part.name)), ...part.others.map((other) => bare(fold(other)))];

@@ -52,7 +52,7 @@ export function steps({ scale: [low, high], integer_steps: whole }) {
 
 let groups = 0;
 
-/** Stars to choose from, as radio buttons; a scale too long for stars becomes a menu. */
+/** Stars to choose from, as radio buttons that listen to digits too; a scale too long for stars becomes a menu. */
 export function stars(manifest, title, value) {
   const values = steps(manifest);
   const label = `Your stars for ${title}`;
@@ -68,6 +68,7 @@ export function stars(manifest, title, value) {
     const input = el("input", { type: "radio", name, value: v, checked: v === value, aria: { label: text } });
     box.append(el("label", { title: text }, input, icon("star")));
   }
+  box.addEventListener("keydown", (event) => box.querySelector(`input[value="${CSS.escape(event.key)}"]`)?.click());
   return box;
 }
 

@@ -1,7 +1,8 @@
 // The page shuts its own doors, then starts the worker behind them: the worker inherits the closed doors.
 
 const OFFLINE_WAIT = 3000;
-const CLOSED = "default-src 'none'; connect-src 'none'; worker-src blob:; base-uri 'none'; form-action 'none'";
+const CLOSED = "default-src 'none'; connect-src 'none'; img-src data:; worker-src blob:; base-uri 'none'; "
+  + "form-action 'none'";
 
 const policy = globalThis.trustedTypes?.createPolicy("tacit", {
   createScriptURL(url) {
@@ -14,13 +15,12 @@ const policy = globalThis.trustedTypes?.createPolicy("tacit", {
 async function makeCopy() {
   if (!globalThis.isSecureContext) return "the page did not come over https";
   if (!navigator.serviceWorker) return "this browser, or this window, keeps no copies of pages";
-  let registration;
+  let coming;
   try {
-    registration = await navigator.serviceWorker.register(policy.createScriptURL("sw.js"));
+    coming = (await navigator.serviceWorker.register(policy.createScriptURL("sw.js"))).installing;
   } catch {
     return "the browser did not allow it";
   }
-  const coming = registration.installing;
   if (!coming) return "";
   return new Promise((resolve) => {
     coming.addEventListener("statechange", () => {
@@ -37,8 +37,10 @@ export async function keepOffline(tell) {
   await Promise.race([done, new Promise((resolve) => setTimeout(resolve, OFFLINE_WAIT))]);
 }
 
-/** From here on the browser refuses every request of this page, and of the worker made after this. */
-export function shutDoors() {
+/** From here on the browser refuses every request of this page, and of the worker made after this.
+ *  The icon of the tab is kept in the page: browsers like to ask for it again. */
+export function shutDoors(icon) {
+  document.querySelector("link[rel=icon]").href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
   const meta = document.createElement("meta");
   meta.httpEquiv = "Content-Security-Policy";
   meta.content = CLOSED;
@@ -47,7 +49,7 @@ export function shutDoors() {
 
 /** The worker: one question at a time; of those that come meanwhile only the last is asked. */
 export class Engine {
-  /** `ready`, `ranked` and `failed` are called with the worker's messages. */
+  /** `ready`, `ranked` and `failed` are called with the worker's messages, `ranked` with the question too. */
   constructor(source, load, { ready, ranked, failed }) {
     const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
     this.worker = new Worker(policy.createScriptURL(url));
@@ -60,7 +62,7 @@ export class Engine {
       this.busy = false;
       if (data.type === "ready") ready(data);
       else if (data.type === "failed") failed(data);
-      else if (data.id >= this.oldest) ranked(data);
+      else if (data.id >= this.oldest) ranked(data, this.asked);
       this.#next();
     };
     this.worker.postMessage({ type: "load", ...load });
@@ -77,6 +79,7 @@ export class Engine {
   #next() {
     if (this.busy || !this.waiting) return;
     this.worker.postMessage(this.waiting);
+    this.asked = this.waiting;
     this.waiting = null;
     this.busy = true;
   }

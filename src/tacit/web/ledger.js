@@ -78,12 +78,15 @@ export class Ledger {
     const { received, loaded } = this;
     Object.assign($("ledger").dataset, { sent, received, requests, refused, loaded });
     $("ledger").classList.toggle("warn", requests > 0);
+    $("ledger").querySelector("use").setAttribute("href", requests ? "#i-alert" : "#i-shield");
     $("sent").textContent = requests
       ? `Left this device: at least ${size(sent)}, in ${counted(requests, "request")}`
       : `Left this device: 0 bytes of ratings${refused ? ` (${refused} refused)` : ""}`;
-    $("received").textContent = `Received: ${size(received)}${received < loaded / 20 ? ", the rest was here already" : ""}`;
-    this.say("files", `To load this page, the browser asked for ${counted(this.files - this.unexpected.length, "file")}, `
-      + "as for any page. That is all the server has heard of you.", "out-facts");
+    const rest = received ? ", the rest was here already" : ", all was here already";
+    $("received").textContent = `Received: ${size(received)}${received < loaded / 20 ? rest : ""}`;
+    const files = counted(this.files - this.unexpected.length, "file");
+    this.say("files", `To load this page, the browser asked for ${files}, as for any page. The server heard no more.`,
+      "out-facts");
     this.say("requests", requests
       ? `${counted(requests, "request")} that this page did not expect. What was in them is not known here; a browser `
         + "extension may have made them."

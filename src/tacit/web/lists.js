@@ -100,8 +100,8 @@ function rowOf(columns, values) {
   return Object.fromEntries(Object.entries(columns).map(([what, at]) => [what, (values[at] ?? "").trim()]));
 }
 
-/** The cells of separated text, quotes and line ends within them respected. */
-function cells(text, separator) {
+/** The cells of separated text, quotes and line ends within them respected; a quote that never ends is only a sign. */
+function cells(text, separator, quotes = true) {
   const rows = [];
   let row = [];
   let cell = "";
@@ -116,7 +116,7 @@ function cells(text, separator) {
       if (c !== '"') cell += c;
       else if (text[i + 1] === '"') cell += text[i++];
       else quoted = false;
-    } else if (c === '"' && !cell.trim()) quoted = true;
+    } else if (quotes && c === '"' && !cell.trim()) quoted = true;
     else if (c === separator) close();
     else if (c === "\n" || c === "\r") {
       close();
@@ -124,6 +124,7 @@ function cells(text, separator) {
       row = [];
     } else cell += c;
   }
+  if (quoted) return cells(text, separator, false);
   close();
   rows.push(row);
   return rows;
@@ -194,7 +195,8 @@ export function understand(rows, catalogue, manifest) {
     if (!before || (pick.time ?? 0) >= (before.time ?? 0)) picks.set(item, pick);
   }
   const entries = [...picks];
-  account.timed = entries.length > 0 && entries.every(([, pick]) => pick.value === 0 || pick.time !== null);
+  const likes = entries.filter(([, { value }]) => manifest.task === "ratings" || value === 1);
+  account.timed = likes.length > 0 && likes.every(([, { time }]) => time !== null);
   if (account.timed) entries.sort((a, b) => (a[1].time ?? 0) - (b[1].time ?? 0));
   return { picks: entries, account };
 }

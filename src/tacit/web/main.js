@@ -48,6 +48,10 @@ class Page {
   }
 
   #listen() {
+    $("skip").addEventListener("click", (event) => {
+      event.preventDefault();
+      $("search").focus();
+    });
     $("adventurous").addEventListener("input", () => {
       this.#turnDial();
       this.#remember();
@@ -190,16 +194,22 @@ class Page {
     this.#ask(true);
   }
 
-  show(answer) {
+  #basis(popular) {
+    if (!popular) return "Worked out from your list, and from nothing else.";
+    const values = [...this.picks.values()].map(({ value }) => value).filter((value) => value !== null);
+    if (values.some((value) => value > 0)) return "There is too little to go by, so this is simply what most people take.";
+    if (values.length) return "Simply what most people take, without what you dislike. Like something.";
+    const verb = this.ranking ? "Like" : "Rate";
+    return `Nothing is known of you yet, so this is simply what most people take. ${verb} something.`;
+  }
+
+  show(answer, { adventurous }) {
     const items = answer.items.filter(({ item }) => !this.hidden.has(item)).slice(0, SHOWN);
-    this.recommendations.show(answer, items);
+    this.recommendations.show(answer, items, adventurous);
     this.map.mark(this.picks, items.map(({ item }) => item), answer.you);
-    const liked = [...this.picks.values()].some(({ value }) => value);
-    $("rec-title").textContent = answer.popular ? "A start: what most people take" : "For you";
-    $("basis").textContent = answer.popular
-      ? (liked ? "The model has too little to go by, so this is simply what most people take."
-        : `Simply what most people take: it knows nothing of you yet. ${this.ranking ? "Like" : "Rate"} something.`)
-      : "Worked out from your list, and from nothing else.";
+    const title = answer.popular ? "A start: what most people take" : "For you";
+    $("rec-title").textContent = items.length ? title : "Nothing is left";
+    $("basis").textContent = items.length ? this.#basis(answer.popular) : "";
     root.querySelector(".dial").classList.toggle("idle", answer.popular);
     Object.assign(root.dataset, { state: "ready", generation: answer.id, ms: answer.ms.toFixed(2) });
     this.ledger.say("speed", `The last update took ${answer.ms.toFixed(1)} ms.`);
@@ -265,15 +275,16 @@ export async function start(manifest, files, fail) {
   ledger.say("how", `For this page every title is ${counted(manifest.k, "number")}. From your list, this device works `
     + "out the numbers that stand for your taste, anew at each change, and keeps them nowhere.");
   await keepOffline((why) => ledger.say("offline", offlineText(why)));
-  shutDoors();
+  shutDoors(text("icon.svg"));
   ledger.shut();
   ledger.say("doors", "The browser now forbids this page, and the worker that computes, every request.", "out-facts");
   const engine = new Engine(source, { manifest, files: tables }, {
     ready({ cases }) {
-      ledger.say("checked", `Checked just now: the arithmetic agrees with the publisher’s (${counted(cases, "case")}).`);
+      const times = counted(cases, "case");
+      ledger.say("checked", `Checked just now: its arithmetic agrees with the publisher’s, in ${times}.`);
       page.begin(engine);
     },
-    ranked: (answer) => page.show(answer),
+    ranked: (answer, question) => page.show(answer, question),
     failed({ reason }) {
       fail("The computation does not work in this browser", `${reason} Nothing left this device. `
         + "Reload the page; if this comes again, tell whoever publishes it.");

@@ -143,9 +143,12 @@ export class MapView {
     else if (event.key === "+" || event.key === "=") this.view.enlarge(1.6);
     else if (event.key === "-") this.view.enlarge(1 / 1.6);
     else if (event.key === "0") this.view.whole();
-    else if ((event.key === "Enter" || event.key === " ") && this.pointed !== null) this.#choose(this.pointed);
-    else return;
+    else if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
+    if (event.key === "Enter" || event.key === " ") {
+      if (this.pointed !== null) this.#choose(this.pointed);
+      return;
+    }
     this.#redraw();
     this.#aimMiddle();
   }
@@ -216,7 +219,7 @@ export class MapView {
       this.stale = false;
       const context = $("dots").getContext("2d");
       context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-      this.points.draw(context, this.view, this.palette.dots, this.ratio, this.alone);
+      this.points.draw(context, this.view, this.palette.dots, this.alone);
     }
     this.#walk(now);
     this.#marks();
@@ -283,7 +286,8 @@ export class MapView {
 
   #near() {
     if (!this.goal) {
-      $("near").textContent = "You are not on it yet: like something, and you will be.";
+      $("near").textContent = this.liked.size ? "You are not on it: there is nothing to go by, or nothing left."
+        : "You are not on it yet: like something, and you will be.";
       return;
     }
     const items = this.points.nearest(this.goal.x, this.goal.y, 5, Infinity, (item) => !this.liked.has(item));

@@ -88,33 +88,26 @@ export class Points {
     return found.map(([, item]) => item);
   }
 
-  /** All dots, from one stamp a colour; where one colour is `alone`, the others step back. */
-  draw(context, view, palette, ratio, alone) {
+  /** All dots, each colour in one stroke of the brush; where one colour is `alone`, the others step back. */
+  draw(context, view, palette, alone) {
     const radius = this.radius(view);
-    const side = Math.ceil((radius + 1) * ratio) * 2;
-    const stamps = palette.map((colour) => stamp(colour, radius * ratio, side));
+    const [left, top] = view.spot(-9, -9);
+    const [right, bottom] = view.spot(view.width + 9, view.height + 9);
     context.clearRect(0, 0, view.width, view.height);
-    const last = palette.length - 1;
-    const order = [last, ...palette.keys()].slice(0, last + 1);
-    for (const colour of order) {
-      context.globalAlpha = alone === null ? 0.85 : alone === colour ? 1 : 0.13;
+    const others = palette.length - 1;
+    for (const colour of [others, ...Array(others).keys()]) {
+      context.beginPath();
       for (let item = 0; item < this.count; item++) {
-        if (this.colours[item] !== colour) continue;
-        const [x, y] = view.place(this.places[2 * item], this.places[2 * item + 1]);
-        if (x < -9 || y < -9 || x > view.width + 9 || y > view.height + 9) continue;
-        context.drawImage(stamps[colour], x - side / ratio / 2, y - side / ratio / 2, side / ratio, side / ratio);
+        const [mapX, mapY] = this.at(item);
+        if (this.colours[item] !== colour || mapX < left || mapX > right || mapY > top || mapY < bottom) continue;
+        const [x, y] = view.place(mapX, mapY);
+        context.moveTo(x + radius, y);
+        context.arc(x, y, radius, 0, 2 * Math.PI);
       }
+      context.globalAlpha = alone === null ? 0.85 : alone === colour ? 1 : 0.13;
+      context.fillStyle = palette[colour];
+      context.fill();
     }
     context.globalAlpha = 1;
   }
-}
-
-function stamp(colour, radius, side) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = side;
-  const context = canvas.getContext("2d");
-  context.fillStyle = colour;
-  context.arc(side / 2, side / 2, radius, 0, 2 * Math.PI);
-  context.fill();
-  return canvas;
 }

@@ -24,12 +24,14 @@ export class Recommendations {
 
   #do(target, what, value) {
     const row = target.closest("li");
-    this.next = { at: [...this.list.children].indexOf(row), what: target.dataset.do ?? "rate", row };
+    const same = value >= 0 ? `[data-value="${value}"]` : "";
+    const kind = target.dataset.do ? `[data-do="${what}"]${same}` : "input, select";
+    this.next = { at: [...this.list.children].indexOf(row), kind };
     this.act(Number(row.dataset.item), what, value, target.matches(":focus-visible"));
   }
 
-  /** Shows an answer of the worker. */
-  show(answer, items) {
+  /** Shows an answer of the worker; scores are expected stars only where the dial stands in the middle. */
+  show(answer, items, adventurous) {
     const { catalogue } = this;
     const places = new Map([...this.rows].map(([item, row]) => [item, row.getBoundingClientRect().top]));
     const held = this.list.contains(document.activeElement);
@@ -42,7 +44,7 @@ export class Recommendations {
       if (this.list.children[at] !== row) this.list.insertBefore(row, this.list.children[at] ?? null);
       at += 1;
       row.querySelector(".because").replaceChildren(...this.#because(entry, answer.popular));
-      if (!this.ranking) row.querySelector(".expected").textContent = this.#expected(entry.score, answer.popular);
+      if (!this.ranking) row.querySelector(".expected").textContent = this.#expected(entry.score, answer.popular || adventurous);
     }
     if (held && !this.list.contains(document.activeElement)) this.#refocus();
     if (!SLOW.matches) this.#glide(places);
@@ -54,10 +56,9 @@ export class Recommendations {
 
   /** The row that came into the place of the one just dealt with gets the focus. */
   #refocus() {
-    const row = this.list.children[Math.min(this.next?.at ?? 0, this.list.children.length - 1)];
-    const target = row?.querySelector(`[data-do="${this.next?.what}"][data-value="${this.next?.value}"]`)
-      ?? row?.querySelector(`[data-do="${this.next?.what}"], input, select, button`);
-    (target ?? $("search")).focus({ preventScroll: true });
+    const { at, kind } = this.next ?? { at: 0, kind: "button" };
+    const row = this.list.children[Math.min(at, this.list.children.length - 1)];
+    (row?.querySelector(kind) ?? $("search")).focus({ preventScroll: true });
   }
 
   #glide(places) {
@@ -78,8 +79,8 @@ export class Recommendations {
     return ["Because you liked ", el("span", {}, listed(names))];
   }
 
-  #expected(score, popular) {
-    if (popular) return "";
+  #expected(score, otherwise) {
+    if (otherwise) return "";
     const [low, high] = this.manifest.scale;
     return `${Math.min(high, Math.max(low, score)).toFixed(1)} stars expected`;
   }

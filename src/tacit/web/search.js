@@ -36,7 +36,8 @@ export class Search {
     const total = hits.length;
     if (none) hits = this.catalogue.closest(query, 5);
     $("none").hidden = !none;
-    $("none").textContent = `No such title in this catalogue.${hits.length ? " Did you mean one of these?" : ""}`;
+    const meant = ["", " Did you mean this one?"][hits.length] ?? " Did you mean one of these?";
+    $("none").textContent = `No such title in this catalogue.${meant}`;
     $("more").hidden = total <= SHOWN;
     $("more").textContent = `and ${counted(total - SHOWN, "more title", "more titles")}: type on`;
     this.box.replaceChildren(...hits.slice(0, SHOWN).map((item, i) => this.#option(item, i)));

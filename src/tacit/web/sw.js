@@ -19,8 +19,8 @@ function hex(bytes) {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-async function download(name) {
-  const response = await fetch(new URL(name, START), { cache: "no-cache", redirect: "error" });
+async function download(name, cache) {
+  const response = await fetch(new URL(name, START), { cache, redirect: "error" });
   if (!response.ok) throw new Error(`${name} was answered with ${response.status}`);
   return { name, response: response.clone(), bytes: await response.arrayBuffer() };
 }
@@ -38,9 +38,21 @@ async function check(files) {
   }
 }
 
+/** All files, whole: what the page has just loaded, without loading it again; anew where that is not this version. */
+async function gather() {
+  for (const from of ["force-cache", "reload"]) {
+    const files = await Promise.all(FILES.map((name) => download(name, from)));
+    try {
+      await check(files);
+      return files;
+    } catch (error) {
+      if (from === "reload") throw error;
+    }
+  }
+}
+
 async function keep() {
-  const files = await Promise.all(FILES.map(download));
-  await check(files);
+  const files = await gather();
   const cache = await caches.open(CACHE);
   try {
     await Promise.all(files.map(({ name, response }) => cache.put(new URL(name, START), response)));

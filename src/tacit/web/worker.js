@@ -197,7 +197,7 @@ function finals({ p, table, offset, popularity }, u, adventurous) {
 }
 
 /** The `count` highest, ties by number, each title once and none that is in `passed`. Only so many are sorted as could
- * be among them: at most m - distinct + passed.size titles are left out. */
+ * be among them: at most m - distinct + passed.size items are left out. */
 function best({ m, titleOf, distinct }, values, passed, count) {
   const least = Float64Array.from(values).sort()[Math.max(distinct - passed.size - count, 0)];
   const near = [], seen = new Set(passed);

@@ -1,0 +1,244 @@
+"""The page on real data: ML-100K. `python benchmarks/page.py [int8|speed|api|lists]`; all of it without a word.
+
+lists    200 random people: the first twenty in chromium (float32) against Python and against `tacit recommend`
+int8     what a byte a number costs: NDCG@10 of everybody's held-out item, and how much of a first twenty stays
+speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
+api      2,000 requests made up by schemathesis, and 100 at once, against `tacit serve --api` (page_api.py)
+Prints a JSON object for each part, and keeps it in docs/evidence/page.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from page_api import api  # noqa: E402
+
+from browser import FLAGS, PROGRAMS, Site  # noqa: E402
+from tacit.bundle import Manifest, parse  # noqa: E402
+from tacit.data.sources import load as load_data  # noqa: E402
+from tacit.engine.run import State, begin  # noqa: E402
+from tacit.experiment import execute, make_task, passes  # noqa: E402
+from tacit.export import Learnt, files_of, gather  # noqa: E402
+from tacit.recipes import Taste  # noqa: E402
+from tacit.recommend import recommend  # noqa: E402
+from tacit.recommender import Recommender  # noqa: E402
+from tacit.runs import RunFolder  # noqa: E402
+from tacit.settings import Settings, plan  # noqa: E402
+from tacit.wire.packing import pack  # noqa: E402
+
+EVIDENCE = ROOT / "docs" / "evidence" / "page.json"
+PEOPLE, SHOWN, PICKS = 200, 20, 50
+METHODS = {  # a ranking and a ratings model of each, where there is one
+    "fedals": {},
+    "fedals ratings": {"task": "ratings"},
+    "fedrecon": {"method": "fedrecon"},
+    "fedrecon ratings, exact": {"method": "fedrecon", "task": "ratings", "set": {"solver": "exact"}},
+    "fedmf": {"method": "fedmf"},
+    "fedrap, common part": {"method": "fedrap"},
+}
+
+
+def trained(folder: Path, name: str) -> Path:
+    """A run on ML-100K with the usual settings."""
+    path = folder / name.replace(" ", "-").replace(",", "")
+    if not path.exists():
+        settings = Settings(**METHODS[name])  # type: ignore[arg-type]
+        data = load_data(settings.data)
+        execute(settings, data, RunFolder.create(path, settings.model_dump(), data, "0"))
+    return path
+
+
+def made(run: Path, precision: str) -> tuple[Recommender, dict[str, bytes]]:
+    contents = files_of(gather(run), precision)  # type: ignore[arg-type]
+    manifest = Manifest.model_validate_json(contents["manifest.json"])
+    return Recommender(parse(manifest, contents, run), contents), contents
+
+
+def somebody(rng: np.random.Generator, python: Recommender) -> Taste:
+    own = [at for at, title in enumerate(python.bundle.titles) if python.titles.get(title) == at]  # some stand twice
+    likes = rng.permutation(own)[: rng.integers(1, 60)]
+    low, high = python.scale
+    values = rng.integers(low, high + 1, len(likes)).astype(float) if python.task == "ratings" else np.ones(len(likes))
+    return Taste(likes.astype(np.int64), values, likes[:0].astype(np.int64))
+
+
+class Browser:
+    """chromium, with a page of ours open."""
+
+    def __init__(self) -> None:
+        import shutil
+
+        from playwright.sync_api import sync_playwright
+
+        self.playwright = sync_playwright().start()
+        program = next(filter(None, map(shutil.which, PROGRAMS)))
+        self.chromium = self.playwright.chromium.launch(executable_path=program, args=FLAGS)
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.chromium.close()
+        self.playwright.stop()
+
+    def open(self, site: Site) -> Any:
+        page = self.chromium.new_page()
+        page.goto(site.url)
+        page.wait_for_selector("html:not([data-state=loading])", state="attached")
+        assert page.evaluate("document.documentElement.dataset.state") == "ready", page.inner_text("#problem")
+        return page
+
+
+def after(page: Any, act: Callable[[], None]) -> None:
+    """Do something, and wait until the page shows what comes of it."""
+    before = page.evaluate("document.documentElement.dataset.generation")
+    act()
+    page.wait_for_selector(f"html:not([data-generation='{before}'])", state="attached")
+
+
+def shown(page: Any, python: Recommender, taste: Taste) -> list[int]:
+    """Bring a list as a file, as a person would, and read what the page recommends."""
+    marks = ["yes"] * len(taste.likes) if python.task == "ranking" else [f"{value:g}" for value in taste.values]
+    title = python.bundle.titles
+    rows = [("title", "item", "liked" if python.task == "ranking" else "rating")]
+    rows += [(title[at], python.bundle.names[at], mark) for at, mark in zip(taste.likes, marks)]
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    file = {"name": "list.csv", "mimeType": "text/csv", "buffer": text.getvalue().encode()}
+    after(page, lambda: page.set_input_files("#import", file))
+    return [int(x) for x in page.eval_on_selector_all("#recommendations > li", "all => all.map(x => x.dataset.item)")]
+
+
+def lists(folder: Path) -> list[dict[str, Any]]:
+    out = []
+    with Browser() as chromium:
+        for name in METHODS:
+            run = trained(folder, name)
+            python, contents = made(run, "float32")
+            equal = same = 0
+            with Site(contents | {"": contents["index.html"]}) as site:
+                rng, page = np.random.default_rng(1), chromium.open(site)
+                for _ in range(PEOPLE):
+                    taste = somebody(rng, python)
+                    known = python.rank(taste, SHOWN).items.tolist()
+                    equal += shown(page, python, taste) == known
+                    after(page, lambda page=page: page.click("#clear"))
+                    if name != "fedrap, common part" and python.task == "ranking":
+                        titles = [python.bundle.titles[at] for at in taste.likes]
+                        told = recommend(run, likes=titles, n=SHOWN)["items"]
+                        same += [x["title"] for x in told] == [python.bundle.titles[at] for at in known]
+            row = {"method": name, "people": PEOPLE, "page equals Recommender": equal}
+            out.append(row | ({"Recommender equals tacit recommend": same} if same else {}))
+            print(out[-1], file=sys.stderr)
+    return out
+
+
+def int8(folder: Path) -> dict[str, Any]:
+    run = trained(folder, "fedals")
+    folder_of = RunFolder.open(run)
+    settings = folder_of.settings()
+    task = make_task(settings, load_data(settings.data))
+    plans = plan(settings, task.facts)
+    fresh = begin(plans.method, plans.model, task.federation("final", plans.method, plans.sampling, None), plans.seed)
+    state = folder_of.final(fresh)
+
+    def ndcg(of: State) -> dict[str, float]:
+        common = (plans.method, plans.model, of, plans.sampling)
+        seen, new = task.judge(*common, task.seen, None).values, task.judge(*common, task.newcomers, passes(of)).values
+        both = {"seen": seen, "new": new}
+        return {f"{who} {kind}": both[who][kind]["ndcg@10"] for who in both for kind in ("sampled", "full")}
+
+    item = pack({"item": state.shared["item"]}, "int8")[1]["item"]
+    small = replace(state, shared=state.shared | {"item": item, "gram": item.T @ item})
+    exact, rounded = ndcg(state), ndcg(small)
+    (wide, _), (narrow, _) = made(run, "float32"), made(run, "int8")
+    rng, kept = np.random.default_rng(1), []
+    for _ in range(PEOPLE):
+        taste = somebody(rng, wide)
+        kept.append(len(np.intersect1d(wide.rank(taste, SHOWN).items, narrow.rank(taste, SHOWN).items)) / SHOWN)
+    return {
+        "ndcg@10 float32": {name: round(value, 6) for name, value in exact.items()},
+        "ndcg@10 lost": {name: round(value - rounded[name], 6) for name, value in exact.items()},
+        "overlap of the first twenty": round(float(np.mean(kept)), 4),
+    }
+
+
+def large(learnt: Learnt, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
+    """A bundle of a made-up catalogue of another size."""
+    rng = np.random.default_rng(0)
+    names = [str(n) for n in range(items)]
+    known, genres = learnt.items["titles"], learnt.items["genres"]
+    titles = [f"{known[n % len(known)]} {n // len(known) or ''}".strip() for n in range(items)]
+    counts = rng.zipf(1.5, items).clip(max=100_000).tolist()
+    catalogue = {"names": names, "titles": titles, "genres": [genres[n % len(known)] for n in range(items)]}
+    table = (rng.normal(size=(items, k)) / k**0.5).astype(np.float32)
+    recipe = replace(learnt.recipe, prior=learnt.recipe.alpha0 * items)
+    result = learnt.result | {"items": items}
+    return files_of(
+        replace(learnt, item=table, items=catalogue | {"counts": counts}, recipe=recipe, result=result), "int8"
+    )
+
+
+def speed(folder: Path) -> list[dict[str, Any]]:
+    out, learnt = [], gather(trained(folder, "fedals"))
+    with Browser() as chromium:
+        for name, contents in (("ML-100K, 1,682 x 32", files_of(learnt, "int8")), ("10,000 x 64", large(learnt))):
+            titles = json.loads(contents["items.json"])["titles"]
+            with Site(contents | {"": contents["index.html"]}) as site:
+                page = chromium.open(site)
+                first, worker, wall = len(site.requests), [], []
+                for at in np.random.default_rng(2).permutation(len(titles))[:PICKS]:
+                    page.fill("#search", titles[at])
+                    page.wait_for_selector("#options [role=option]")
+                    page.evaluate(TIMED)
+                    after(page, lambda page=page: page.press("#search", "Enter"))
+                    wall.append(page.evaluate("window.ended - window.began"))
+                    worker.append(float(page.evaluate("document.documentElement.dataset.ms")))
+                out.append({
+                    "catalogue": name, "picks": PICKS, "worker ms, median": round(statistics.median(worker), 2),
+                    "worker ms, worst": round(max(worker), 2),
+                    "key to list ms, median": round(statistics.median(wall), 1),
+                    "requests after load": len(site.requests) - first,
+                    "bytes of a first load": sum(len(site.files[path]) for path in site.requests if path in site.files),
+                })  # fmt: skip
+                page.close()
+                print(out[-1], file=sys.stderr)
+    return out
+
+
+TIMED = """() => {
+  addEventListener("keydown", () => (window.began = performance.now()), { capture: true, once: true });
+  new MutationObserver((_, seen) => { window.ended = performance.now(); seen.disconnect(); })
+    .observe(document.documentElement, { attributeFilter: ["data-generation"] });
+}"""
+PARTS: dict[str, Callable[[Path], Any]] = {"int8": int8, "speed": speed, "api": lambda folder: api(), "lists": lists}
+
+
+def main() -> None:
+    kept = json.loads(EVIDENCE.read_text()) if EVIDENCE.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in sys.argv[1:] or PARTS:
+            result = PARTS[name](Path(folder))
+            day = datetime.date.today().isoformat()
+            kept[name] = {"command": f"python benchmarks/page.py {name}", "date": day, "result": result}
+            print(json.dumps({name: result}), flush=True)
+            EVIDENCE.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

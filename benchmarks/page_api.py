@@ -1,0 +1,89 @@
+"""The API under load: 2,000 requests that schemathesis makes up, and 100 at once, against `tacit serve --api`.
+
+`python benchmarks/page_api.py [cases]` trains on ML-100K, serves it, and prints one JSON line: how many requests were
+answered with which status, how many with 5xx, how many not as described, and how long it took. The code is that of
+tests/test_serving.py.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+AT_ONCE, IN_TURN = 100, 500
+TACIT = [sys.executable, "-m", "tacit.cli"]
+WANTED = json.dumps({"likes": ["Toy Story", "Star Wars", "Fargo"], "n": 20})
+
+
+def ask(at: str) -> tuple[int, bytes, float]:
+    """(status, body, milliseconds) of one recommendation over a connection of its own."""
+    link, began = http.client.HTTPConnection(at, timeout=60), time.perf_counter()
+    link.request("POST", "/v1/recommend", WANTED, {"Content-Type": "application/json"})
+    reply = link.getresponse()
+    body = reply.read()
+    link.close()
+    return reply.status, body, 1000 * (time.perf_counter() - began)
+
+
+def at_once(at: str) -> list[tuple[int, bytes, float]]:
+    ready = threading.Barrier(AT_ONCE)
+
+    def one(_: int) -> tuple[int, bytes, float]:
+        ready.wait()
+        return ask(at)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(one, range(AT_ONCE)))
+
+
+def api(cases: int = 2000) -> dict[str, Any]:
+    """Train, serve, explore; the counts."""
+    from test_serving import explore
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        subprocess.run([*TACIT, "run", "--rounds", "8", "--out", run, "--json"], check=True, capture_output=True)
+        command = [*TACIT, "serve", run, "--api", "--port", "0", "--json"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            at = url.removeprefix("http://").rstrip("/")
+            began = time.perf_counter()
+            explored = explore(url, cases)
+            seconds = time.perf_counter() - began
+            together = at_once(at)
+            alone = [ask(at)[2] for _ in range(IN_TURN)]
+        finally:
+            server.terminate()
+            said = server.communicate(timeout=30)
+    statuses = Counter(explored["statuses"])
+    return {
+        "cases": explored["cases"],
+        "statuses": explored["statuses"],
+        "5xx": sum(count for status, count in statuses.items() if status >= 500),
+        "wrong": len(explored["wrong"]),
+        "seconds": round(seconds, 1),
+        "at_once": dict(Counter(status for status, _, _ in together)),
+        "at_once_equal": len({body for _, body, _ in together}) == 1,
+        "at_once_slowest_ms": round(max(ms for _, _, ms in together), 1),
+        "in_turn_median_ms": round(statistics.median(alone), 2),
+        "exit_code": server.returncode,
+        "typed_in_output": any(title in text for text in said for title in ("Toy Story", "Star Wars", "Fargo")),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(api(*map(int, sys.argv[1:2]))))

@@ -1,0 +1,315 @@
+"""web/worker.js, in chromium, computes what Python computes: the same lists, scores, reasons and places on the map."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from functools import cache
+from importlib import import_module, resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import browser
+from bundles import MODELS, learnt_of
+from tacit.bundle import Manifest, parse
+from tacit.data.interactions import Histories
+from tacit.data.sampling import SERVE, key_of, mix, samples
+from tacit.export import files_of
+from tacit.recipes import Taste
+from tacit.recommender import Recommender
+
+chromium = browser.chromium
+WORKER = (resources.files("tacit") / "web" / "worker.js").read_bytes()
+PEOPLE, SHOWN = 200, 20
+LONGER = {  # what a longer training in batches would have put into the recipe
+    "fedrecon": {"batch": 37},
+    "fedmf": {"rounds": 25},
+    "fedmf-ratings": {"rounds": 12, "batch": 9, "passes": 2},
+}
+NEEDED = ("items.json", "vectors.json", "popularity.u8", "map.i16", "item.f32", "item.i8", "scale.f32", "offset.f32")
+PAGE = b"""<!doctype html><title>worker</title><script src="worker.js"></script><script>
+let worker, waiting = [];
+function begin() {
+  worker?.terminate();
+  worker = new Worker("worker.js");
+  worker.onmessage = ({ data }) => waiting.shift()(data);
+  worker.onerror = (event) => waiting.shift()({ type: "threw", reason: event.message });
+}
+const ask = (message) => new Promise((done) => { waiting.push(done); worker.postMessage(message); });
+async function fill(name) {
+  const manifest = await (await fetch(name + "/manifest.json")).json(), files = {};
+  for (const file of Object.keys(manifest.files)) files[file] = await (await fetch(name + "/" + file)).arrayBuffer();
+  return { type: "load", manifest, files };
+}
+</script>"""
+
+
+def anywhere(item, fame):
+    return np.random.default_rng(0).integers(-32767, 32768, (len(item), 2))
+
+
+@cache
+def made(name, precision):
+    """(Recommender, what a page fetches); some titles stand twice, and the seed takes 63 bits."""
+    found = learnt_of(name)
+    titles = [f"Title {at // 3 if at % 5 else at}" for at in range(len(found.items["titles"]))]
+    recipe = replace(found.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
+    with pytest.MonkeyPatch.context() as patch:  # a map takes a second, and any will do
+        patch.setattr(import_module("tacit.export"), "place", anywhere)
+        contents = files_of(replace(found, recipe=recipe, items=found.items | {"titles": titles}), precision)
+    manifest = Manifest.model_validate_json(contents["manifest.json"])
+    return Recommender(parse(manifest, contents, Path(name))), fetched(contents, f"{name}-{precision}")
+
+
+def fetched(contents, under):
+    """What the page fetches of a bundle, with a manifest that names nothing else."""
+    facts = json.loads(contents["manifest.json"])
+    kept = {name: contents[name] for name in NEEDED if name in contents}
+    facts["files"] = {name: facts["files"].get(name, {}) for name in kept}
+    return {f"{under}/{name}": body for name, body in (kept | {"manifest.json": json.dumps(facts).encode()}).items()}
+
+
+@pytest.fixture(scope="module")
+def site():
+    with browser.Site({"": PAGE, "worker.js": WORKER}) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def tab(chromium, site):
+    page = chromium.new_page()
+    page.goto(site.url)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(tab):
+    """The page with a new worker."""
+    tab.evaluate("begin()")
+    return tab
+
+
+def put(page, site, files):
+    """Load this bundle into the worker: its answer."""
+    site.files |= files
+    return page.evaluate("async (name) => ask(await fill(name))", next(iter(files)).split("/")[0])
+
+
+def message(taste, adventurous=0.0, n=SHOWN):
+    likes = [{"item": int(item), "value": float(value)} for item, value in zip(taste.likes, taste.values)]
+    return {
+        "type": "rank", "id": 1, "likes": likes, "dislikes": taste.dislikes.tolist(), "timed": taste.timed,
+        "adventurous": adventurous, "n": n,
+    }  # fmt: skip
+
+
+def somebody(rng, items, scale):
+    """(a random taste, a random lean): any number of likes from none on, dislikes and an order for some."""
+    chosen = rng.permutation(items)
+    likes = int(rng.choice([0, 1, 2, 3, *range(4, 60)]))
+    against = chosen[likes : likes + int(rng.integers(0, 6))] if scale == (0, 1) else chosen[:0]
+    values = rng.integers(2 * scale[0], 2 * scale[1] + 1, likes) / 2 if scale != (0, 1) else np.ones(likes)
+    return Taste(chosen[:likes], values, against, bool(rng.integers(2))), float(
+        rng.choice([0, 0, -1, 1, *rng.normal(0, 0.3, 4).clip(-1, 1)])
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_lists_equal_pythons(page, site, name, precision):
+    python, files = made(name, precision)
+    ready = put(page, site, files)
+    assert ready["type"] == "ready", ready
+    assert ready["cases"] >= 6
+    assert ready["worst"] < 1e-9
+    rng, items = np.random.default_rng(5), python.bundle.manifest.items
+    people = [somebody(rng, items, python.scale) for _ in range(PEOPLE)]
+    all_of_it = Taste(rng.permutation(items), np.full(items, python.scale[1]), np.zeros(0, np.int64))
+    people += [(all_of_it, 0.0)]
+    asked = len(site.requests)
+    answers = page.evaluate("(all) => Promise.all(all.map(ask))", [message(*person) for person in people])
+    assert len(site.requests) == asked, "the worker asked for something"
+    distinct = set()
+    for (taste, lean), got in zip(people, answers):
+        assert got["type"] == "ranked", got
+        known = python.rank(taste, SHOWN, lean)
+        assert [one["item"] for one in got["items"]] == known.items.tolist()
+        assert [one["because"] for one in got["items"]] == known.because
+        assert [one["score"] for one in got["items"]] == pytest.approx(known.scores.tolist(), rel=1e-9, abs=1e-12)
+        assert (got["popular"], got["left"]) == (known.popular, known.left)
+        assert (got["you"] is None) == (known.you is None)
+        if known.you is not None:
+            assert (got["you"]["x"], got["you"]["y"]) == pytest.approx(known.you, rel=0, abs=1e-3)
+        distinct.add(tuple(known.items.tolist()))
+    assert answers[-1]["items"] == []
+    assert len(distinct) > PEOPLE / 2, "lists that are all alike would prove little"
+    assert any(one["because"] for got in answers for one in got["items"])
+
+
+def halves(number):
+    return [number >> 32, number & 0xFFFFFFFF]
+
+
+def test_mixing_is_pythons_splitmix(page):
+    rng = np.random.default_rng(0)
+    edges = [0, 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
+    pairs = [(a, b) for a in edges for b in edges]
+    pairs += [tuple(map(int, pair)) for pair in rng.integers(0, 2**64, (2000, 2), np.uint64)]
+    got = page.evaluate(
+        "(pairs) => pairs.map(([a, b]) => { mix(...a, ...b); return [hi >>> 0, lo >>> 0]; })",
+        [[halves(a), halves(b)] for a, b in pairs],
+    )
+    assert got == [halves(int(mix(np.uint64(a), np.uint64(b)))) for a, b in pairs]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**53 + 1, 2**63 - 1, 2**63])
+def test_draws_are_pythons(page, seed):
+    rng, items = np.random.default_rng(1), 300
+    chosen = rng.permutation(items)[:25].tolist()
+    likes, against = chosen[:20], chosen[20:]
+    got = page.evaluate(
+        """([likes, dislikes, m, seed]) => [0, 1, 49].map((number) => {
+          const marks = new Int32Array(m), recipe = { examples: "samples", negatives: 4, seed };
+          likes.forEach((item, i) => { marks[item] = i + 1; });
+          dislikes.forEach((item) => { marks[item] = -1; });
+          const person = { likes, targets: likes.map(() => 1), dislikes, marks };
+          const { items, targets } = examples({ m, recipe }, person, number);
+          return [[...items], [...targets]];
+        })""",
+        [likes, against, items, str(seed)],
+    )
+    own, out = (
+        Histories(np.array([0, len(x)]), np.array(x, np.int32), np.ones(len(x), np.float32)) for x in (likes, against)
+    )
+    for number, (drawn, targets) in zip([0, 1, 49], got):
+        known = samples(
+            own, np.zeros(1, np.int64), catalogue=items, negatives=4, batch=0, key=key_of(seed, SERVE, number),
+            forbidden=out,
+        )  # fmt: skip
+        assert drawn == [*known.inputs.tolist(), *against]
+        assert targets == [*known.targets.tolist(), *[0] * len(against)]
+
+
+RECIPE = {
+    "lam": 0.01, "prior": 0.0, "alpha0": 0.0, "recency": 0.75, "floor": 0.02, "loss": "bce", "lr": 0.5, "passes": 1,
+    "rounds": 1, "first": 0, "moves": False, "step_decay": 1.0, "round_decay": 1.0, "shrink": 0.0,
+    "examples": "samples", "negatives": 4, "batch": 0, "seed": "7", "start": [0.05] * 64,
+}  # fmt: skip
+LARGE = {
+    "fedals": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0},
+    "fedrecon": {"solver": "descent", "passes": 20},
+    "fedmf": {"solver": "descent", "rounds": 50, "first": 1, "moves": True, "batch": 64},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_update_of_ten_thousand_items_is_fast(page, site, name):
+    m, k, rng = 10_000, 64, np.random.default_rng(0)
+    facts = {
+        "format": "tacit-bundle-1", "items": m, "k": k, "ones": False, "scale": [0, 1], "task": "ranking",
+        "precision": "int8", "tables": {"offset": False}, "recipe": RECIPE | LARGE[name],
+    }  # fmt: skip
+    bodies = {
+        "item.i8": rng.integers(-127, 128, (m, k), np.int8).tobytes(),
+        "scale.f32": rng.uniform(0.001, 0.004, m).astype("<f4").tobytes(),
+        "popularity.u8": rng.integers(0, 256, m, np.uint8).tobytes(),
+        "map.i16": rng.integers(-32767, 32768, (m, 2), np.int16).tobytes(),
+        "items.json": json.dumps({"titles": [f"Title {j}" for j in range(m)]}).encode(),
+        "vectors.json": b'{"cases": []}',
+    }
+    facts["files"] = dict.fromkeys(bodies, {})
+    bodies["manifest.json"] = json.dumps(facts).encode()
+    ready = put(page, site, {f"large-{name}/{file}": body for file, body in bodies.items()})
+    assert ready["type"] == "ready", ready
+    chosen = rng.permutation(m)[:60]
+    took = page.evaluate(
+        """async (messages) => {
+          const took = [];
+          for (const message of messages) {
+            const begun = performance.now(), { items } = await ask(message);
+            took.push([performance.now() - begun, items.length]);
+          }
+          return took;
+        }""",
+        [message(Taste(chosen[:n], np.ones(n), chosen[:0], True), 0.3) for n in range(1, 61)],
+    )
+    assert {count for _, count in took} == {SHOWN}
+    times = [ms for ms, _ in took]
+    print(f"{name}: ready {ready['ms']:.0f} ms, update median {statistics.median(times):.1f} ms, most {max(times):.1f}")
+    assert statistics.median(times) < 50
+
+
+def broken(likes=((1, 1),), dislikes=(), **changes):
+    likes = [{"item": item, "value": value} for item, value in likes]
+    return {"type": "rank", "id": 9, "likes": likes, "dislikes": list(dislikes), "adventurous": 0, "n": 5} | changes
+
+
+BROKEN = {  # what is wrong, the task, a word of the reason
+    "beyond the end": (broken([(200, 1)]), "fedals", "no such item"),
+    "below zero": (broken([(-1, 1)]), "fedals", "no such item"),
+    "half an item": (broken([(1.5, 1)]), "fedals", "no such item"),
+    "a title for a number": (broken([("length", 1)]), "fedals", "no such item"),
+    "a dislike beyond the end": (broken(dislikes=[4000]), "fedals", "no such item"),
+    "nothing in a list": (broken(likes=(), dislikes=[None]), "fedals", "no such item"),
+    "not a number": (broken([(1, float("nan"))]), "fedals", "from 0 to 1"),
+    "no value": (broken([(1, None)]), "fedals-ratings", "from 1 to 5"),
+    "too many stars": (broken([(1, 6)]), "fedals-ratings", "from 1 to 5"),
+    "twice": (broken([(1, 1), (1, 1)]), "fedals", "twice"),
+    "liked and disliked": (broken(dislikes=[1]), "fedals", "twice"),
+    "a dislike of a ratings model": (broken(dislikes=[2]), "fedals-ratings", "low rating"),
+    "no list": (broken() | {"likes": "Toy Story"}, "fedals", "list"),
+    "a lean beyond": (broken(adventurous=1.5), "fedals", "-1 to 1"),
+    "a lean that is none": (broken(adventurous=None), "fedals", "-1 to 1"),
+    "none asked for": (broken(n=0), "fedals", "whole number"),
+    "an unknown wish": ({"type": "sing", "id": 9}, "fedals", "unknown"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_message_is_refused_and_the_next_one_answered(page, site, what):
+    wrong, name, word = BROKEN[what]
+    python, files = made(name, "int8")
+    assert put(page, site, files)["type"] == "ready"
+    failed = page.evaluate("ask", wrong)
+    assert (failed["type"], failed["id"]) == ("failed", 9)
+    assert word in failed["reason"]
+    taste = Taste(np.array([3, 5]), np.full(2, python.scale[1]), np.zeros(0, np.int64))
+    got = page.evaluate("ask", message(taste))
+    assert [one["item"] for one in got["items"]] == python.rank(taste, SHOWN).items.tolist()
+
+
+def test_rank_before_load_and_no_message_at_all_are_refused(page):
+    assert "not loaded" in page.evaluate("ask", broken())["reason"]
+    assert page.evaluate("ask(null)")["type"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "word"),
+    [
+        ("item.i8", lambda body: body[:-3], "The item table (item.i8) holds 1597 bytes, expected 1600"),
+        ("scale.f32", lambda body: body + b"\0", "table of scales"),
+        ("popularity.u8", lambda body: b"", "popularity"),
+        ("map.i16", lambda body: body[4:], "map"),
+        ("items.json", lambda body: b'{"titles": ["One"]}', "1 titles, expected 200"),
+        ("items.json", lambda body: b"{", "could not be computed"),
+        ("item.i8", lambda body: bytes(len(body)), "computes other lists"),
+        ("vectors.json", lambda body: body.replace(b'"adventurous":0.7', b'"adventurous":0.6'), "computes other lists"),
+        ("manifest.json", lambda body: body.replace(b"tacit-bundle-1", b"tacit-bundle-9"), "another version"),
+        ("manifest.json", lambda body: body.replace(b'"ridge"', b'"prayer"'), "kind of model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_broken_bundle_is_refused_with_a_reason(page, site, file, change, word):
+    _, files = made("fedals", "int8")
+    wrong = {f"wrong/{path.split('/')[1]}": body for path, body in files.items()}
+    changed = change(wrong[f"wrong/{file}"])
+    assert changed != wrong[f"wrong/{file}"]
+    failed = put(page, site, wrong | {f"wrong/{file}": changed})
+    assert failed["type"] == "failed"
+    assert word in failed["reason"]
+    assert "not loaded" in page.evaluate("ask", broken())["reason"]
+    assert put(page, site, files)["type"] == "ready"
