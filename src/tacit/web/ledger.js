@@ -85,7 +85,7 @@ export class Ledger {
     const rest = received ? ", the rest was here already" : ", all was here already";
     $("received").textContent = `Received: ${size(received)}${received < loaded / 20 ? rest : ""}`;
     const files = counted(this.files - this.unexpected.length, "file");
-    this.say("files", `To load this page, the browser asked for ${files}, as for any page. The server heard no more.`,
+    this.say("files", `To load this page, the browser asked for ${files}, as for any page. What you pick was in none.`,
       "out-facts");
     this.say("requests", requests
       ? `${counted(requests, "request")} that this page did not expect. What was in them is not known here; a browser `

@@ -1,7 +1,7 @@
 // The page at work: what a person picks goes to the worker, what the worker answers is shown. Nothing else happens.
 
 import { Catalogue } from "./catalogue.js";
-import { $, counted } from "./dom.js";
+import { $, counted, steps } from "./dom.js";
 import { Engine, keepOffline, shutDoors } from "./engine.js";
 import { Ledger, describe } from "./ledger.js";
 import { MapView } from "./map.js";
@@ -170,7 +170,8 @@ class Page {
     const dial = $("adventurous");
     const value = Number(dial.value);
     const text = DIAL.find(([below]) => value < below)[1];
-    $("adventurous-text").textContent = text;
+    const idle = `from your first ${this.ranking ? "like" : "rating"} on`;
+    $("adventurous-text").textContent = this.idle ? idle : text;
     dial.setAttribute("aria-valuetext", text);
     dial.style.setProperty("--at", `${50 + 50 * value}%`);
   }
@@ -197,7 +198,7 @@ class Page {
   #basis(popular) {
     if (!popular) return "Worked out from your list, and from nothing else.";
     const values = [...this.picks.values()].map(({ value }) => value).filter((value) => value !== null);
-    if (values.some((value) => value > 0)) return "There is too little to go by, so this is simply what most people take.";
+    if (values.some((value) => value > 0)) return "There is too little to go by: simply what most people take.";
     if (values.length) return "Simply what most people take, without what you dislike. Like something.";
     const verb = this.ranking ? "Like" : "Rate";
     return `Nothing is known of you yet, so this is simply what most people take. ${verb} something.`;
@@ -210,7 +211,9 @@ class Page {
     const title = answer.popular ? "A start: what most people take" : "For you";
     $("rec-title").textContent = items.length ? title : "Nothing is left";
     $("basis").textContent = items.length ? this.#basis(answer.popular) : "";
+    this.idle = answer.popular;
     root.querySelector(".dial").classList.toggle("idle", answer.popular);
+    this.#turnDial();
     Object.assign(root.dataset, { state: "ready", generation: answer.id, ms: answer.ms.toFixed(2) });
     this.ledger.say("speed", `The last update took ${answer.ms.toFixed(1)} ms.`);
     const first = items.length ? `first: ${this.catalogue.full(items[0].item)}` : "nothing is left";
@@ -224,12 +227,13 @@ class Page {
 
   #restore() {
     const memory = recall();
-    if (!memory?.picks) return;
+    if (!Array.isArray(memory?.picks) || !Array.isArray(memory.hidden)) return;
     const { byName } = this.catalogue;
-    const picks = memory.picks.filter(([name]) => byName.has(name));
+    const allowed = this.ranking ? [0, 1] : [null, ...steps(this.manifest)];
+    const picks = memory.picks.filter(([name, value]) => byName.has(name) && allowed.includes(value));
     this.picks = new Map(picks.map(([name, value, time]) => [byName.get(name), { value, time }]));
     this.hidden = new Set(memory.hidden.filter((name) => byName.has(name)).map((name) => byName.get(name)));
-    this.timed = memory.timed;
+    this.timed = memory.timed === true;
     $("adventurous").value = memory.adventurous;
     $("remember").checked = true;
     this.#changed("");
@@ -257,8 +261,8 @@ class Page {
 }
 
 function offlineText(why) {
-  if (!why) return "A copy of the page is on this device: it opens without a network.";
-  return `Without a network it will not open next time: ${why}.`;
+  return why ? `Without a network it will not open next time: ${why}.`
+    : "A copy is on this device, made by asking for the same files once more: it opens without a network.";
 }
 
 /** Called by boot.js with all parts, checked. `fail(headline, text)` shows a problem instead of the page. */

@@ -44,7 +44,8 @@ export class Recommendations {
       if (this.list.children[at] !== row) this.list.insertBefore(row, this.list.children[at] ?? null);
       at += 1;
       row.querySelector(".because").replaceChildren(...this.#because(entry, answer.popular));
-      if (!this.ranking) row.querySelector(".expected").textContent = this.#expected(entry.score, answer.popular || adventurous);
+      if (this.ranking) continue;
+      row.querySelector(".expected").textContent = answer.popular || adventurous ? "" : this.#expected(entry.score);
     }
     if (held && !this.list.contains(document.activeElement)) this.#refocus();
     if (!SLOW.matches) this.#glide(places);
@@ -79,8 +80,7 @@ export class Recommendations {
     return ["Because you liked ", el("span", {}, listed(names))];
   }
 
-  #expected(score, otherwise) {
-    if (otherwise) return "";
+  #expected(score) {
     const [low, high] = this.manifest.scale;
     return `${Math.min(high, Math.max(low, score)).toFixed(1)} stars expected`;
   }
