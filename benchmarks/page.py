@@ -1,9 +1,10 @@
-"""The page on real data: ML-100K. `python benchmarks/page.py [int8|speed|api|lists]`; all of it without a word.
+"""The page on real data: ML-100K. `python benchmarks/page.py [int8|speed|api|lists|shots]`; all of it without a word.
 
 lists    200 random people: the first twenty in chromium (float32) against Python and against `tacit recommend`
 int8     what a byte a number costs: NDCG@10 of everybody's held-out item, and how much of a first twenty stays
 speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
 api      2,000 requests made up by schemathesis, and 100 at once, against `tacit serve --api` (page_api.py)
+shots    not evidence: the pictures in the README
 Prints a JSON object for each part, and keeps it in docs/evidence/page.json.
 """
 
@@ -43,6 +44,7 @@ from tacit.wire.packing import pack  # noqa: E402
 
 EVIDENCE = ROOT / "docs" / "evidence" / "page.json"
 PEOPLE, SHOWN, PICKS = 200, 20, 50
+FILMS = ["Toy Story (1995)", "Fargo (1996)", "Blade Runner (1982)", "Alien (1979)", "Brazil (1985)", "Ed Wood (1994)"]
 METHODS = {  # a ranking and a ratings model of each, where there is one
     "fedals": {},
     "fedals ratings": {"task": "ratings"},
@@ -96,8 +98,8 @@ class Browser:
         self.chromium.close()
         self.playwright.stop()
 
-    def open(self, site: Site) -> Any:
-        page = self.chromium.new_page()
+    def open(self, site: Site, **options: Any) -> Any:
+        page = self.chromium.new_page(**options)
         page.goto(site.url)
         page.wait_for_selector("html:not([data-state=loading])", state="attached")
         assert page.evaluate("document.documentElement.dataset.state") == "ready", page.inner_text("#problem")
@@ -221,6 +223,42 @@ def speed(folder: Path) -> list[dict[str, Any]]:
     return out
 
 
+SHOTS = {  # file in docs/ -> model, picks, width, height, colours
+    "page.png": ("fedals", FILMS, 1280, 900, "light"),
+    "page-dark.png": ("fedals", FILMS, 1280, 900, "dark"),
+    "page-phone.png": ("fedals", FILMS, 390, 844, "light"),
+    "page-phone-dark.png": (
+        "fedals ratings",
+        [f"{film},{5 - at % 2}" for at, film in enumerate(FILMS)],
+        390,
+        844,
+        "dark",
+    ),
+}
+
+
+def shots(folder: Path) -> list[str]:
+    """The pictures of the README, written into docs/."""
+    with Browser() as chromium:
+        for file, (name, rows, width, height, colours) in SHOTS.items():
+            _, contents = made(trained(folder, name), "int8")
+            with Site(contents | {"": contents["index.html"]}) as site:
+                size = {"width": width, "height": height}
+                page = chromium.open(site, viewport=size, color_scheme=colours, device_scale_factor=1.5)
+                text = "\n".join(["title" if name == "fedals" else "title,rating", *rows])
+                brought = {"name": "films.csv", "mimeType": "text/csv", "buffer": text.encode()}
+                after(page, lambda page=page, brought=brought: page.set_input_files("#import", brought))
+                page.evaluate("document.getElementById('import-note').hidden = true")
+                page.evaluate("document.getElementById('undo').hidden = true")
+                if width < 600:
+                    page.evaluate("document.getElementById('rec-title').scrollIntoView()")
+                page.mouse.move(0, 0)
+                page.wait_for_timeout(500)
+                page.screenshot(path=ROOT / "docs" / file)
+                page.close()
+    return list(SHOTS)
+
+
 TIMED = """() => {
   addEventListener("keydown", () => (window.began = performance.now()), { capture: true, once: true });
   new MutationObserver((_, seen) => { window.ended = performance.now(); seen.disconnect(); })
@@ -233,6 +271,9 @@ def main() -> None:
     kept = json.loads(EVIDENCE.read_text()) if EVIDENCE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or PARTS:
+            if name == "shots":
+                print(json.dumps({name: shots(Path(folder))}))
+                continue
             result = PARTS[name](Path(folder))
             day = datetime.date.today().isoformat()
             kept[name] = {"command": f"python benchmarks/page.py {name}", "date": day, "result": result}
