@@ -18,7 +18,7 @@ from .terminal import emit, out, say
 
 def serve(
     path: Annotated[Path, typer.Argument(help="A run folder, or a bundle of `tacit export`.")],
-    port: Annotated[int, typer.Option("--port", help="Where to listen; 0 picks a free one.")] = 8700,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0 picks a free one.")] = 8700,
     api: Annotated[bool, typer.Option("--api", help="Answer POST /v1/recommend too; see /v1/openapi.json.")] = False,
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", help="One more name to answer for, as behind a proxy.")

@@ -3,6 +3,7 @@
 
 const FORMAT = "tacit-bundle-1";
 const root = document.documentElement;
+const CODE = /^(?!worker\.js|sw\.js).*\.(js|css)$/;
 const NOT_DATA = /\.(js|css|md|html)$/;
 
 /** Something that a person is told: a headline and what it means. */
@@ -67,9 +68,9 @@ async function diagnosis(name) {
 }
 
 /** A part with its fingerprint; a stale copy in the browser's cache gets a second chance from the server. */
-async function pinned(name, integrity) {
+async function pinned(name, integrity, cache = "default") {
   try {
-    return await fetched(name, { integrity });
+    return await fetched(name, { integrity, cache });
   } catch {
     try {
       return await fetched(name, { integrity, cache: "reload" });
@@ -89,25 +90,13 @@ async function readManifest() {
     + "nothing was computed. Whoever publishes it should export it again with one version of tacit.");
 }
 
-/** The styles and scripts that the browser itself has refused are looked at one by one, to name the one at fault. */
-async function blame(manifest, names) {
-  await Promise.all(names.map((name) => pinned(name, sri(manifest.files[name].sha256))));
-}
-
-async function checkStyles(manifest) {
-  const refused = [...document.querySelectorAll("link[rel=stylesheet]")].filter((link) => !link.sheet);
-  if (!refused.length) return;
-  await blame(manifest, refused.map((link) => link.getAttribute("href")));
+/** Scripts and styles, out of the cache that the browser itself has just filled: it may be lenient with them. */
+async function checkCode(manifest) {
+  const names = Object.keys(manifest.files).filter((name) => CODE.test(name));
+  await Promise.all(names.map((name) => pinned(name, sri(manifest.files[name].sha256), "force-cache")));
+  const sheets = [...document.querySelectorAll("link[rel=stylesheet]")].map((link) => link.sheet);
+  if (sheets.every((sheet) => sheet?.cssRules.length)) return;
   throw new Refusal("An older copy of a part was in the way", "It has been replaced: reload the page.");
-}
-
-async function importMain(manifest) {
-  try {
-    return await import("./main.js");
-  } catch (error) {
-    await blame(manifest, Object.keys(manifest.files).filter((name) => name.endsWith(".js")));
-    throw error;
-  }
 }
 
 async function readData(manifest) {
@@ -125,7 +114,8 @@ async function readData(manifest) {
 
 async function start() {
   const manifest = await readManifest();
-  const [main, files] = await Promise.all([importMain(manifest), readData(manifest), checkStyles(manifest)]);
+  const [files] = await Promise.all([readData(manifest), checkCode(manifest)]);
+  const main = await import("./main.js");
   await main.start(manifest, files, fail);
 }
 

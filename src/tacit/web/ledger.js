@@ -16,7 +16,7 @@ export class Ledger {
     this.shutAt = Infinity;
     this.received = 0;
     this.loaded = 0;
-    this.files = 0;
+    this.files = new Set();
     this.unexpected = [];
     this.blocked = [];
     this.facts = new Map();
@@ -55,19 +55,23 @@ export class Ledger {
   #count(entry) {
     if (LOCAL.test(entry.name)) return;
     this.#arrived(entry);
-    this.files += 1;
-    if (entry.startTime < this.shutAt && this.own.has(entry.name)) return;
-    this.unexpected.push(entry.name);
+    if (entry.startTime < this.shutAt && this.own.has(entry.name)) {
+      this.files.add(entry.name);
+      return;
+    }
+    this.unexpected.push(entry);
   }
 
-  /** The unexpected requests that were not refused: a refused one may leave a trace among the others. */
+  /** The unexpected requests that were not refused: a refused one may leave a trace among the others.
+   *  Of a refused frame the browser names only where it was to come from. */
   #gone() {
     const blocked = [...this.blocked];
-    return this.unexpected.filter((name) => {
-      const at = blocked.indexOf(name);
+    return this.unexpected.filter(({ name, initiatorType }) => {
+      const origin = initiatorType === "iframe" ? new URL(name).origin : name;
+      const at = blocked.findIndex((uri) => uri === name || uri === origin);
       if (at >= 0) blocked.splice(at, 1);
       return at < 0;
-    });
+    }).map(({ name }) => name);
   }
 
   show() {
@@ -84,7 +88,7 @@ export class Ledger {
       : `Left this device: 0 bytes of ratings${refused ? ` (${refused} refused)` : ""}`;
     const rest = received ? ", the rest was here already" : ", all was here already";
     $("received").textContent = `Received: ${size(received)}${received < loaded / 20 ? rest : ""}`;
-    const files = counted(this.files - this.unexpected.length, "file");
+    const files = counted(this.files.size, "file");
     this.say("files", `To load this page, the browser asked for ${files}, as for any page. What you pick was in none.`,
       "out-facts");
     this.say("requests", requests
