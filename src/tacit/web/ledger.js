@@ -47,9 +47,10 @@ export class Ledger {
     this.facts.set(name, fact);
   }
 
+  /** A part that is looked at twice is loaded once; what came over the network counts each time. */
   #arrived(entry) {
     this.received += entry.transferSize;
-    this.loaded += entry.encodedBodySize;
+    if (!this.files.has(entry.name)) this.loaded += entry.encodedBodySize;
   }
 
   #count(entry) {

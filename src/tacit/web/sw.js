@@ -1,7 +1,7 @@
 // Offline use. This keeps the bundle's own files, whole and of one version, and nothing else: what a person types is in
 // no request, so it never comes past here. Where keeping fails, nothing changes and the page goes on online.
-// A page never gets files of two versions: no page is claimed while it loads, a new version waits beside the old one,
-// and takes over at the next load, before that load has got its first file.
+// A page never gets files of two versions: no page is claimed while it loads, and a new version waits beside the old one
+// until no page of the old one is open.
 "use strict";
 
 const VERSION = "{{version}}"; // the SHA-256 of manifest.json
@@ -73,24 +73,13 @@ async function serve(url, request) {
   return kept ?? fetch(request);
 }
 
-/** The page itself. Where a new version waits, and no second page is open, let it take over and load again. */
-async function open(request) {
-  const { waiting } = self.registration;
-  if (!waiting || (await self.clients.matchAll()).length > 1) return serve(START, request);
-  waiting.postMessage("take over");
-  return new Response("", { headers: { "Content-Type": "text/html", Refresh: "0" } });
-}
-
 self.addEventListener("install", (event) => event.waitUntil(keep()));
 self.addEventListener("activate", (event) => event.waitUntil(forget()));
-self.addEventListener("message", (event) => {
-  if (event.data === "take over") self.skipWaiting();
-});
 self.addEventListener("fetch", (event) => {
   const { request } = event, url = new URL(request.url);
   const place = url.origin + url.pathname;
   if (request.method !== "GET") return;
   if (request.mode === "navigate") {
-    if (place === START || place === `${START}index.html`) event.respondWith(open(request));
+    if (place === START || place === `${START}index.html`) event.respondWith(serve(START, request));
   } else if (urls.has(request.url)) event.respondWith(serve(request.url, request));
 });

@@ -1,0 +1,306 @@
+"""The page for everybody: all of it by keyboard, no violation that axe-core finds in any view, narrow and wide, light
+and dark, with calm motion."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+
+import browser
+from bundles import bundle_of
+from pages import Counted, context, files_in, mine, offer, opened, pick, shown, until, update
+
+chromium = browser.chromium
+FOCUSED = """() => {
+  const at = document.activeElement, around = [at, at.closest("label"), ...(at.labels ?? [])].filter(Boolean);
+  const seen = around.some((node) => {
+    const { outlineStyle, outlineWidth } = getComputedStyle(node);
+    return outlineStyle !== "none" && parseFloat(outlineWidth) >= 2;
+  });
+  return { at: at === document.body ? "" : at.id || at.className || at.tagName, seen };
+}"""
+
+
+@pytest.fixture(scope="module")
+def files():
+    return files_in(bundle_of("fedals"))
+
+
+@pytest.fixture(scope="module")
+def titles(files):
+    return json.loads(files["items.json"])["titles"]
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    with Counted(files) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stars():
+    with Counted(files_in(bundle_of("fedals-ratings"))) as server:
+        yield server
+
+
+class Hands:
+    """A person with a keyboard. After each action the focus is somewhere, and it can be seen."""
+
+    def __init__(self, page) -> None:
+        self.page = page
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+            self.look()
+
+    def look(self) -> None:
+        found = self.page.evaluate(FOCUSED)
+        assert found["at"], "the focus is lost"
+        assert found["seen"], f"no outline shows the focus at {found['at']}"
+
+    def update(self, *keys: str) -> None:
+        """Keys that bring new recommendations."""
+        with update(self.page):
+            self.press(*keys)
+        self.look()
+
+    def go(self, selector: str, key: str = "Tab") -> None:
+        for _ in range(150):
+            if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+                return
+            self.press(key)
+        raise AssertionError(f"{selector} is not reached with {key}")
+
+    def at(self, selector: str) -> bool:
+        return self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector)
+
+    def write(self, text: str) -> None:
+        self.page.keyboard.type(text)
+        self.look()
+
+
+def test_liking_and_all_else_by_keyboard(chromium, server, titles):
+    with context(chromium) as profile:
+        page = opened(profile, server.url)
+        hands, choosers = Hands(page), []
+        page.on("filechooser", lambda chooser: choosers.append(chooser))
+        hands.press("Tab")
+        assert hands.at("#skip")
+        hands.press("Enter")
+        assert hands.at("#search")
+        hands.write("the")
+        marked = [page.locator("#search").get_attribute("aria-activedescendant")]
+        for key in ("ArrowDown", "ArrowDown", "ArrowUp", "End", "Home"):
+            hands.press(key)
+            marked.append(page.locator("#search").get_attribute("aria-activedescendant"))
+        assert marked == [f"option-{at}" for at in (0, 1, 2, 1, 11, 0)]
+        assert page.locator("#options [aria-selected=true]").get_attribute("id") == "option-0"
+        hands.press("Escape")
+        assert page.locator("#options").is_hidden() and page.locator("#search").input_value() == "the"
+        hands.press("Escape")
+        assert page.locator("#search").input_value() == ""
+        hands.write("last festival")
+        hands.update("Enter")
+        hands.write("golden express")
+        hands.update("Shift+Enter")
+        assert mine(page) == {1: "0", 0: "1"} and hands.at("#search")
+        assert "disliked" in page.locator("#status").inner_text()
+        hands.go("#mine [data-item='1'] .like")
+        hands.update("Space")
+        assert mine(page) == {1: "1", 0: "1"} and hands.at("#mine [data-item='1'] .like")
+        hands.go("#mine [data-item='1'] .dislike")
+        hands.update("Enter")
+        assert mine(page) == {1: "0", 0: "1"}
+
+        hands.go("#adventurous")
+        calm = page.locator("#adventurous-text").inner_text()
+        hands.update("ArrowRight")
+        hands.update("End")
+        assert page.locator("#adventurous-text").inner_text() != calm
+        assert page.locator("#adventurous").get_attribute("aria-valuetext") == "far off the beaten track"
+        hands.go("#recommendations li .like")
+        first = shown(page)[0]
+        hands.update("Enter")
+        assert mine(page)[first] == "1" and hands.at("#recommendations .like")
+        hands.go("#recommendations li [data-do=hide]")
+        hidden = page.evaluate("Number(document.activeElement.closest('li').dataset.item)")
+        hands.update("Space")
+        assert hidden not in shown(page) and hands.at("#recommendations [data-do=hide]")
+
+        hands.go("#mine .remove", "Shift+Tab")
+        kept = mine(page)
+        hands.update("Enter")
+        assert len(mine(page)) == len(kept) - 1 and hands.at("#mine .remove")
+        hands.go("#undo button", "Shift+Tab")
+        hands.update("Enter")
+        assert mine(page) == kept and hands.at("#search")
+
+        hands.go("#export")
+        with page.expect_download() as found:
+            hands.press("Enter")
+        assert found.value.path().read_text().count("\n") == len(kept) + 1
+        hands.go("#import", "Shift+Tab")
+        hands.press("Enter")
+        until(page, lambda: bool(choosers))
+        with update(page):
+            choosers[0].set_files({"name": "more.txt", "mimeType": "text/plain", "buffer": titles[7].encode()})
+        until(page, lambda: hands.at("#import-note"))
+        hands.go("#import-note button")
+        hands.press("Enter")
+        assert hands.at("#import") and mine(page)[7] == "1"
+        hands.go("#remember")
+        hands.press("Space", "Space")
+        hands.go("#clear", "Shift+Tab")
+        hands.update("Enter")
+        assert mine(page) == {} and hands.at("#undo button")
+        hands.go("#theme input", "Shift+Tab")
+        for key, scheme in (("ArrowRight", "light"), ("ArrowRight", "dark")):
+            hands.press(key)
+            assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == scheme
+        hands.go("#marks")
+        hands.press("+", "ArrowLeft", "ArrowUp")
+        hands.update("Enter")
+        assert len(mine(page)) == 1 and hands.at("#marks")
+        hands.press("0")
+        hands.go("#ledger summary")
+        hands.press("Enter")
+        assert page.locator("#out-facts").is_visible()
+        hands.press("Tab", "Shift+Tab", "Space")
+        assert page.locator("#out-facts").is_hidden()
+
+
+def test_giving_stars_by_keyboard(chromium, stars):
+    with context(chromium) as profile:
+        page = opened(profile, stars.url)
+        hands = Hands(page)
+        hands.go("#search")
+        hands.write("last festival")
+        hands.press("Enter")
+        assert hands.at("#mine [data-item='0'] input[type=radio]") and mine(page) == {0: ""}
+        hands.update("ArrowRight")
+        given = int(mine(page)[0])
+        hands.update("ArrowRight")
+        assert int(mine(page)[0]) == given + 1 and hands.at(f"#mine input[value='{given + 1}']")
+        hands.press("Enter")
+        assert hands.at("#search")
+        hands.go("#recommendations input")
+        first = shown(page)[0]
+        hands.update("Space")
+        assert first in mine(page) and first not in shown(page)
+        hands.go("#mine .remove")
+        hands.update("Enter")
+        hands.go("#undo button", "Shift+Tab")
+        hands.update("Enter")
+        assert len(mine(page)) == 2
+
+
+# What axe-core finds
+
+LOOKS = {
+    "wide and light": (1280, 800, {"color_scheme": "light"}),
+    "phone and dark": (390, 844, {"color_scheme": "dark"}),
+    "narrow and light": (320, 640, {"color_scheme": "light"}),
+}
+DARK = {"wide and dark": (1280, 800, {"color_scheme": "dark"})}
+
+
+def judge(page, view: str, looks=LOOKS) -> None:
+    """No violation, and nothing to scroll sideways, in any look."""
+    for look, (width, height, media) in looks.items():
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(**media)
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{view}, {look}: {wide} pixels to the side"
+        if not page.evaluate("'axe' in window"):
+            page.evaluate((resources.files("axe_playwright_python") / "axe.min.js").read_text() + ";0")
+        found = page.evaluate("async () => (await axe.run({ preload: false, resultTypes: ['violations'] })).violations")
+        told = [(one["id"], [node["html"][:150] for node in one["nodes"]][:3]) for one in found]
+        assert not told, f"{view}, {look}: {told}"
+
+
+def test_axe_finds_nothing_in_any_view(chromium, server, titles):
+    with context(chromium) as profile:
+        page = opened(profile, server.url)
+        judge(page, "the start")
+        page.locator("#search").fill("the")
+        judge(page, "the search")
+        assert page.locator("#options").is_visible()
+        page.locator("#search").fill("qqqqqq")
+        judge(page, "a search that finds nothing", {"phone and dark": LOOKS["phone and dark"]})
+        page.locator("#search").fill("")
+        for at, title in enumerate(titles[:4]):
+            pick(page, title, "Shift+Enter" if at == 2 else "Enter")
+        with update(page):
+            page.locator("#recommendations [data-do=hide]").first.click()
+        page.locator("#remember").check()
+        judge(page, "with picks", LOOKS | DARK)
+        page.locator("#ledger summary").click()
+        judge(page, "the ledger", LOOKS | DARK)
+        page.locator("#ledger summary").click()
+        offer(page, f"title,rating\n{titles[9]},9\nNo Such Title,3\nGolden Expres,1\n{titles[9]},8\n{titles[10]},5")
+        judge(page, "what was imported")
+        offer(page, b"\0\1\2", "picture.png")
+        judge(page, "what was not imported", {"phone and dark": LOOKS["phone and dark"]})
+        with update(page):
+            offer(page, "\n".join(titles[:-1]))
+        with update(page):
+            offer(page, titles[-1])
+        judge(page, "nothing left", {name: LOOKS[name] for name in ("wide and light", "phone and dark")})
+
+
+def test_axe_finds_nothing_where_colours_are_forced(chromium, server, titles):
+    with context(chromium, forced_colors="active") as profile:
+        page = opened(profile, server.url)
+        pick(page, titles[0])
+        page.locator("#search").fill("the")
+        judge(page, "forced colours", {"wide": (1280, 800, {}), "phone": (390, 844, {"color_scheme": "dark"})})
+
+
+def test_axe_finds_nothing_with_stars(chromium, stars):
+    with context(chromium) as profile:
+        page = opened(profile, stars.url)
+        page.locator("#search").fill("the")
+        page.locator("#search").press("Enter")
+        with update(page):
+            page.locator("#mine input").nth(3).check()
+        page.locator("#search").fill("golden")
+        page.locator("#search").press("Enter")
+        judge(page, "stars", LOOKS | DARK)
+
+
+def test_axe_finds_nothing_in_a_page_that_cannot_start(chromium, files):
+    broken = {"changed": files | {"item.i8": files["item.i8"][::-1]}, "no script": files | {"boot.js": b" "}}
+    for view, wrong in broken.items():
+        with Counted(wrong) as server, context(chromium) as profile:
+            page = profile.new_page()
+            page.goto(server.url)
+            page.locator("#problem" if view == "changed" else ".late").locator("visible=true").wait_for()
+            judge(page, view)
+
+
+def test_axe_would_find_something(chromium, server):
+    with context(chromium) as profile:
+        page = opened(profile, server.url)
+        page.evaluate("document.getElementById('adventurous').labels[0].remove()")
+        with pytest.raises(AssertionError, match="label"):
+            judge(page, "a slider without a name")
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_nothing_moves_for_those_who_ask_for_calm(chromium, server, titles, motion):
+    with context(chromium, reduced_motion=motion) as profile:
+        profile.add_init_script(
+            """window.moved = 0;
+            const { animate } = Element.prototype;
+            Element.prototype.animate = function (...how) { window.moved += 1; return animate.apply(this, how); };
+            addEventListener("transitionrun", () => { window.moved += 1; });"""
+        )
+        page = opened(profile, server.url)
+        pick(page, titles[0])
+        page.locator("#recommendations button").first.hover()
+        pick(page, titles[1])
+        assert (page.evaluate("window.moved") > 0) == (motion == "no-preference")

@@ -1,0 +1,285 @@
+"""What may go wrong on the page: files from elsewhere, hostile titles, denied storage, changed or missing parts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+import browser
+from bundles import bundle_of
+from pages import Counted, context, csv, files_in, ledger, mine, offer, opened, pick, reloaded, repinned, shown, update
+
+chromium = browser.chromium
+KEPT = """async () => [Object.keys(localStorage), Object.keys(sessionStorage), await indexedDB.databases(),
+  document.cookie]"""
+NOTHING = [[], [], [], ""]
+
+
+@pytest.fixture(scope="module")
+def files():
+    return files_in(bundle_of("fedals"))
+
+
+@pytest.fixture(scope="module")
+def titles(files):
+    return json.loads(files["items.json"])["titles"]
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    with Counted(files) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tab(chromium, server):
+    with context(chromium) as profile:
+        yield opened(profile, server.url)
+
+
+@pytest.fixture
+def page(tab):
+    """The page with an empty list."""
+    if mine(tab):
+        with update(tab):
+            tab.locator("#clear").click()
+    assert mine(tab) == {}
+    return tab
+
+
+@pytest.fixture(scope="module")
+def rated(chromium):
+    with Counted(files_in(bundle_of("fedals-ratings"))) as server, context(chromium) as profile:
+        yield opened(profile, server.url)
+
+
+# Files from elsewhere
+
+IMDB = """Const,Your Rating,Date Rated,Title,URL,Title Type,IMDb Rating,Runtime (mins),Year,Genres
+tt1,9,2021-03-04,{0},https://x.example/tt1,movie,8.1,100,1999,"Drama, War"
+tt2,2,2020-01-02,{1},https://x.example/tt2,movie,6.0,90,2001,Comedy
+tt3,7,2022-05-06,No Such Film,https://x.example/tt3,movie,7.0,95,2003,Crime
+"""
+LETTERBOXD = """Date,Name,Year,Letterboxd URI,Rating
+2023-01-01,{0},1999,https://boxd.example/a,4.5
+2023-01-02,{1},2001,https://boxd.example/b,0.5
+2023-01-03,{2},2001,https://boxd.example/c,
+"""
+SHAPES = {  # file -> what it says of the first titles, and words of the page's account
+    "semicolons and a mark": ("\ufeffTitle;Rating\r\n{0};5\r\n\"{1}\";1\r\n", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
+    "imdb": (IMDB, {0: "1", 1: "0"}, "No Such Film"),
+    "letterboxd": (LETTERBOXD, {0: "1", 1: "0"}, "1 left out"),
+    "json titles": ('["{0}", "{1}", null, 7]', {0: "1", 1: "1"}, "2 liked"),
+    "json objects": ('{{"list": [{{"title": "{0}", "liked": true}}, {{"title": "{1}", "liked": false}}]}}',
+                     {0: "1", 1: "0"}, "1 liked, 1 disliked"),
+    "plain": ("{0}\n\n  {1}  \n{2}", {0: "1", 1: "1", 2: "1"}, "3 liked"),
+    "ten": ("title\trating\n{0}\t10\n{1}\t0\n{2}\t2\n{3}\t5", {0: "1", 2: "0"}, "Ratings of 0 to 10"),
+    "decimal commas": ("title;rating\n{0};4,5\n{1};1,5", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
+    "no header": ("{0},5\n{1},1", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
+    "twice": ("title,liked\n{0},yes\n{1},yes\n{0},no", {0: "0", 1: "1"}, "1 came more than once"),
+    "other spelling": ("name\nLAST FESTIVAL, the\ngolden express (1999)", {0: "1", 1: "1"}, "2 liked"),
+    "sixteen bits": ("\ufefftitle,liked\r\n{0},yes\r\n{1},no", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lists_from_elsewhere_are_understood(page, titles, shape):
+    text, known, words = SHAPES[shape]
+    body = text.format(*titles).encode("utf-16-le" if shape == "sixteen bits" else "utf-8")
+    with update(page):
+        said = offer(page, body, f"{shape}.csv")
+    assert mine(page) == known
+    assert words in said and f"From {shape}.csv" in said
+    assert page.locator("#undo").is_visible()
+
+
+def test_stars_of_another_scale_are_brought_to_this_one(rated):
+    titles = json.loads(files_in(bundle_of("fedals-ratings"))["items.json"])["titles"]
+    with update(rated):
+        said = offer(rated, csv("title,rating", [[titles[0], 10], [titles[1], 1], [titles[2], 0]]))
+    assert mine(rated) == {0: "5", 1: "1"}
+    assert "Ratings of 0 to 10 were brought to 1 to 5" in said and "1 left out" in said
+    with update(rated):
+        said = offer(rated, csv("title,rating", [[titles[0], 3.6], [titles[3], 2]]))
+    assert mine(rated) == {3: "2", 0: "4", 1: "1"}
+    assert "1 rounded" in said and "1 had been in your list" in said
+
+
+MARKUP = "<img src=x onerror=ran=1>"
+REFUSED = {  # what is offered -> words of the refusal
+    "empty": (b"", "It is empty"),
+    "blank": (b" \r\n \n", "It is empty"),
+    "binary": (bytes(range(256)), "not text"),
+    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not text"),
+    "large": (b"title\n" + b"x" * 6_000_000, "6.0 MB"),
+    "json without a list": (b'{"title": 5}', "no list"),
+    "only a header": (b"title,liked\n", "no titles"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_files_that_are_no_lists_are_refused_with_a_reason_and_nothing_changes(page, titles, what):
+    pick(page, titles[3])
+    before = shown(page)
+    body, words = REFUSED[what]
+    said = offer(page, body, f"{what}.bin")
+    assert words in said and "Your list is as it was" in said
+    assert (mine(page), shown(page)) == ({3: "1"}, before)
+    assert page.locator("#problem").is_hidden()
+    assert page.evaluate("document.activeElement.id") == "import-note"
+
+
+def test_titles_that_do_not_exist_are_named_and_are_only_text(page, titles):
+    strange = ["Golden Expres", '=HYPERLINK("http://x.example")', "+1+cmd|' /C calc'!A0", MARKUP, "y" * 500, "no six"]
+    said = offer(page, csv("title", [['"' + name.replace('"', '""') + '"'] for name in strange]))
+    assert "6 not found in this catalogue, such as:" in said
+    assert all(name in said for name in strange[:4]) and "y" * 60 + "…" in said and "no six" not in said
+    assert f"closest: {titles[1]}" in said
+    assert mine(page) == {} and page.evaluate("'ran' in window") is False
+    assert page.locator("#import-note img").count() == 0
+
+
+def test_a_file_of_twenty_thousand_lines_is_read(page, titles):
+    rows = [[titles[at % 150] if at % 4 else f"Unknown {at}", "yes"] for at in range(20_000)]
+    with update(page):
+        said = offer(page, csv("title,liked", rows))
+    assert len(mine(page)) == len({row[0] for row in rows if not row[0].startswith("Unknown")}) > 100
+    assert "5000 not found" in said.replace(",", "")
+    assert len(shown(page)) == 20
+
+
+def test_everything_liked_leaves_nothing_and_nothing_liked_is_a_start_and_both_are_said(page, titles):
+    assert "what most people take" in page.locator("#rec-title").inner_text()
+    assert "Nothing is known of you yet" in page.locator("#basis").inner_text()
+    start = shown(page)
+    with update(page):
+        offer(page, "\n".join(titles))
+    assert shown(page) == [] and len(mine(page)) == len(titles)
+    assert page.locator("#empty").inner_text().startswith("Nothing is left to recommend")
+    assert "nothing is left" in page.locator("#status").inner_text()
+    with update(page):
+        page.locator("#undo button").click()
+    assert shown(page) == start and page.locator("#empty").is_hidden()
+    pick(page, titles[start[0]], "Shift+Enter")
+    assert shown(page)[:19] == start[1:] and mine(page) == {start[0]: "0"}
+    assert "what most people take" in page.locator("#rec-title").inner_text()
+
+
+@pytest.mark.parametrize("task", ["ranking", "ratings"])
+def test_a_list_written_to_a_file_and_read_again_is_the_same(page, rated, titles, task):
+    tab = page if task == "ranking" else rated
+    known = json.loads(files_in(bundle_of("fedals-ratings"))["items.json"])["titles"]
+    with update(tab):
+        rows = [[title, at % 2 and "no" or "yes"] for at, title in enumerate(titles[:9])] if tab is page else [
+            [title, at % 5 + 1] for at, title in enumerate(known[:9])]  # fmt: skip
+        offer(tab, csv("title,liked" if tab is page else "title,rating", rows))
+    before, list_before = shown(tab), [*mine(tab).items()]
+    with tab.expect_download() as found:
+        tab.locator("#export").click()
+    written = found.value.path().read_bytes()
+    assert found.value.suggested_filename == "my-list.csv"
+    with update(tab):
+        tab.locator("#clear").click()
+    with update(tab):
+        offer(tab, written)
+    assert [*mine(tab).items()] == list_before and shown(tab) == before
+
+
+HOSTILE = [
+    MARKUP, '"><script>ran=1</script>', "=1+1", "{{title}}", "&lt;b&gt;", "__proto__", "constructor", "'; DROP TABLE",
+    "שלום עולם", "\u202egnidaer sdrawkcab", "long " * 400, "w" * 1500, "A, \"quoted\"\ttitle", "😀 (2001)", "(1999)",
+]  # fmt: skip
+
+
+def test_hostile_titles_are_text_wherever_they_stand(chromium, files):
+    items = json.loads(files["items.json"])
+    items["titles"] = HOSTILE + items["titles"][len(HOSTILE) :]
+    items["genre_names"] = [MARKUP, *items["genre_names"][1:]]
+    name = '<b>"Films"</b> & more'
+    bundle = repinned(files, {"items.json": json.dumps(items).encode()}, name=name)
+    with Counted(bundle) as server, context(chromium, viewport={"width": 320, "height": 640}) as profile:
+        page = opened(profile, server.url)
+        assert page.locator("h1").inner_text() == name
+        with update(page):
+            offer(page, "item\n" + "\n".join(items["names"][: len(HOSTILE)]))
+        assert sorted(mine(page)) == [*range(len(HOSTILE))]
+        texts = page.locator("#mine .name").all_text_contents()[::-1]
+        for title, text in zip(HOSTILE, texts):
+            assert " ".join(text.split()) == " ".join(re.sub(r"\((\d+)\)$", r"\1", title).split())
+        page.locator("#search").fill("img src")
+        assert MARKUP in page.locator("#options").inner_text()
+        page.locator("#search").fill("")
+        assert page.evaluate("'ran' in window") is False
+        assert page.locator("main img, main script, main b:not(#tip b)").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        assert ledger(page)["refused"] == 0
+        with page.expect_download() as found:
+            page.locator("#export").click()
+        with update(page):
+            page.locator("#clear").click()
+        with update(page):
+            offer(page, found.value.path().read_bytes())
+        assert sorted(mine(page)) == [*range(len(HOSTILE))]
+
+
+# Remembering
+
+
+def test_nothing_is_kept_unless_asked_and_what_is_kept_comes_back(chromium, server, titles):
+    with context(chromium) as profile:
+        page = opened(profile, server.url)
+        for title in titles[:2]:
+            pick(page, title)
+        assert page.evaluate(KEPT) == NOTHING and profile.cookies() == []
+        page.locator("#remember").check()
+        pick(page, titles[2], "Shift+Enter")
+        known, best = mine(page), shown(page)
+        reloaded(page)
+        assert (mine(page), shown(page)) == (known, best) == ({2: "0", 1: "1", 0: "1"}, best)
+        assert page.locator("#remember").is_checked() and len(page.evaluate(KEPT)[0]) == 1
+        page.locator("#remember").uncheck()
+        assert page.evaluate(KEPT) == NOTHING
+        assert "removed" in page.locator("#remember-note").inner_text()
+        page.locator("#remember").check()
+        with update(page):
+            page.locator("#clear").click()
+        assert page.evaluate(KEPT) == NOTHING and not page.locator("#remember").is_checked()
+        reloaded(page)
+        assert mine(page) == {} and profile.cookies() == []
+
+
+SPOILT = [
+    "", "{", "5", "[]", '{"picks": 5}', '{"picks": [["x", 1]]}',
+    '{"picks": [["1", 7, null], [null], 5], "hidden": null, "adventurous": "far"}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", SPOILT)
+def test_a_spoilt_memory_does_not_keep_the_page_from_starting(chromium, server, titles, memory):
+    with context(chromium) as profile:
+        page = opened(profile, server.url)
+        page.locator("#remember").check()
+        page.evaluate("(memory) => { localStorage[Object.keys(localStorage)[0]] = memory; }", memory)
+        pick(reloaded(page), titles[4])
+        assert mine(page)[4] == "1" and page.locator("#problem").is_hidden()
+
+
+def test_where_storage_is_denied_the_page_works_and_says_so(chromium, server, titles, tmp_path):
+    (tmp_path / "Default").mkdir()
+    denied = {"profile": {"default_content_setting_values": {"cookies": 2}}}  # 2: block
+    (tmp_path / "Default" / "Preferences").write_text(json.dumps(denied))
+    options = {"executable_path": next(filter(None, map(shutil.which, browser.PROGRAMS))), "args": browser.FLAGS}
+    with chromium.browser_type.launch_persistent_context(tmp_path, **options) as profile:
+        page = opened(profile, server.url)
+        with pytest.raises(Exception, match="Access is denied"):
+            page.evaluate("localStorage.length")
+        page.locator("#remember").click()
+        assert "does not let the page keep anything" in page.locator("#remember-note").inner_text()
+        assert not page.locator("#remember").is_checked()
+        before = shown(page)
+        pick(page, titles[0])
+        assert shown(page) != before and page.locator("#problem").is_hidden()
+        assert "Without a network it will not open" in page.locator("#here-facts").text_content()
