@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from tacit import api as api_module
 from tacit.api import MAX_BODY, Api
-from tacit.bundle import FORMAT, Manifest, sha256
+from tacit.bundle import FORMAT, Manifest, filled, sha256
 from tacit.recipes import Recipe
 from tacit.recommender import Recommender
 
@@ -38,17 +37,17 @@ def small_bundle(folder: Path, task: str = "ranking") -> Path:
         "style.css": b"p { color: teal }\n" * 40,
         "MODEL_CARD.md": "# A card — short\n".encode(),
     } | ({"offset.f32": rng.normal(3.5, 0.3, m).astype("<f4").tobytes()} if rated else {})  # fmt: skip
+    doors = {"index.html": b"<!doctype html><p>{{manifest}}" + b"<p>Hello" * 40, "sw.js": b"// {{version}}\n"}
     manifest = Manifest(
         format=FORMAT, tacit="0", name="Small", task=task, method="fedals", precision="float32", items=m, k=k,
         ones=rated, scale=(1, 5) if rated else (0, 1), integer_steps=True, tables={"offset": rated},
         recipe=Recipe("ridge", lam=0.1, prior=1.0, alpha0=0.0 if rated else 0.01, recency=0.9), people=1,
         about={"title": "Small", "lines": [], "licence": [], "measured": []},
         files={name: {"bytes": len(c), "sha256": sha256(c)} for name, c in contents.items()},
+        entrance={name: sha256(c) for name, c in doors.items()},
     )  # fmt: skip
     contents["manifest.json"] = manifest.model_dump_json().encode()
-    pin = sha256(contents["manifest.json"])
-    contents["index.html"] = b"<!doctype html><p>" + base64.b64encode(bytes.fromhex(pin)) + b"<p>Hello" * 40
-    contents["sw.js"] = f"// {pin}\n".encode()
+    contents |= {name: filled(c, sha256(contents["manifest.json"])) for name, c in doors.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)

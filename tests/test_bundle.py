@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -128,6 +129,8 @@ def test_a_changed_manifest_is_refused_even_when_it_reads_well(copy):
         (lambda m: m | {"more": 1}, "more"),
         (lambda m: m | {"recipe": m["recipe"] | {"passes": 10**9}}, "recipe.passes"),
         (lambda m: m | {"files": m["files"] | {"../x": {"bytes": 1, "sha256": "0" * 64}}}, "plain file name|exported"),
+        (lambda m: m | {"scale": [0, 1e9]}, "scale"),
+        (lambda m: m | {"recipe": m["recipe"] | {"lr": 1e300}}, "recipe.lr"),
         (lambda m: [m], "not a JSON object"),
     ],
 )
@@ -302,11 +305,37 @@ def test_export_refuses_what_it_cannot_do(tmp_path):
 
 
 def test_export_over_an_older_bundle_replaces_all_of_it(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["files"]["left-over.js"] = {"bytes": 3, "sha256": "0" * 64}
     (copy / "left-over.js").write_text("old")
+    (copy / "manifest.json").write_text(json.dumps(manifest))
     told = tacit("export", run_of("fedals"), copy, "--float32", "--json").json
     assert told["format"] == FORMAT and told["precision"] == "float32"
     assert not (copy / "left-over.js").exists() and Recommender.load(copy)
     assert not [p for p in copy.parent.iterdir() if p.name.startswith(".")], "nothing half-made is left beside it"
+
+
+def test_export_into_a_bundle_with_something_of_somebodys_own_loses_nothing(copy):
+    (copy / ".git").mkdir()
+    (copy / "CNAME").write_text("films.example")
+    before = {path.name for path in copy.iterdir()}
+    tacit("export", run_of("fedals"), copy).refused(".git, CNAME", "would be lost")
+    assert {path.name for path in copy.iterdir()} == before
+
+
+def test_export_into_an_empty_folder_keeps_the_folder(tmp_path):
+    (tmp_path / "here").mkdir()
+    number = (tmp_path / "here").stat().st_ino
+    export(run_of("fedals"), tmp_path / "here")
+    assert (tmp_path / "here").stat().st_ino == number and Recommender.load(tmp_path / "here")
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_pipe_in_a_bundle_is_no_file(copy):
+    (copy / "items.json").unlink()
+    os.mkfifo(copy / "items.json")
+    with pytest.raises(RunError, match="no regular file"):
+        Recommender.load(copy)
 
 
 def test_methods_without_a_recipe_are_named(tmp_path):

@@ -252,6 +252,7 @@ def test_nothing_is_kept_unless_asked_and_what_is_kept_comes_back(chromium, serv
 
 
 SPOILT = [
+    '{"task": "ranking", "picks": [null, 1], "hidden": [null]}',
     "", "{", "5", "[]", '{"picks": 5}', '{"picks": [["x", 1]]}',
     '{"picks": [["1", 7, null], [null], 5], "hidden": null, "adventurous": "far"}',
 ]  # fmt: skip

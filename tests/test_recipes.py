@@ -168,11 +168,14 @@ def test_best_of_lists_a_title_once_and_breaks_ties_by_the_catalogue():
     assert best_of(final, out, group, 5).tolist() == [1, 2, 0]
 
 
-def test_adventurous_leans_away_from_what_is_popular():
-    scores, popularity = np.array([1.0, 0.9, 0.1]), np.array([1.0, 0.0, 0.5])
+def test_adventurous_leans_away_from_what_is_popular_and_never_to_what_nobody_alike_takes():
+    scores, popularity = np.array([1.0, 0.9, 0.0, 0.0, -0.1]), np.array([1.0, 0.2, 0.0, 0.1, 0.4])
     assert order_of(scores, popularity, 0.0).argmax() == 0
-    assert order_of(scores, popularity, 1.0).argmax() == 1
-    assert np.array_equal(order_of(scores, np.ones(3), 1.0), scores), "all alike popular: nothing to lean on"
+    assert order_of(scores, popularity, -1.0).argmax() == 0
+    for lean in (0.5, 1.0):
+        final = order_of(scores, popularity, lean)
+        assert final.argmax() == 1 and final[0] > final[2:].max()
+    assert np.array_equal(order_of(scores, np.ones(5), 1.0), scores), "all alike popular: nothing to lean on"
 
 
 def test_middle_stands_with_the_many():

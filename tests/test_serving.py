@@ -505,7 +505,8 @@ def test_a_run_is_exported_first_and_leaves_nothing_behind(tmp_path, monkeypatch
         policy = re.search(r'"Content-Security-Policy" content="([^"]+)"', page.decode())[1]
         assert {*headers["content-security-policy"].split("; ")} == {
             *re.split(r";\s+", policy),
-            "frame-ancestors 'none'",
+            "frame-ancestors 'none'",  # this and the next a page cannot say of itself
+            "sandbox allow-scripts allow-same-origin allow-downloads allow-forms",
         }
         assert len(post(server, {"likes": [made.items["titles"][0]]})[1]["items"]) == 10
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from .recipes import Floats, Recipe, Tables
 FORMAT = "tacit-bundle-1"
 UNPINNED = ("manifest.json", "index.html", "sw.js")  # the other two name the hash of manifest.json
 LARGEST = 2**30  # bytes of one file
+
+
+Bound = Annotated[float, Field(ge=-1000, le=1000)]
 
 
 class Entry(BaseModel):
@@ -61,7 +65,7 @@ class Manifest(BaseModel):
     items: int = Field(ge=1, le=10_000_000)
     k: int = Field(ge=1, le=10_000)
     ones: bool
-    scale: tuple[float, float]
+    scale: tuple[Bound, Bound]
     integer_steps: bool
     tables: dict[Literal["offset"], bool]
     recipe: Recipe
@@ -123,7 +127,9 @@ def read_bundle(path: Path) -> tuple[Bundle, dict[str, bytes]]:
 
 def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
     """The bundle out of its files' bytes."""
-    m, k = manifest.items, manifest.k
+    m, k, (low, high) = manifest.items, manifest.k, manifest.scale
+    if low >= high:
+        raise RunError(f"{path}/manifest.json has a scale from {low:g} to {high:g}. Export again.")
 
     def array(name: str, kind: str, *shape: int) -> NDArray[Any]:
         dtype = np.dtype(kind)
@@ -164,8 +170,9 @@ def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
 
 def _bytes(path: Path, name: str) -> bytes:
     try:
-        if (path / name).stat().st_size > LARGEST:
-            raise RunError(f"{path}/{name} is larger than any file of a bundle may be. Export again.")
+        found = (path / name).stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            raise RunError(f"{path}/{name} is no regular file of at most {LARGEST:,} bytes. Export again.")
         return (path / name).read_bytes()
     except OSError as error:
         if name == "manifest.json":

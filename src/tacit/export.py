@@ -269,11 +269,18 @@ def _free(out: Path) -> None:
         raise RunError(f"{out} is not a folder. Give a new one, as in `tacit export RUN site`.")
     if out.is_dir() and any(out.iterdir()):
         try:
-            is_ours = str(json.loads((out / "manifest.json").read_bytes())["format"]).startswith("tacit-bundle-")
+            found = json.loads((out / "manifest.json").read_bytes())
+            known = {*UNPINNED, *found["files"]} if str(found["format"]).startswith("tacit-bundle-") else set()
         except (OSError, ValueError, TypeError, KeyError):
-            is_ours = False
-        if not is_ours:
+            known = set()
+        if not known:
             raise RunError(f"{out} is not empty, and what is in it is not a bundle. Give a new folder.")
+        others = sorted({entry.name for entry in out.iterdir()} - known)
+        if others:
+            raise RunError(
+                f"{out} holds a bundle and also {', '.join(others[:3])}, which would be lost. Move that away, or "
+                "export into a new folder and copy it over."
+            )
 
 
 def _put(out: Path, contents: dict[str, bytes]) -> None:
@@ -286,7 +293,11 @@ def _put(out: Path, contents: dict[str, bytes]) -> None:
             for name, content in contents.items():
                 (made / name).write_bytes(content)
             made.chmod(0o755)
-            if out.exists():
+            if out.exists() and not any(out.iterdir()):  # perhaps somebody stands in it: the folder itself stays
+                for name in contents:
+                    os.replace(made / name, out / name)
+                made.rmdir()
+            elif out.exists():
                 old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
                 os.replace(out, old)
                 os.replace(made, out)

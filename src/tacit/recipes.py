@@ -41,7 +41,7 @@ class Recipe:
     recency: Share = 1.0  # of an ordered list: the weight of a like is floor + (1 - floor) recency^age
     floor: Share = 0.0
     loss: Literal["bce", "squared"] = "squared"
-    lr: float = 0.0
+    lr: Annotated[float, Ge(0), Le(1e6)] = 0.0
     passes: Count = 1
     rounds: Count = 1
     first: Annotated[int, Ge(0), Le(1)] = 0  # the number of the first draw
@@ -199,9 +199,13 @@ BEST, REASONS, TURNS = 20, 2, 30
 
 
 def order_of(scores: Floats, popularity: Floats, adventurous: float) -> Floats:
-    """Scores leant towards (below 0) or away from (above 0) what is popular, by their own spread."""
-    spread = popularity.std()
-    return scores - adventurous * scores.std() * (popularity - popularity.mean()) / spread if spread else scores
+    """Scores leant towards (below 0) or away from (above 0) what is popular: what stands out from the middle of the
+    catalogue stands out more or less by e^(-adventurous z). What does not stand out stays where it is, so that no
+    lean recommends what nobody like this person would take."""
+    spread, base = popularity.std(), np.median(scores)
+    if not adventurous or not spread:
+        return scores
+    return base + (scores - base) * np.exp(-adventurous * (popularity - popularity.mean()) / spread)
 
 
 def passed_over(taste: Taste, group: Ints) -> NDArray[np.bool_]:

@@ -106,6 +106,8 @@ class Recommender:
         """What a person says, as item numbers. Of an item that is named twice the last word counts."""
         if isinstance(likes, str) or isinstance(dislikes, str):
             raise SettingError("One text was got; a list of titles is expected, as in likes=['Toy Story'].")
+        if self.task == "ranking" and ratings:
+            raise SettingError("Ratings were got; this model knows liked or not. Give likes and dislikes.")
         low, high = self.scale
         given: dict[int, float] = {}
         for text, value in [*((text, high) for text in likes), *(ratings or {}).items()]:
@@ -117,8 +119,6 @@ class Recommender:
             given.pop(at, None)
             given[at] = float(value)
         against = [self.titles.find(str(text)) for text in dislikes]
-        if self.task == "ranking" and ratings:
-            raise SettingError("Ratings were got; this model knows liked or not. Give likes and dislikes.")
         if self.task == "ratings" and against:
             raise SettingError("Dislikes were got; this model knows ratings. Give low ratings instead.")
         both = [at for at in against if at in given]

@@ -22,7 +22,8 @@ TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 CONTENT_SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "worker-src 'self' blob:; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
-    "require-trusted-types-for 'script'; trusted-types tacit; frame-ancestors 'none'"
+    "require-trusted-types-for 'script'; trusted-types tacit; frame-ancestors 'none'; "
+    "sandbox allow-scripts allow-same-origin allow-downloads allow-forms"
 )
 DENIED = (
     "accelerometer", "autoplay", "browsing-topics", "camera", "clipboard-read", "display-capture", "encrypted-media",

@@ -17,7 +17,9 @@ async function makeCopy() {
   if (!navigator.serviceWorker) return "this browser, or this window, keeps no copies of pages";
   let coming;
   try {
-    coming = (await navigator.serviceWorker.register(policy.createScriptURL("sw.js"))).installing;
+    const copy = await navigator.serviceWorker.register(policy.createScriptURL("sw.js"));
+    if (copy.active) return ""; // a newer version may be coming: it waits until no page of this one is open
+    coming = copy.installing;
   } catch {
     return "the browser did not allow it";
   }
@@ -37,9 +39,11 @@ export async function keepOffline(tell) {
   await Promise.race([done, new Promise((resolve) => setTimeout(resolve, OFFLINE_WAIT))]);
 }
 
-/** From here on the browser refuses every request of this page, and of the worker made after this.
+/** From here on the browser refuses whatever this page, and the worker made after this, would load or send. WebRTC,
+ *  for which not every browser has a policy, is taken away.
  *  The icon of the tab is kept in the page: browsers like to ask for it again. */
 export function shutDoors(icon) {
+  for (const name of ["RTCPeerConnection", "webkitRTCPeerConnection"]) delete globalThis[name];
   document.querySelector("link[rel=icon]").href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
   const meta = document.createElement("meta");
   meta.httpEquiv = "Content-Security-Policy";

@@ -140,7 +140,7 @@ function moment(text) {
 
 /** The top of the scale that the ratings of a file are on. */
 function topOf(ratings, own) {
-  const highest = Math.max(...ratings);
+  const highest = ratings.reduce((a, b) => Math.max(a, b), -Infinity);
   return [own, ...(own < 5 ? [5] : []), 10, 100].find((top) => highest <= top) ?? Infinity;
 }
 

@@ -127,7 +127,7 @@ class Page {
     this.timed = false;
     $("adventurous").value = 0;
     this.#turnDial();
-    if ($("remember").checked) forget();
+    forget();
     $("remember").checked = false;
     $("remember-note").hidden = true;
     $("import-note").hidden = true;
@@ -227,12 +227,14 @@ class Page {
 
   #restore() {
     const memory = recall();
-    if (!Array.isArray(memory?.picks) || !Array.isArray(memory.hidden)) return;
-    const { byName } = this.catalogue;
+    if (!Array.isArray(memory?.picks) || !Array.isArray(memory.hidden) || memory.task !== this.manifest.task) return;
+    const { byName, titles } = this.catalogue;
     const allowed = this.ranking ? [0, 1] : [null, ...steps(this.manifest)];
-    const picks = memory.picks.filter(([name, value]) => byName.has(name) && allowed.includes(value));
-    this.picks = new Map(picks.map(([name, value, time]) => [byName.get(name), { value, time }]));
-    this.hidden = new Set(memory.hidden.filter((name) => byName.has(name)).map((name) => byName.get(name)));
+    const known = (entry) => Array.isArray(entry) && byName.has(entry[0]) && titles[byName.get(entry[0])] === entry[1];
+    const picks = memory.picks.filter((entry) => known(entry) && allowed.includes(entry[2]));
+    const when = (time) => (Number.isFinite(time) ? time : null);
+    this.picks = new Map(picks.map(([name, , value, time]) => [byName.get(name), { value, time: when(time) }]));
+    this.hidden = new Set(memory.hidden.filter(known).map(([name]) => byName.get(name)));
     this.timed = memory.timed === true;
     $("adventurous").value = memory.adventurous;
     $("remember").checked = true;
@@ -242,10 +244,11 @@ class Page {
   /** Writes the list to this device if that is asked for; says so when the browser denies it. */
   #remember(asked = false) {
     const wanted = $("remember").checked;
-    const { names } = this.catalogue;
+    const { names, titles } = this.catalogue;
     const kept = wanted && keep({
-      picks: [...this.picks].map(([item, { value, time }]) => [names[item], value, time]),
-      hidden: [...this.hidden].map((item) => names[item]),
+      task: this.manifest.task, // with the titles: a list is not for another model at the same address
+      picks: [...this.picks].map(([item, { value, time }]) => [names[item], titles[item], value, time]),
+      hidden: [...this.hidden].map((item) => [names[item], titles[item]]),
       timed: this.timed,
       adventurous: Number($("adventurous").value),
     });
@@ -281,7 +284,8 @@ export async function start(manifest, files, fail) {
   await keepOffline((why) => ledger.say("offline", offlineText(why)));
   shutDoors(text("icon.svg"));
   ledger.shut();
-  ledger.say("doors", "The browser now forbids this page, and the worker that computes, every request.", "out-facts");
+  ledger.say("doors", "The browser now refuses whatever this page, and the worker that computes, would load or "
+    + "send. No browser can forbid a page to lead somewhere else; this one has no link and never does.", "out-facts");
   const engine = new Engine(source, { manifest, files: tables }, {
     ready({ cases }) {
       const times = counted(cases, "case");

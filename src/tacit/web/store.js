@@ -1,6 +1,6 @@
 // Remembering on this device, only if asked. Where the browser denies storage, the page goes on without.
 
-const KEY = `tacit:${location.pathname}`;
+const KEY = `tacit:${new URL(".", location.href).pathname}`;
 
 /** What was remembered, or null. */
 export function recall() {

@@ -1,7 +1,7 @@
 // Offline use. This keeps the bundle's own files, whole and of one version, and nothing else: what a person types is in
 // no request, so it never comes past here. Where keeping fails, nothing changes and the page goes on online.
-// A page never gets files of two versions: no page is claimed while it loads, and a new version waits beside the old one
-// until no page of the old one is open.
+// A page never gets files of two versions: no page is claimed while it loads, and a new version waits until no page of
+// the old one is open.
 "use strict";
 
 const VERSION = "{{version}}"; // the SHA-256 of manifest.json

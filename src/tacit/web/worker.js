@@ -188,16 +188,16 @@ function moments(values) {
   return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length)];
 }
 
-/** final_j = score_j - adventurous sd(score) z_j, z the standardised popularity. */
+/** final_j = base + (score_j - base) e^(-adventurous z_j): base the median score, z the standardised popularity. */
 function finals({ p, table, offset, popularity }, u, adventurous) {
   const scores = offset.map((level, j) => dot(table, j * p, u, 0, p) + level);
-  const [mean, spread] = moments(popularity), lean = adventurous * moments(scores)[1];
-  if (lean === 0 || spread === 0) return scores;
-  return scores.map((score, j) => score - lean * (popularity[j] - mean) / spread);
+  const [mean, spread] = moments(popularity);
+  if (adventurous === 0 || spread === 0) return scores;
+  const sorted = scores.slice().sort(), half = sorted.length >> 1, base = (sorted[half] + sorted.at(-half - 1)) / 2;
+  return scores.map((score, j) => base + (score - base) * Math.exp(-adventurous * (popularity[j] - mean) / spread));
 }
 
-/** The `count` highest, ties by number, each title once and none that is in `passed`. Only so many are sorted as could
- * be among them: at most m - distinct + passed.size items are left out. */
+/** The `count` highest, ties by number, each title once, none of `passed`; only what could be among them is sorted. */
 function best({ m, titleOf, distinct }, values, passed, count) {
   const least = Float64Array.from(values).sort()[Math.max(distinct - passed.size - count, 0)];
   const near = [], seen = new Set(passed);
