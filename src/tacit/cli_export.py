@@ -31,4 +31,5 @@ def export(
         f"{to}: {manifest['items']:,} items as {manifest['precision']}, {size / 1e6:.2f} MB in {len(files) + 3} files, "
         f"each held to its hash.", markup=False, soft_wrap=True,
     )  # fmt: skip
+    out.print(f"Before you publish it: {manifest['about']['licence'][0]}", markup=False, soft_wrap=True)
     out.print(f"Look at it: tacit serve {to}", markup=False, soft_wrap=True)
