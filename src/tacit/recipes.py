@@ -195,17 +195,17 @@ class Ranked(NamedTuple):
     left: int  # how many could be listed
 
 
-BEST, REASONS, TURNS = 20, 2, 30
+BEST, REASONS, TURNS, LEAN = 20, 2, 30, 0.7
 
 
 def order_of(scores: Floats, popularity: Floats, adventurous: float) -> Floats:
     """Scores leant towards (below 0) or away from (above 0) what is popular: what stands out from the middle of the
-    catalogue stands out more or less by e^(-adventurous z). What does not stand out stays where it is, so that no
+    catalogue stands out more or less by e^(-LEAN adventurous z). What does not stand out stays where it is, so that no
     lean recommends what nobody like this person would take."""
     spread, base = popularity.std(), np.median(scores)
     if not adventurous or not spread:
         return scores
-    return base + (scores - base) * np.exp(-adventurous * (popularity - popularity.mean()) / spread)
+    return base + (scores - base) * np.exp(-LEAN * adventurous * (popularity - popularity.mean()) / spread)
 
 
 def passed_over(taste: Taste, group: Ints) -> NDArray[np.bool_]:

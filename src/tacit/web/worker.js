@@ -188,13 +188,14 @@ function moments(values) {
   return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length)];
 }
 
-/** final_j = base + (score_j - base) e^(-adventurous z_j): base the median score, z the standardised popularity. */
+/** final_j = base + (score_j - base) e^(-0.7 adventurous z_j): base the median, z standardised popularity. */
 function finals({ p, table, offset, popularity }, u, adventurous) {
   const scores = offset.map((level, j) => dot(table, j * p, u, 0, p) + level);
   const [mean, spread] = moments(popularity);
   if (adventurous === 0 || spread === 0) return scores;
   const sorted = scores.slice().sort(), half = sorted.length >> 1, base = (sorted[half] + sorted.at(-half - 1)) / 2;
-  return scores.map((score, j) => base + (score - base) * Math.exp(-adventurous * (popularity[j] - mean) / spread));
+  const by = -0.7 * adventurous / spread;
+  return scores.map((score, j) => base + (score - base) * Math.exp(by * (popularity[j] - mean)));
 }
 
 /** The `count` highest, ties by number, each title once, none of `passed`; only what could be among them is sorted. */
