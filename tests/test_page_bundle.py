@@ -151,16 +151,18 @@ def test_a_new_version_replaces_the_old_one_whole(chromium, files):
         pick(page, "The Last Festival first")
         second.close()
         page.close()  # as long as one is open, the new version waits
-        page = opened(profile, server.url)
-        for _ in range(5):  # it takes over a moment after the last page is gone
-            if page.locator("h1").inner_text() == "first":
-                page.close()
-                page = opened(profile, server.url)
+        blank = profile.new_page()
+        for _ in range(20):  # it takes over a moment after the last page is gone
+            blank.wait_for_timeout(300)
+            page = opened(profile, server.url)
+            if page.locator("h1").inner_text() == "second":
+                break
+            page.close()
         assert which(page, new) == "second"
         until(page, lambda: len(page.evaluate("caches.keys()")) == 1)
         profile.set_offline(True)
         server.cut()
-        assert which(reloaded(page), new) == "second"
+        assert which(opened(profile, server.url), new) == "second"
 
 
 def test_a_half_published_version_changes_nothing(chromium, files):
