@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bundles import bundle_of
 from tacit.bundle import sha256
 from tacit.export import entrance
 from tacit.serving import Server, in_memory
@@ -161,3 +164,13 @@ def offer(page: Any, text: str | bytes, name: str = "list.csv") -> str:
 
 def csv(header: str, rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([header, *(",".join(map(str, row)) for row in rows)])
+
+
+@pytest.fixture(scope="module")
+def files():
+    return files_in(bundle_of("fedals"))
+
+
+@pytest.fixture(scope="module")
+def titles(files):
+    return json.loads(files["items.json"])["titles"]

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 import browser
+import pages
 from bundles import bundle_of, learnt_of
 from pages import Counted, context, copied, csv, files_in, ledger, offer, opened, pick, reloaded, shown, until, update
 from tacit.export import files_of
 from tacit.recommender import Recommender
 
 chromium = browser.chromium
+files, titles = pages.files, pages.titles
 MAKERS = (".googleapis.com", ".google.com")  # chromium's own business with its maker, whatever page is open
 CLOCK = """() => {
   window.took = [];
@@ -30,16 +32,6 @@ CLOCK = """() => {
     begun = undefined;
   }).observe(document.documentElement, { attributeFilter: ["data-generation"] });
 }"""
-
-
-@pytest.fixture(scope="module")
-def files():
-    return files_in(bundle_of("fedals"))
-
-
-@pytest.fixture(scope="module")
-def titles(files):
-    return json.loads(files["items.json"])["titles"]
 
 
 @pytest.fixture

@@ -3,16 +3,17 @@ and dark, with calm motion."""
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 
 import pytest
 
 import browser
+import pages
 from bundles import bundle_of
 from pages import Counted, context, files_in, mine, offer, opened, pick, shown, until, update
 
 chromium = browser.chromium
+files, titles = pages.files, pages.titles
 FOCUSED = """() => {
   const at = document.activeElement, around = [at, at.closest("label"), ...(at.labels ?? [])].filter(Boolean);
   const seen = around.some((node) => {
@@ -21,16 +22,6 @@ FOCUSED = """() => {
   });
   return { at: at === document.body ? "" : at.id || at.className || at.tagName, seen };
 }"""
-
-
-@pytest.fixture(scope="module")
-def files():
-    return files_in(bundle_of("fedals"))
-
-
-@pytest.fixture(scope="module")
-def titles(files):
-    return json.loads(files["items.json"])["titles"]
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,16 @@ import json
 import pytest
 
 import browser
+import pages
 from bundles import bundle_of
 from pages import Counted, context, copied, files_in, mine, opened, pick, reloaded, repinned, shown, until
 from tacit.bundle import sha256
 from tacit.export import page_files
 
 chromium = browser.chromium
+files = pages.files
 PARTS = sorted({*page_files()} - {"index.html", "sw.js", "boot.js"})
 DATA = ["items.json", "item.i8", "scale.f32", "popularity.u8", "map.i16", "vectors.json", "manifest.json"]
-
-
-@pytest.fixture(scope="module")
-def files():
-    return files_in(bundle_of("fedals"))
 
 
 @pytest.fixture(scope="module")

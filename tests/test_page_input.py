@@ -9,23 +9,15 @@ import shutil
 import pytest
 
 import browser
+import pages
 from bundles import bundle_of
 from pages import Counted, context, csv, files_in, ledger, mine, offer, opened, pick, reloaded, repinned, shown, update
 
 chromium = browser.chromium
+files, titles = pages.files, pages.titles
 KEPT = """async () => [Object.keys(localStorage), Object.keys(sessionStorage), await indexedDB.databases(),
   document.cookie]"""
 NOTHING = [[], [], [], ""]
-
-
-@pytest.fixture(scope="module")
-def files():
-    return files_in(bundle_of("fedals"))
-
-
-@pytest.fixture(scope="module")
-def titles(files):
-    return json.loads(files["items.json"])["titles"]
 
 
 @pytest.fixture(scope="module")
