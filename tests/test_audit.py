@@ -206,7 +206,7 @@ def test_uploads_add_up_to_what_the_engine_collects(method):
     step = Step("", clip(1.0, prepared.method.told), 1, prepared.method)
     state = trained(step, prepared.model, federation, 2 if method == "fedmf" else 1, seed=0, watch=Silent())
     people = federation.members[:20]
-    seat = Seat(torch.tensor(5), state.round, 20.0)
+    seat = Seat(bytes(32), state.round, 20.0)
     total = None
     for _, upload in produce(prepared.method, federation, state, people):
         upload = step.wire.client(upload, seat)

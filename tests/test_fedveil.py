@@ -318,6 +318,6 @@ def test_private_popularity_is_the_clipped_history_and_nothing_else():
     method = build("popularity", factorization(ITEMS, k=2), {})
     shared = method.init({"item": torch.zeros(ITEMS, 2)})[0]
     upload, _ = method.client(Download(shared, torch.tensor(0.0)), {}, person([1, 4, 6]))
-    clipped = clip(1.0).client(upload, Seat(torch.tensor(0), 0, 1.0)).total
+    clipped = clip(1.0).client(upload, Seat(bytes(32), 0, 1.0)).total
     assert list(clipped) == ["count"] and clipped["count"].nonzero()[:, 0].tolist() == [1, 4, 6]
     assert clipped["count"][[1, 4, 6]].tolist() == pytest.approx([1 / math.sqrt(3)] * 3)

@@ -323,7 +323,7 @@ def test_a_chain_runs_forwards_on_the_device_and_backwards_on_the_server():
     trace: list[str] = []
     both = chain(Stage(note("a"), note("A")), Stage(note("b"), note("B")), Stage(server=note("C")))
     upload = Upload({}, torch.tensor(1.0))
-    seat = Seat(torch.tensor(0), 0, 1.0)
+    seat = Seat(bytes(32), 0, 1.0)
     both.server(both.client(upload, seat), seat)
     assert trace == ["a", "b", "C", "B", "A"]
     assert chain() == Stage()

@@ -23,7 +23,7 @@ from tacit.wire.secure import SecureSum, from_words, to_words
 from worlds import PEOPLE, world
 
 RARE = 1e-7  # a chi-square test of true randomness fails so often
-SEAT = Seat(torch.tensor(-1234567890123456789), 3, 30.0)
+SEAT = Seat(bytes(32), 3, 30.0)
 
 
 def uploads(people, numbers: int = 60, seed: int = 0, scale: float = 0.1) -> dict[int, Upload]:
@@ -140,7 +140,7 @@ def test_a_share_that_does_not_fit_abandons():
 # Who is summed with whom
 
 
-def test_groups_are_dealt_by_the_rounds_key_and_never_too_small():
+def test_groups_stay_the_same_for_a_run_and_are_never_too_small():
     asked = np.arange(7, 107)
     for many, size in ((100, 10), (99, 10), (19, 10), (10, 10), (50, 3)):
         groups = SecureSum(group=size).groups(asked[:many], SEAT)
@@ -148,7 +148,8 @@ def test_groups_are_dealt_by_the_rounds_key_and_never_too_small():
         assert len(groups) == many // size and all(len(g.people) >= size for g in groups)
     again = [g.people for g in SecureSum(group=10).groups(asked, SEAT)]
     assert again == [g.people for g in SecureSum(group=10).groups(asked, SEAT)]
-    other = SEAT._replace(key=torch.tensor(1))
+    assert again == [g.people for g in SecureSum(group=10).groups(asked, SEAT._replace(key=b"1" * 32, round=9))]
+    other = SEAT._replace(run_key=b"1" * 32)
     assert again != [g.people for g in SecureSum(group=10).groups(asked, other)]
     assert again != [g.people for g in SecureSum(group=10).groups(asked, SEAT._replace(round=4))]
 

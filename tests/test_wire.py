@@ -18,8 +18,7 @@ from dp_accounting import pld, rdp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.core import Download, Examples, Seat, Upload, chain
-from tacit.data.sampling import mix
+from tacit.core import Download, Examples, Seat, Upload
 from tacit.engine.checkpoint import load_params, load_state, same_bytes, save_state
 from tacit.engine.run import begin, run
 from tacit.errors import SettingError
@@ -28,21 +27,21 @@ from tacit.federation import of_histories
 from tacit.runs import RunFolder
 from tacit.wire import stages
 from tacit.wire.accounting import Mechanism, default_delta, epsilons, solve
-from tacit.wire.draws import gaussian, mixed, secret_gaussian, uniform
 from tacit.wire.ledger import Ledger
-from tacit.wire.plan import assemble, parse, upload_of
+from tacit.wire.plan import assemble, parse, upload_of, uploads_of
+from tacit.wire.rng import coins, derive, device_keys, fresh_key, seeded_key, stream, uniforms, words
 from test_cli import here, tacit  # noqa: F401 (`here`: an empty folder to work in)
 from test_laws import assert_close, everything
 from worlds import ITEMS, PEOPLE, histories, world
 
-SEAT = Seat(torch.tensor(5), 0, 10.0)
+SEAT = Seat(bytes(range(32)), 0, 10.0)
 ITEM = torch.zeros(1, 1, dtype=torch.int64)
 
 
 def wired(text, name, settings=None, task="ranking", **options):
     """(method on its wire, model, federation, stage)."""
     method, model, federation = world(name, settings or {}, task, **options)
-    wire = assemble(parse(text), method, upload_of(method, model, ITEM), everybody=PEOPLE)
+    wire = assemble(parse(text), method, uploads_of(method, model, ITEM), everybody=PEOPLE)
     return wire.method, model, federation, wire.stage
 
 
@@ -100,28 +99,32 @@ def test_spaces_do_no_harm():
     assert parse("") == ()
 
 
-# Draws
+# Random streams
 
 
-def test_draws_are_the_same_in_torch_and_in_numba():
-    for key in (0, 5, -7, 2**62):
-        for counter in (0, 1, 12345):
-            ours = int(mixed(torch.tensor(key), torch.tensor(counter)))
-            assert ours % 2**64 == int(mix(np.uint64(key % 2**64), np.uint64(counter)))
+def test_streams_of_two_parties_or_purposes_have_nothing_in_common():
+    key = fresh_key()
+    keys = [
+        derive(key, *purpose) for purpose in (("noise", 1), ("noise", 2), ("noise", "1"), ("coins", 1), ("n", "oise1"))
+    ]
+    assert len(set(keys)) == len(keys) and all(len(found) == 32 for found in keys)
+    assert derive(key, "noise", 1) == keys[0] and fresh_key() != fresh_key() and seeded_key(1) != seeded_key(2)
 
 
-def test_noise_is_standard_normal_and_never_the_same_twice():
-    names = ["item", "other"]
-    draws = [secret_gaussian(key, name, (100, 200)) for key in (1, 2) for name in names]
-    draws.append(gaussian(torch.tensor(3), torch.zeros(100, 200)))
-    for draw in draws:
-        flat = draw.double().flatten()
-        assert abs(float(flat.mean())) < 0.04 and abs(float(flat.std()) - 1) < 0.03
-        assert abs(float((flat**4).mean()) - 3) < 0.3 and 3.3 < float(flat.abs().max()) < 6.5
-    for i, one in enumerate(draws):
-        for other in draws[:i]:
-            assert abs(float((one * other).mean())) < 0.04
-    assert torch.equal(draws[0], secret_gaussian(1, "item", (100, 200)))
+def test_a_stream_is_chacha20():
+    """RFC 8439, A.1, test vectors 1 and 3: key 0 or 1, nonce 0, block 0 (and 1)."""
+    assert stream(bytes(32), 8).hex() == "76b8e0ada0f13d90"
+    assert stream(bytes(31) + b"\x01", 72)[64:].hex() == "3aeb5224ecf84992"
+
+
+def test_coins_and_device_keys_are_of_the_person_and_not_of_the_cohort():
+    key, people = fresh_key(), np.array([3, 900, 17])
+    alone = [coins(key, np.array([who]))[0] for who in people]
+    assert coins(key, people).tolist() == alone
+    assert device_keys(key, people) == [device_keys(key, np.array([who]))[0] for who in people]
+    many = coins(key, np.arange(20_000))
+    assert many.min() >= 0 and many.max() < 1 and abs(many.mean() - 0.5) < 0.01
+    assert abs(uniforms(key, 20_000).mean() - 0.5) < 0.01 and len(np.unique(words(key, 1000))) == 1000
 
 
 # Clip and noise
@@ -150,18 +153,19 @@ def test_what_is_told_for_the_curve_is_not_sent_where_uploads_are_clipped():
 
 
 @pytest.mark.parametrize("name", ["popularity", "fedals", "fedrap"])
-def test_a_clip_that_nobody_reaches_and_no_noise_change_nothing(name):
+def test_a_clip_that_nobody_reaches_changes_nothing(name):
     """Methods whose uploads weigh 1 already."""
     method, model, federation = world(name, {}, "ranking")
     told = replace(method, told=())
-    open_wire = chain(stages.clip(1e11), stages.noise(0.0))
+    open_wire = stages.clip(1e11)
     plain = list(run(told, model, federation, rounds=2, backend="vmap"))[-1]
     through = list(run(told, model, federation, rounds=2, backend="vmap", wire=open_wire))[-1]
     assert_close(everything(plain.state), everything(through.state), 1e-6)
 
 
 def test_noise_on_the_sum_is_as_large_as_told_and_the_count_is_public():
-    up = Upload({"item": torch.zeros(300, 50), "one": torch.zeros(())}, torch.tensor(7.0))
+    zeros = {"item": torch.zeros(300, 50, dtype=torch.int64), "one": torch.zeros((), dtype=torch.int64)}
+    up = Upload(zeros, torch.tensor(7.0))
     got = stages.noise(0.8, 2.5).server(up, SEAT)
     assert float(got.total["item"].std()) == pytest.approx(2.0, rel=0.02) and got.weight == SEAT.people
     by_round = stages.noise(0.8, release=((1.0, 0.25), (3.0, 0.75)))
@@ -173,10 +177,14 @@ def test_noise_on_the_sum_is_as_large_as_told_and_the_count_is_public():
 def test_noise_of_two_rounds_or_two_runs_is_not_the_same():
     """What is the same could be taken off by subtracting one from the other."""
     plain, noisy = trained("clip=1", "fedmf", {"lr": 0.1}), trained("clip=1,noise=1", "fedmf", {"lr": 0.1})
-    again, other = (trained("clip=1,noise=1", "fedmf", {"lr": 0.1}, noise_seed=seed) for seed in (1, 2))
+    secret, once, again, other = (
+        trained("clip=1,noise=1", "fedmf", {"lr": 0.1}, noise_seed=seed) for seed in (None, 1, 1, 2)
+    )
     gaps = [(n.state.shared["item"] - p.state.shared["item"]) for n, p in zip(noisy, plain)]
-    assert same_bytes(noisy[-1].state.shared, again[-1].state.shared)
-    assert not torch.allclose(noisy[0].state.shared["item"], other[0].state.shared["item"], atol=1e-3)
+    assert same_bytes(once[-1].state.shared, again[-1].state.shared)
+    for one in (secret, other, noisy):
+        assert not torch.allclose(once[0].state.shared["item"], one[0].state.shared["item"], atol=1e-3)
+    assert not torch.allclose(secret[0].state.shared["item"], noisy[0].state.shared["item"], atol=1e-3)
     first, second = gaps[0].flatten(), (gaps[1] - gaps[0]).flatten()
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.3
 
@@ -195,9 +203,12 @@ def test_in_a_sealed_sum_devices_add_the_noise_and_every_group_has_all_of_it():
 def test_the_noise_of_a_sealed_sum_is_there_before_anybody_opens_it():
     """What the protocol's server opens in the loop has the noise on it: without the server's part it is no less."""
     method, model, federation, stage = wired("clip=1,noise=50,secure=6", "popularity")
-    bare = replace(stage, server=None)
+    seen = []
+    bare = replace(stage, server=lambda upload, seat: (seen.append(upload), stage.server(upload, seat))[1])
     *_, done = run(method, model, federation, rounds=1, wire=bare, backend="loop", seed=1)
-    assert float(done.state.shared["count"].std()) > 60
+    step = 2.0 ** round(math.log2(float(done.state.shared["count"][0] / seen[0].total["count"][0])))
+    assert float((seen[0].total["count"] * step).std()) > 60
+    assert torch.equal((seen[0].total["count"] * step).float(), done.state.shared["count"]), "the server adds none"
 
 
 LIVELY = {
@@ -209,13 +220,22 @@ LIVELY = {
 }
 
 
-@pytest.mark.parametrize("text", ["clip=0.1", "clip=0.1,local=0.5", "clip=0.1,noise=1", "clip=0.1,secure=6"])
+@pytest.mark.parametrize("text", ["clip=0.1", "clip=0.1,noise=1", "clip=0.1,secure=6"])
 @pytest.mark.parametrize("name", LIVELY)
 def test_loop_and_vmap_mean_the_same_on_every_wire(name, text):
     settings = dict(LIVELY[name])
-    loop, vmap = (trained(text, name, settings, rounds=2, backend=b) for b in ("loop", "vmap"))
+    loop, vmap = (trained(text, name, settings, rounds=2, backend=b, noise_seed=3) for b in ("loop", "vmap"))
     assert_close(everything(loop[-1].state), everything(vmap[-1].state), 1e-4)
     assert loop[-1].up_bytes == vmap[-1].up_bytes and loop[-1].answered == vmap[-1].answered == PEOPLE
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_local_noise_is_every_person_s_own(backend):
+    """24 people, each with noise of 50: the sum has 50 sqrt(24). vmap draws one sample with the summed variance."""
+    sums = [trained("clip=1,local=50", "popularity", backend=backend, rounds=1)[-1] for _ in range(12)]
+    drawn = torch.cat([done.state.shared["count"] for done in sums])
+    assert float(drawn.std()) == pytest.approx(50 * math.sqrt(PEOPLE), rel=0.13)
+    assert sums[0].up_bytes == trained("", "popularity", rounds=1)[-1].up_bytes, "32 bits a number, as without noise"
 
 
 def test_what_quantise_rounds_is_the_same_on_whole_tables_and_on_touched_rows():
@@ -246,7 +266,7 @@ def test_every_kind_of_method_takes_a_private_wire(name):
 def test_what_fedclup_measures_survives_noise():
     """Its step and its spring are made of sums that are positive by nature, and are not after noise."""
     method, model, federation = world("fedclup", {"passes": 3}, "labels")
-    wire = assemble(parse("clip=1,noise=5"), method, upload_of(method, model, torch.zeros(1, 1, 6)), everybody=PEOPLE)
+    wire = assemble(parse("clip=1,noise=5"), method, [upload_of(method, model, torch.zeros(1, 1, 6))], everybody=PEOPLE)
     for seed in range(4):
         *_, done = run(method, model, federation, rounds=3, wire=wire.stage, noise_seed=seed)
         assert all(bool(torch.isfinite(v).all()) for v in done.state.shared.values())
@@ -261,8 +281,8 @@ def test_rounding_is_right_in_the_mean_and_at_most_a_step_away(bits, seed):
     value = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed))
     stage, step = stages.quantise(bits), float(value.abs().max()) / (2 ** (bits - 1) - 1)
     draws = torch.stack([
-        stage.client(Upload({"w": value}, torch.ones(())), SEAT._replace(key=torch.tensor(key))).total["w"]
-        for key in range(200)
+        stage.client(Upload({"w": value}, torch.ones(())), SEAT._replace(draws={"w": draw})).total["w"]
+        for draw in torch.rand(200, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     ])  # fmt: skip
     assert float((draws - value).abs().max()) <= step * (1 + 1e-4)
     assert float((draws.mean(0) - value).abs().max()) < 5 * step / 2 / math.sqrt(200)
@@ -272,7 +292,8 @@ def test_rounding_is_right_in_the_mean_and_at_most_a_step_away(bits, seed):
 
 def test_a_zero_stays_zero_and_an_empty_upload_is_one():
     up = Upload({"w": torch.zeros(4, 3), "x": torch.zeros(0, 3)[:0].reshape(0, 3).sum(1).sum()}, torch.ones(()))
-    assert all(bool((v == 0).all()) for v in stages.quantise(8).client(up, SEAT).total.values())
+    seat = SEAT._replace(draws={"w": torch.rand(12), "x": torch.rand(1)})
+    assert all(bool((v == 0).all()) for v in stages.quantise(8).client(up, seat).total.values())
 
 
 def test_a_quantised_message_is_a_quarter_and_a_sparse_one_a_tenth():
@@ -309,7 +330,7 @@ def test_what_was_not_sent_is_sent_later():
 
 def test_what_is_left_to_send_survives_a_crash(tmp_path):
     method, model, federation, stage = wired("sparsify=0.05,quantise=8,clip=1,noise=0.1", "fedmf", {"lr": 0.1})
-    options = {"wire": stage, "seed": 1}
+    options = {"wire": stage, "seed": 1, "noise_key": fresh_key()}
     whole = list(run(method, model, federation, rounds=4, **options))[-1].state
     half = list(run(method, model, federation, rounds=2, **options))[-1].state
     save_state(tmp_path / "state", half, {})
@@ -330,10 +351,10 @@ def test_a_stage_that_would_do_nothing_is_refused():
         method, model, _ = world(name, {}, "ranking")
         like = {} if method.pooled else upload_of(method, model, ITEM)
         with pytest.raises(SettingError, match=says):
-            assemble(parse("clip=1"), method, like, everybody=9)
+            assemble(parse("clip=1"), method, [like], everybody=9)
     method, model, _ = world("fedveil", {}, "ranking")
     with pytest.raises(SettingError, match="bounded as they are"):
-        assemble(parse("quantise=8"), method, upload_of(method, model, ITEM), everybody=9)
+        assemble(parse("quantise=8"), method, [upload_of(method, model, ITEM)], everybody=9)
 
 
 # The accountant
@@ -386,7 +407,7 @@ def test_delta_by_default_is_small():
 def test_coins_ask_the_share_of_people_that_is_accounted_for():
     data = histories(people=400)
     federation = of_histories(data, ITEMS)
-    sizes = [len(federation.cohort(n, size=0.2, poisson=True)[0]) for n in range(50)]
+    sizes = [len(federation.cohort(n, size=0.2, coins=fresh_key())[0]) for n in range(50)]
     assert np.mean(sizes) == pytest.approx(80, abs=5) and np.std(sizes) == pytest.approx(8, abs=2.5)
     assert {len(federation.cohort(n, size=0.2)[0]) for n in range(5)} == {80}
 
@@ -424,7 +445,7 @@ def test_noise_without_clipping_has_no_epsilon_and_says_why():
 def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F811
     from tacit import cli
 
-    args = ("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out")
+    args = ("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "3", "--out")
     whole = tacit(*args, "whole").json
     calls = []
 
@@ -473,11 +494,14 @@ def test_a_weak_delta_is_told():
     assert any("not below 1 in" in note for note in result["notes"])
 
 
-def test_a_secret_seed_is_in_the_folder_only(here):  # noqa: F811
-    said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "secret", "--out", "run")
-    secret = str(json.loads((here / "run/settings.json").read_text())["settings"]["noise_seed"])
-    assert (here / "run/settings.json").stat().st_mode & 0o077 == 0
-    assert len(secret) > 12 and secret not in said.out + said.err + (here / "run/report.html").read_text()
+def test_the_secret_key_is_in_the_folder_only_and_all_files_are_the_owner_s(here):  # noqa: F811
+    said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
+    secret = (here / "run/noise.key").read_bytes()
+    assert len(secret) == 32 and secret.hex() not in said.out + said.err
+    assert (here / "run").stat().st_mode & 0o077 == 0
+    for path in (here / "run").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+        assert path.name == "noise.key" or path.is_dir() or secret not in path.read_bytes()
 
 
 def test_too_many_drop_outs_abandon_a_round_and_reveal_nothing():
@@ -485,16 +509,12 @@ def test_too_many_drop_outs_abandon_a_round_and_reveal_nothing():
     assert result["rejected_updates"]["abandoned"] > 0
 
 
-def test_uniform_draws_are_in_range():
-    draw = uniform(torch.tensor(3), torch.arange(10_000))
-    assert float(draw.min()) >= 0 and float(draw.max()) < 1 and abs(float(draw.mean()) - 0.5) < 0.01
-
-
 def test_killed_and_resumed_it_has_spent_the_same(here):  # noqa: F811
     """kill -9 in the middle of a private run: the same epsilon, the same bytes, nothing spent twice."""
     command = [
         sys.executable, "-m", "tacit.cli", "run", "--data", "synthetic:200x150x3000", "--method", "fedmf", "--rounds",
-        "60", "--set", "k=4", "--threads", "1", "--wire", "clip=1,noise=3,secure", "--delta", "1e-4", "--json", "--out",
+        "60", "--set", "k=4", "--threads", "1", "--wire", "clip=1,noise=3,secure", "--delta", "1e-4", "--json",
+        "--noise-seed", "5", "--out",
     ]  # fmt: skip
     whole = json.loads(subprocess.run([*command, "whole"], capture_output=True, text=True, check=True).stdout)
     with subprocess.Popen([*command, "half"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -503,7 +523,7 @@ def test_killed_and_resumed_it_has_spent_the_same(here):  # noqa: F811
         process.kill()
     assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
     kept = load_params(here / "half/state.safetensors")[1]["progress"]["privacy"]
-    assert 0 < kept["rounds"] < 60 and 0 < kept["epsilon"] < whole["privacy"]["epsilon"]
+    assert kept["rounds"] == 60 and kept["repeatable_epsilon"] == whole["privacy"]["repeatable_epsilon"]
     resumed = tacit("resume", "half", "--json").json
     assert resumed["privacy"] == whole["privacy"] and resumed["privacy"]["rounds"] == 60
     assert (here / "half/final.safetensors").read_bytes() == (here / "whole/final.safetensors").read_bytes()
@@ -530,7 +550,9 @@ def test_settings_changed_behind_a_checkpoint_are_refused(here, monkeypatch, nam
 
 def test_how_it_is_computed_does_not_change_the_noise(here):  # noqa: F811
     results = [
-        tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--backend", backend, "--out", backend).json
+        tacit(
+            "run", *PRIVATE, "--wire", "clip=1,noise=2", "--backend", backend, "--out", backend, "--noise-seed", "1"
+        ).json
         for backend in ("loop", "vmap")
     ]
     assert results[0]["seen"] == results[1]["seen"] and results[0]["privacy"] == results[1]["privacy"]
@@ -552,10 +574,26 @@ def test_numbers_that_mean_nothing_are_refused(args, says):
     assert said.code == 2 and says in said.err
 
 
-def test_a_seed_that_everybody_knows_is_told():
-    known = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2").json["notes"]
-    secret = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "secret").json["notes"]
-    assert any("--noise-seed secret" in note for note in known) and not any("repeatable" in note for note in secret)
+def test_repeatable_noise_promises_nothing_and_says_so(here):  # noqa: F811
+    known = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "7", "--out", "known").json
+    secret = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "secret").json
+    assert known["privacy"]["epsilon"] is None and "repeatable" in known["privacy"]["why"]
+    assert known["privacy"]["repeatable_epsilon"] == secret["privacy"]["epsilon"] > 0
+    assert any("No epsilon is promised" in note for note in known["notes"])
+    assert not any("repeatable" in note for note in secret["notes"])
+    assert "repeatable" in (here / "known/report.html").read_text()
+
+
+def test_a_demand_for_a_promise_is_met_or_refused():
+    wire = ("--wire", "clip=1,noise=2")
+    assert tacit("run", *PRIVATE, *wire, "--promise").json["privacy"]["epsilon"] > 0
+    for args in (
+        (*PRIVATE, *wire, "--noise-seed", "7"),
+        (*PRIVATE[:4], *QUICK),
+        (*PRIVATE[:4], *QUICK, "--wire", "noise=2"),
+    ):
+        said = tacit("run", *args, "--promise")
+        assert said.code == 2 and "no epsilon can be promised" in said.err and not said.out
 
 
 def test_an_epsilon_beyond_meaning_is_told_without_a_long_computation():

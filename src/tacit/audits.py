@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from .core import Seat, Upload
-from .data.sampling import WIRE
 from .engine.run import State
 from .errors import SettingError
 from .evaluation.attacks import POPULARITY
@@ -98,7 +97,7 @@ def audit(
         )
         if save is not None and part[-1] is steps[-1]:
             shelf = Shelf(save, truth, about, shared, rounds - 1, titles, settings.seed)
-            uploads = kept(uploads, shelf, part[-1], seat_of(draws, WIRE, rounds - 1, len(coming)))
+            uploads = kept(uploads, shelf, part[-1], seat_of(draws, "devices", rounds - 1, len(coming)))
         found += measure(part, uploads, about, len(coming), number=rounds - 1, seed=draws, watch=watch)
     promise = statement(made.wire.mechanism, made.rounds, made.delta) if made.wire.noisy else {}
     return {

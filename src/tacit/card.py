@@ -26,8 +26,11 @@ def terms_of(data: str) -> tuple[str, str]:
 
 
 def measured(result: dict[str, Any], overlap: float | None) -> list[tuple[str, str]]:
-    """What was measured when the model was trained, in words."""
+    """What was measured when the model was trained, in words. Of a private run nothing: such figures are computed from
+    people's data without noise, so no promise covers them."""
     out: list[tuple[str, str]] = []
+    if result.get("privacy"):
+        return [] if overlap is None else [overlap_row(overlap)]
     for who, name in (("seen", "people who took part"), ("new", "people it had never seen")):
         found = result.get(who) or {}
         if "sampled" in found and "full" in found:
@@ -38,19 +41,33 @@ def measured(result: dict[str, Any], overlap: float | None) -> list[tuple[str, s
             out.append((f"{name}, the next item among all {result['items']:,}", all_of_them))
         elif "rmse" in found:
             out.append((f"{name}, ratings", f"off by {found['rmse']:.2f} (root of the mean square)"))
-    if overlap is not None:
-        out.append(("a byte a number instead of four", f"{overlap:.1%} of a first twenty stay the same"))
-    return out
+    return out if overlap is None else [*out, overlap_row(overlap)]
 
 
-def promise_of(result: dict[str, Any]) -> tuple[str, str]:
-    """(what training promised its people, what that means for who reads the bundle)."""
-    epsilon = (result.get("privacy") or {}).get("epsilon")
+def overlap_row(overlap: float) -> tuple[str, str]:
+    return "a byte a number instead of four", f"{overlap:.1%} of a first twenty stay the same"
+
+
+def promise_of(result: dict[str, Any]) -> tuple[str, list[str]]:
+    """(what training promised its people, the whole statement line by line)."""
+    privacy = result.get("privacy") or {}
+    epsilon = privacy.get("epsilon")
     if epsilon is None:
+        why = f" Why: {privacy['why']}." if privacy.get("why") else ""
         meaning = "No promise of differential privacy: that nothing of one person can be read out of it is not proven."
-        return "Training made no promise of differential privacy.", meaning
-    said = f"Training promised differential privacy to every person: epsilon {epsilon:.3g}."
-    return said, said + " It covers all that is in here."
+        return "Training made no promise of differential privacy.", [meaning + why]
+    numbers = f"epsilon {epsilon:.3g}, delta {privacy['delta']:.2g}"
+    said = f"Training promised differential privacy to every person: {numbers}."
+    server = privacy.get("server_epsilon")
+    lines = [
+        said,
+        f"Two data sets are neighbours if {privacy['adjacency']}.",
+        f"Against {privacy['against']}" + (f" (the server itself: epsilon {server:.3g})." if server else "."),
+        f"Planned rounds: {privacy['rounds']}. Stopping earlier does not lower epsilon.",
+        f"Covered: {'; '.join(privacy['covered'])}.",
+        f"Not covered: {'; '.join(privacy['not_covered'])}.",
+    ]
+    return said, lines
 
 
 def about(settings: Settings, result: dict[str, Any], recipe: Recipe, overlap: float | None, name: str) -> About:
@@ -70,6 +87,12 @@ def about(settings: Settings, result: dict[str, Any], recipe: Recipe, overlap: f
 def model_card(settings: Settings, result: dict[str, Any], made: About, facts: dict[str, Any]) -> str:
     """MODEL_CARD.md."""
     rows = "\n".join(f"| {label} | {text} |" for label, text in made.measured)
+    table = f"| what | result |\n|---|---|\n{rows}" if rows else "Nothing that may be published."
+    if result.get("privacy"):
+        table += (
+            "\n\nAccuracy is not in this card: it was measured on people's data without noise, which no promise "
+            "covers. It stands in the run folder, for its owner."
+        )
     chosen = ", ".join(f"{name}={value}" for name, value in result.get("settings", {}).items())
     leaky = " **The published protocol leaks; read these figures as a memory test.**"
     leaky = leaky if settings.protocol == "published" else ""
@@ -88,9 +111,7 @@ protocol {settings.protocol}, seed {settings.seed}, {result["rounds"]} rounds. T
 Settings: {chosen}.
 
 ## What was measured
-| what | result |
-|---|---|
-{rows}
+{table}
 
 Measured by `tacit run` on held-out items, under the {settings.protocol} protocol; the run's result.json has
 more.{leaky} There a person's items stand in the order of time. What is picked on the page has no such order, which
@@ -99,7 +120,9 @@ costs methods that weigh recent items something.
 ## What this bundle tells
 - One vector for each item, learnt from everybody. It holds no person's history or vector.
 - {facts["popularity"]}
-- {promise_of(result)[1]}
+
+## Privacy
+{chr(10).join(f"- {line}" for line in promise_of(result)[1])}
 
 ## Limits
 - It knows what was popular with the people it learnt from, and no item that came later.

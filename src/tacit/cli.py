@@ -33,6 +33,7 @@ from .cli_options import (
     NoiseSeedOption,
     OutOption,
     PatienceOption,
+    PromiseOption,
     ProtocolOption,
     RoundsOption,
     SeedOption,
@@ -107,7 +108,8 @@ def run(
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
     backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
     wire: WireOption = "", epsilon: EpsilonOption = None, delta: DeltaOption = None,
-    noise_seed: NoiseSeedOption = None, threads: ThreadsOption = None, json_: JsonOption = False,
+    noise_seed: NoiseSeedOption = None, promise: PromiseOption = False, threads: ThreadsOption = None,
+    json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
     from .data.sources import load
@@ -119,7 +121,7 @@ def run(
         data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
         protocol=protocol, split=split, new_people=new_people, tolerance=tolerance, patience=patience,
         seed=seed, backend=backend, store=store, download=download, threads=threads,
-        wire=wire, epsilon=epsilon, delta=delta, noise_seed=noise_seed,
+        wire=wire, epsilon=epsilon, delta=delta, noise_seed=noise_seed, promise=promise,
     )  # fmt: skip
     began = time.perf_counter()
     find_method(method)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,9 +84,11 @@ NoiseSeedOption = Annotated[
     str | None,
     typer.Option(
         "--noise-seed",
-        help="What noise is drawn from (default: the seed); `secret` draws one and keeps it in the folder.",
+        help="For studies: draw noise and coins from this number, so that they repeat. Then no epsilon is promised. "
+        "When left out they are secret.",
     ),
 ]
+PromiseOption = Annotated[bool, typer.Option("--promise", help="Refuse to run where no epsilon can be promised.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
 
@@ -156,9 +157,9 @@ def noise_seed(text: str | None) -> int | None:
     if text is None:
         return None
     if text == "secret":
-        return secrets.randbits(63)
+        raise SettingError("Noise is secret unless a number is given. Leave --noise-seed out.")
     if not text.isdecimal() or int(text) >= 2**63:
-        raise SettingError(f"--noise-seed {text} was got; a whole number is expected, or secret.")
+        raise SettingError(f"--noise-seed must be a whole number below 2^63, got {text}.")
     return int(text)
 
 

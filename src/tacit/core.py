@@ -120,10 +120,12 @@ class Method:
 class Seat(NamedTuple):
     """What a stage may know beside the upload."""
 
-    key: Tensor  # [] int64, from the noise's seed and the round; on a device also from the person
+    key: bytes  # what this party draws from in this round (wire/rng.py): the server's, or on a device the device's own
     round: int
     people: float  # whom the round expects, a public number
     shares: float = 1.0  # of the noise's variance: what one device adds, or what is left to be added to the sum
+    draws: Params = {}  # on a device: numbers in [0, 1), as many as each leaf has, where a stage rounds at random
+    run_key: bytes = b""  # stays the same for all rounds of a run: people are dealt into groups by it
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,14 @@ class Stage:
     server: Callable[[Upload, Seat], Upload] | None = None  # of the sum
     combine: Callable[[Upload], Upload] | None = None  # in place of +: all admitted uploads, stacked, give one
     seal: Sealed | None = None  # sums are of whole numbers, and only sums are seen (wire/secure.py)
-    share: Callable[[Upload, Seat], Upload] | None = None  # one device's part of the noise, where sums are sealed
+    share: Callable[[Upload, Seat], Upload] | None = None  # the noise that one device adds to its own upload
     written: Callable[[Params], Params] | None = None  # what stands in the message, where that is not the numbers
     whole: bool = False  # `client` fills rows that a person did not touch
-    poisson: bool = False  # everybody is asked or not by a coin of their own: what an accountant assumes
+    poisson: bool = False  # everybody is asked or not by a secret coin of their own: what an accountant assumes
+    local: bool = False  # every device adds all of the noise, and not a part of it
+    random: bool = False  # `client` reads `Seat.draws`
+    grid: Callable[[int], float] | None = None  # by round: released numbers are whole multiples of this public step
+    sums: bool = False  # `server` also takes a plain sum in double precision, which `client` has not seen
 
 
 class Sealed(Protocol):
@@ -166,4 +172,7 @@ def chain(*stages: Stage) -> Stage:
         through(up), through(down), last("combine"), last("seal"), last("share"),
         (lambda total: reduce(lambda value, step: step(value), write, total)) if write else None,
         any(stage.whole for stage in stages), any(stage.poisson for stage in stages),
+        any(stage.local for stage in stages), any(stage.random for stage in stages),
+        last("grid"),
+        all(stage.sums for stage in stages if stage.client),
     )  # fmt: skip

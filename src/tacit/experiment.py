@@ -28,9 +28,10 @@ from .data.supervised import Supervised
 from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
+from .federation import cohort_size
 from .lock import alone
 from .progress import Elsewhere, Progress, Silent, Stopwatch, Watch
-from .promises import draws_of, sentence, spent
+from .promises import is_private, phase_key, privacy_statement, sentence
 from .rating_tasks import ratings
 from .runs import RunFolder
 from .settings import Plan, Settings, plan
@@ -38,6 +39,7 @@ from .tasks import Task, ranking
 from .wire.packing import pack
 
 FOLDS = 10
+SOME_REFUSED = "Some updates were refused; how many, and why, is not told in a private run."
 Data = Interactions | BroughtSplit | Supervised
 
 
@@ -116,7 +118,9 @@ def _execute(
     final = final or folder.final(new())
     result = _judge(made, task, settings, progress, _received(final, settings), settled - begun)
     if fleet:
-        result["federation"] = {name: value for name, value in fleet.note().items() if name == "history"}
+        hidden = {"nodes", "people", "refused"} if is_private(settings) else set()  # nobody is told who was asked
+        history = [{n: v for n, v in entry.items() if n not in hidden} for entry in fleet.note()["history"]]
+        result["federation"] = {"history": history}
         result["notes"] += fleet.note().get("notes", [])
     folder.write("result.json", result | {"run": str(folder.path)})
     return result | {"run": str(folder.path)}
@@ -159,7 +163,7 @@ def train(
         made.method, made.model, federation, rounds=rounds, cohort=settings.cohort, dropout=settings.dropout,
         seed=settings.seed, backend=settings.backend, download=settings.download, state=state,
         wire=fleet.wire(made.wire.stage) if fleet else made.wire.stage, name=folder.number,
-        noise_seed=draws_of(settings, folder.number, progress.phase),
+        noise_key=phase_key(settings, folder, progress.phase),
         clients=fleet.clients(progress.phase) if fleet else None,
     )  # fmt: skip
     searches = task.validate is not None and made.searches
@@ -171,9 +175,10 @@ def train(
             clock.stop()
             metrics = task.validate(made.method, made.model, _received(state, settings), made.sampling)
             clock = Stopwatch(progress)
-        _count(progress, done, metrics, searches)
-        if made.wire.noisy and progress.phase == "final":
-            progress.privacy = {"rounds": done.number}
+        expected = _expected(settings, len(federation.members)) if is_private(settings) else None
+        _count(progress, done, metrics, searches, expected)
+        if progress.phase == "final":
+            progress.privacy = privacy_statement(settings, made.wire, made.rounds, made.delta)
         watch.round(done.number, metrics)
         if searching or not searches:
             why = stop.reason(done.change, _scores(progress.curve, task))
@@ -184,13 +189,11 @@ def train(
             progress.fleet = fleet.note()
         if fleet or time.perf_counter() - saved > max(1.0, 10 * cost):
             at = time.perf_counter()
-            progress.privacy = spent(progress.privacy, made.wire, made.delta)
             folder.save(state, progress)
             saved = time.perf_counter()
             cost = saved - at
         lap = time.perf_counter()
     clock.stop()
-    progress.privacy = spent(progress.privacy, made.wire, made.delta)
     if progress.phase == "final" and progress.rejected and not progress.traffic["uploads"]:
         folder.save(state, progress)
         if set(progress.rejected) == {"abandoned"}:
@@ -220,13 +223,24 @@ def _next(rounds: Iterator[Round], folder: RunFolder, state: State, progress: Pr
         raise
 
 
-def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, searches: bool) -> None:
+def _expected(settings: Settings, members: int) -> int:
+    """People whom a round asks, on average: a public number."""
+    return members if settings.cohort is None else cohort_size(settings.cohort, members)
+
+
+def _count(
+    progress: Progress, done: Round, metrics: dict[str, float] | None, searches: bool, expected: int | None
+) -> None:
     """Add a round to the curve (the search's, or the only phase's) and to the ledger (what training the final model
-    costs: the search before it and the folds after it are the experimenter's)."""
+    costs: the search before it and the folds after it are the experimenter's). In a private run (`expected` people
+    a round) nothing tells how many were asked or answered: traffic is of the expected number."""
     progress.rejected = dict(Counter(progress.rejected) + done.rejected)
-    sent = {"up_bytes": done.up_bytes, "down_bytes": done.down_bytes}
+    sent, answered = {"up_bytes": done.up_bytes, "down_bytes": done.down_bytes}, done.answered
+    if expected is not None and done.asked:
+        sent = {name: round(value * expected / done.asked) for name, value in sent.items()}
+        answered = expected if done.answered else 0
     if progress.phase == "final":
-        for name, value in {**sent, "uploads": done.answered}.items():
+        for name, value in {**sent, "uploads": answered}.items():
             progress.traffic[name] += value
     if progress.phase == ("search" if searches else "final"):
         last = progress.curve[-1] if progress.curve else {"up_bytes": 0, "down_bytes": 0}
@@ -234,7 +248,7 @@ def _count(progress: Progress, done: Round, metrics: dict[str, float] | None, se
             "round": done.number,
             "change": done.change if math.isfinite(done.change) else None,
             "loss": done.loss,
-            "answered": done.answered,
+            "answered": done.answered if expected is None else None,
             "zeros": done.zeros,
             "valid": metrics,
         }
@@ -278,18 +292,20 @@ def _judge(
         new = Judged.joined(progress.folds)
     elif len(task.newcomers):
         new = task.judge(made.method, made.model, state, made.sampling, task.newcomers, passes(state))
-    uploads, extra = progress.traffic["uploads"], task.extra(made.method, made.model, state)
+    private = is_private(settings)
+    uploads, extra = progress.traffic["uploads"], {} if private else task.extra(made.method, made.model, state)
     taken = task.taken(made, state) if task.taken else gradients(made, task, state)
     for point in progress.curve:
         point["gradients"] = None if taken is None else taken[0] + (point["round"] - 1) * taken[1]
     silence = [] if uploads else ["Nobody answered in any round: this is the untrained model."]
+    refusals = [SOME_REFUSED] if private and progress.rejected else []
     if made.method.pooled:
         uploads = task.people * state.round
     result: dict[str, Any] = {
         "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
         "protocol": settings.protocol, "wire": settings.wire, "seed": settings.seed, "rounds": state.round,
         "people": task.people, "members": task.facts.people, "items": task.facts.items,
-        "interactions": task.interactions,
+        "interactions": None if private else task.interactions,
         "seen": seen.values | extra.get("seen", {}), "new": new.values if new else None,
         "intervals": {"seen": seen.intervals, "new": new.intervals if new else None},
         "best_round": progress.best_round or state.round,
@@ -308,8 +324,8 @@ def _judge(
             "train_cpu": round(progress.train_cpu, 3),
             "round": round(float(np.median(progress.laps)), 6) if progress.laps else None,  # the first one may compile
         },
-        "peak_rss_mb": peak_rss_mb(), "rejected_updates": progress.rejected,
-        "notes": [*sentence(progress.privacy), *task.notes, *made.notes, *silence],
+        "peak_rss_mb": peak_rss_mb(), "rejected_updates": {} if private else progress.rejected,
+        "notes": [*sentence(progress.privacy), *task.notes, *made.notes, *silence, *refusals],
         "run": "", "scale": list(task.facts.scale), "curve": progress.curve,
         **{name: value for name, value in extra.items() if name != "seen"},
     }  # fmt: skip

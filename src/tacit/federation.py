@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .data.interactions import Histories
 from .data.sampling import COHORT, DROPOUT, TRAIN, Ragged, key_of, samples, uniform
 from .errors import DataError, SettingError
+from .wire.rng import coins as secret_coins
 
 People = NDArray[np.int64]
 
@@ -32,16 +33,20 @@ class Federation:
         return f"person {person}" if self.catalogue else f"client {person}"
 
     def cohort(
-        self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0, poisson: bool = False
-    ) -> tuple[People, People]:
+        self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0,
+        coins: bytes | None = None,
+    ) -> tuple[People, People]:  # fmt: skip
         """(asked, answering) in a round: a number or a share of the members, and those of them who did not drop out.
-        `poisson`: everybody by a coin of their own, so many on average."""
+        `coins` is a secret key: everybody is asked or not by a coin of their own, so many on average (Poisson
+        sampling). Without it exactly so many are asked, by the seed."""
         asked = self.members
         if size is not None:
-            coin, many = uniform(self.members, key_of(seed, COHORT, round)), cohort_size(size, len(self.members))
-            order = np.argsort(coin, kind="stable")
-            chosen = self.members[coin < many / len(self.members)] if poisson else self.members[order[:many]]
-            asked = np.sort(chosen)
+            many = cohort_size(size, len(self.members))
+            if coins is not None:
+                asked = np.sort(self.members[secret_coins(coins, self.members) < many / len(self.members)])
+            else:
+                order = np.argsort(uniform(self.members, key_of(seed, COHORT, round)), kind="stable")
+                asked = np.sort(self.members[order[:many]])
         stay = uniform(asked, key_of(seed, DROPOUT, round)) >= dropout
         return asked, asked[stay]
 

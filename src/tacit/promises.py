@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .core import Model, Stage
+from .core import Model, Params, Stage
 from .errors import SettingError
 from .federation import cohort_size
 from .methods import build, find_method, settings_of
 from .methods.fedveil import advice, predictor
 from .tasks import Facts
-from .wire.accounting import NO_BOUND, check, default_delta, statement
-from .wire.plan import Wire, assemble, multiplier_for, parse, upload_of
-
-SECRET = 2**32  # a seed from here on was drawn, and not chosen
+from .wire.accounting import NO_BOUND, REPEATABLE, check, default_delta, statement
+from .wire.plan import Wire, assemble, multiplier_for, parse, uploads_of
+from .wire.rng import derive, seeded_key
 
 if TYPE_CHECKING:
+    from .runs import RunFolder
     from .settings import Settings
 
 
@@ -44,8 +43,8 @@ def wired(
     built = build(settings.method, model, {**own, **{n: v for n, v in known.items() if n in settings_of(method)}})
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
-    like = {} if built.pooled else upload_of(built, model, inputs)
-    wire = assemble(asked, built, like, everybody=people, rate=many / people, multiplier=noise)
+    likes: list[Params] = [{}] if built.pooled else uploads_of(built, model, inputs)
+    wire = assemble(asked, built, likes, everybody=people, rate=many / people, multiplier=noise)
     told = None
     if bounded and known["noise"]:
         r = predictor(known["noise"], task.items, people)
@@ -55,6 +54,11 @@ def wired(
 
 def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:
     """What must be said of epsilon."""
+    if settings.promise and (wire.mechanism is None or settings.noise_seed is not None):
+        why = (
+            REPEATABLE if settings.noise_seed is not None else "there is no noise that an epsilon could be computed for"
+        )
+        raise SettingError(f"--promise was asked for, and no epsilon can be promised: {why}.")
     if wire.noisy and wire.mechanism is None:
         return (f"No epsilon is printed: {NO_BOUND}.",)
     if wire.mechanism is None:
@@ -74,32 +78,41 @@ def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple
         notes.append(
             "epsilon is of the final model; the folds are trained apart, with noise of their own, to judge it."
         )
-    if (settings.noise_seed or 0) < SECRET:
-        notes.append(
-            "The noise is repeatable: who knows the seed can take it off. For people who must be protected: "
-            "--noise-seed secret."
-        )
+    if settings.noise_seed is not None:
+        notes.append(f"No epsilon is promised: {REPEATABLE}.")
     notes.append("The rounds are fixed beforehand: choosing the best would release more than the one model.")
     return tuple(notes)
 
 
-def spent(so_far: dict[str, Any] | None, wire: Wire, delta: float) -> dict[str, Any] | None:
-    """What the rounds so far have cost, for a checkpoint; it only grows. None where there is no noise."""
-    return None if so_far is None else statement(wire.mechanism, so_far.get("rounds", 0), delta)
+def is_private(settings: Settings) -> bool:
+    """Whether these settings ask for noise, so that outputs are kept to what the promise covers."""
+    return settings.epsilon is not None or any(name in ("noise", "local") for name, _ in parse(settings.wire))
+
+
+def privacy_statement(settings: Settings, wire: Wire, rounds: int, delta: float) -> dict[str, Any] | None:
+    """What a run of so many planned rounds promises; None where there is no noise. It does not depend on how many
+    rounds were run: a stop that depends on the data never lowers it."""
+    if not wire.noisy:
+        return None
+    return statement(wire.mechanism, rounds, delta, repeatable=settings.noise_seed is not None)
 
 
 def sentence(privacy: dict[str, Any] | None) -> list[str]:
     """What is promised, in a sentence, where something is."""
     if not privacy or privacy.get("epsilon") is None:
         return []
+    rounds = privacy["rounds"]
     return [
-        f"Private: epsilon {privacy['epsilon']:.3g} with delta {privacy['delta']:.2g}, against {privacy['against']}; "
-        f"noise {privacy['noise']:.3g} x the bound, {privacy['rounds']} round{'s' * (privacy['rounds'] != 1)}."
+        f"Private: epsilon {privacy['epsilon']:.3g} with delta {privacy['delta']:.2g}, against {privacy['against']}, "
+        f"where {privacy['adjacency']}; noise {privacy['noise']:.3g} x the bound, {rounds} planned "
+        f"round{'s' * (rounds != 1)}."
     ]
 
 
-def draws_of(settings: Settings, run: int, phase: str) -> int:
-    """What this phase's noise is drawn from: never the same for two runs or two phases, or one could be taken from the
-    other and the noise would be gone."""
-    seed = settings.seed if settings.noise_seed is None else settings.noise_seed
-    return int.from_bytes(hashlib.sha256(f"{seed} {run} {phase}".encode()).digest()[:8], "big") >> 1
+def phase_key(settings: Settings, folder: RunFolder, phase: str) -> bytes:
+    """What this phase draws from: the run folder's secret key, or, for a study, the noise seed. Never the same for two
+    phases, and for a secret key never for two runs: otherwise the difference of two releases would have no noise."""
+    if settings.noise_seed is not None or not is_private(settings):
+        seed = settings.seed if settings.noise_seed is None else settings.noise_seed
+        return seeded_key(seed, folder.stable_number, phase)
+    return derive(folder.noise_key(), phase)

@@ -78,17 +78,20 @@ def write_report(
     """
     if not results:
         raise SettingError("A report was asked for no results; give at least one, e.g. [result].")
+    private = any(at(result, "privacy") for result in results)
+    data = None if private else data  # exact counts of people and items are outside every promise
     planes = [plane(run, int(number(at(result, "items")) or 0)) for run, result in zip(runs, results)]
     drawn = plots.draw(results, data, planes, weighed)
     page = render(results, drawn, title=title, weighed=weighed)
     folder = Path(folder)
     try:
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        (folder / "plots").mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        mode = 0o600 if private else None
         for plot in drawn:
-            write_atomically(folder / "plots" / f"{plot.name}.png", plot.png)
+            write_atomically(folder / "plots" / f"{plot.name}.png", plot.png, mode)
         for name in set(PLOTS) - {plot.name for plot in drawn}:  # an earlier report's plot would mislead
             (folder / "plots" / f"{name}.png").unlink(missing_ok=True)
-        write_atomically(folder / "report.html", page.encode("utf-8", "replace"))  # a name may hold half a character
+        write_atomically(folder / "report.html", page.encode("utf-8", "replace"), mode)  # a name may hold half a letter
         return folder / "report.html"
     except OSError as error:
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error
@@ -128,12 +131,36 @@ def render(
         settings=settings_table(results),
         weights=[(name, rows) for name, result in zip(names, results) if (rows := weight_rows(result))],
         runs=[(name, run_facts(result), at(result, "command")) for name, result in zip(names, results)],
+        promises=[(name, lines) for name, result in zip(names, results) if (lines := promise_rows(result))],
         notes=notes(results),
     )
 
 
 def _data_uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+
+
+def promise_rows(result: Result) -> list[tuple[str, list[str]]]:
+    """The privacy statement, as (name, lines); nothing where there is no noise."""
+    privacy = at(result, "privacy")
+    if not isinstance(privacy, dict) or not privacy:
+        return []
+    promised = number(privacy.get("epsilon"))
+    repeatable, server = number(privacy.get("repeatable_epsilon")), number(privacy.get("server_epsilon"))
+    delta, rounds = number(privacy.get("delta")), number(privacy.get("rounds"))
+    rows: list[tuple[str, list[str]]] = [
+        ("epsilon", ["none" if promised is None else f"{promised:.4g}"]),
+        ("why there is none", [str(privacy["why"])] if privacy.get("why") else []),
+        ("epsilon with secret noise", [f"{repeatable:.4g}"] if repeatable is not None else []),
+        ("delta", [f"{delta:.2g}"] if delta is not None else []),
+        ("two data sets are neighbours if", [str(privacy["adjacency"])] if privacy.get("adjacency") else []),
+        ("against", [str(privacy["against"])] if privacy.get("against") else []),
+        ("epsilon against the server", [f"{server:.4g}"] if server is not None else []),
+        ("planned rounds", [f"{rounds:.0f}"] if rounds is not None else []),
+        ("covered", [str(line) for line in privacy.get("covered") or []]),
+        ("not covered", [str(line) for line in privacy.get("not_covered") or []]),
+    ]
+    return [(name, lines) for name, lines in rows if lines]
 
 
 def default_title(results: Sequence[Result]) -> str:

@@ -3,7 +3,8 @@
 settings.json         what was asked for, by which version, on which data (a hash)
 state.safetensors     the last checkpoint: phase, parameters, private parameters, curve
 final.safetensors     the trained state           model.safetensors   its shared part alone
-items.json            the catalogue: names, titles, genres, counts
+items.json            the catalogue: names, titles, genres, and counts (not in a private run)
+noise.key             32 secret bytes that a private run draws noise and coins from; without it nothing can be resumed
 result.json           what `--json` printed        report.html, plots/
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from .engine.run import State
 from .errors import RunError
 from .lock import alone
 from .wholefile import write_atomically
+from .wire.rng import KEY_BYTES, fresh_key
 
 if TYPE_CHECKING:
     from .progress import Progress
@@ -46,7 +49,7 @@ class RunFolder:
     ) -> RunFolder:
         folder = RunFolder(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700 if _private(settings) else 0o777, parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
                 f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out."
@@ -62,14 +65,18 @@ class RunFolder:
             raise RunError(
                 f"{path} holds a run already. Go on with it by `tacit resume {path}`, or choose another --out."
             )
-        if any(path.iterdir()):
+        if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
             raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")
+        private = _private(settings)
+        if private:
+            path.chmod(0o700)  # all that a private run leaves is its owner's
+            write_atomically(path / "noise.key", fresh_key(), 0o600)
         self.write(  # first: from now on it is a run, and can be resumed
             "settings.json",
-            {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data)},
-        )
-        (path / "settings.json").chmod(0o600)  # it may hold the seed of the noise
-        self.write("items.json", catalogue(data))
+            {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data),
+             "nonce": secrets.token_hex(16), "private": private},
+        )  # fmt: skip
+        self.write("items.json", catalogue(data, counts=not private))
         return self
 
     @staticmethod
@@ -91,17 +98,50 @@ class RunFolder:
         return folder
 
     @property
+    def private(self) -> bool:
+        """Whether the run has noise: then its files are readable by their owner only."""
+        try:
+            return bool(json.loads((self.path / "settings.json").read_text("utf-8")).get("private"))
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    @property
     def number(self) -> int:
-        """The run's own: what tells its messages and its noise from another's. Of what was asked and of the data."""
+        """Stable run id: hash of the settings, the data fingerprint and a nonce of the folder. It tells the messages of
+        this run from another's."""
+        return self._number(with_nonce=True)
+
+    @property
+    def stable_number(self) -> int:
+        """The same without the nonce: equal for two runs with equal settings and data, for repeatable studies."""
+        return self._number(with_nonce=False)
+
+    def _number(self, with_nonce: bool) -> int:
         if not (self.path / "settings.json").exists():  # states without a run: nothing could be mixed up
             return 0
         found = self.read("settings.json")
         asked = {n: v for n, v in dict(found.get("settings") or {}).items() if n not in ("backend", "threads", "store")}
-        mark = json.dumps([asked, found.get("data_hash")], sort_keys=True).encode()
-        return int.from_bytes(hashlib.sha256(mark).digest()[:8], "big") >> 1
+        mark = json.dumps([asked, found.get("data_hash"), found.get("nonce") if with_nonce else None], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(mark.encode()).digest()[:8], "big") >> 1
+
+    def noise_key(self) -> bytes:
+        """The secret that this run's noise is drawn from."""
+        path = self.path / "noise.key"
+        try:
+            found = path.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be read ({error.strerror}). A resumed run must draw the same noise: restore the file "
+                "from a copy, or run again."
+            ) from error
+        if len(found) != KEY_BYTES:
+            raise RunError(f"{path} holds {len(found)} bytes, not {KEY_BYTES}. Restore it from a copy, or run again.")
+        return found
 
     def write(self, name: str, content: Any) -> None:
-        write_atomically(self.path / name, json.dumps(content, indent=1, allow_nan=False, default=str).encode())
+        text = json.dumps(content, indent=1, allow_nan=False, default=str).encode()
+        mode = 0o600 if name == "settings.json" else self._mode  # settings may hold the seed of the noise
+        write_atomically(self.path / name, text, mode)
 
     def read(self, name: str) -> dict[str, Any]:
         try:
@@ -148,7 +188,7 @@ class RunFolder:
                 "Restore the data, or run again."
             )
         if not (self.path / "items.json").exists():
-            self.write("items.json", catalogue(data))
+            self.write("items.json", catalogue(data, counts=not self.private))
 
     def same_version(self, version: str) -> None:
         """Refuse to go on with another tacit than the run began with: its defaults and its arithmetic may differ."""
@@ -178,10 +218,15 @@ class RunFolder:
 
     def save(self, state: State | None, progress: Progress) -> None:
         about = {"progress": asdict(progress), "run": self.number}
+        path = self.path / "state.safetensors"
         if state is None:
-            save_params(self.path / "state.safetensors", {}, about)
+            save_params(path, {}, about, self._mode)
         else:
-            save_state(self.path / "state.safetensors", state, about)
+            save_state(path, state, about, self._mode)
+
+    @property
+    def _mode(self) -> int | None:
+        return 0o600 if self.private else None
 
     def restore(self, fresh: Callable[[], State]) -> tuple[State | None, Progress | None]:
         """(state, progress) of the last checkpoint; None where there is none."""
@@ -206,8 +251,8 @@ class RunFolder:
         return (load_state(path, fresh())[0] if params else None), progress
 
     def save_final(self, state: State) -> None:
-        save_params(self.path / "model.safetensors", state.shared, {"round": state.round})
-        save_state(self.path / "final.safetensors", state, {})
+        save_params(self.path / "model.safetensors", state.shared, {"round": state.round}, self._mode)
+        save_state(self.path / "final.safetensors", state, {}, self._mode)
 
     def final(self, fresh: State) -> State:
         return load_state(self.path / "final.safetensors", fresh)[0]
@@ -241,8 +286,10 @@ class RunFolder:
         return dict(found)
 
     def items(self, number: int) -> dict[str, Any]:
-        """items.json, with a name, a title and a count for each of so many items."""
+        """items.json, with a name, a title and a count for each of so many items; counts are 0 in a private run."""
         found = self.read("items.json")
+        if self.private:
+            found = found | {"counts": [0] * number}
         for name, kind in (("names", str), ("titles", str), ("counts", int)):
             column = found.get(name) if isinstance(found, dict) else None
             if not isinstance(column, list) or len(column) != number or not all(isinstance(x, kind) for x in column):
@@ -257,18 +304,22 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def catalogue(data: Interactions | BroughtSplit | Supervised) -> dict[str, Any]:
-    """Items as a reader knows them; nothing about people."""
+def _private(settings: dict[str, Any]) -> bool:
+    from .promises import is_private
+    from .settings import Settings
+
+    return is_private(Settings(**settings))
+
+
+def catalogue(data: Interactions | BroughtSplit | Supervised, counts: bool = True) -> dict[str, Any]:
+    """Items as a reader knows them. How many people have each stands in it where nothing is promised to them."""
     if isinstance(data, Supervised):
         return {"names": [], "titles": [], "genres": [], "counts": []}
     whole = data.train if isinstance(data, BroughtSplit) else data
-    counts = np.bincount(whole.item, minlength=len(whole.items))
-    return {
-        "names": list(whole.items),
-        "titles": list(whole.titles),
-        "genres": list(whole.genres),
-        "counts": counts.tolist(),
-    }
+    found: dict[str, Any] = {"names": list(whole.items), "titles": list(whole.titles), "genres": list(whole.genres)}
+    if counts:
+        found["counts"] = np.bincount(whole.item, minlength=len(whole.items)).tolist()
+    return found
 
 
 def fingerprint(data: Interactions | BroughtSplit | Supervised) -> str:

@@ -60,7 +60,10 @@ class Settings(BaseModel):
     delta: float | None = None
     """min(people^-1.1, 1e-6) when left out."""
     noise_seed: int | None = None
-    """What noise and rounding are drawn from; the seed when left out. Who knows it can take the noise off."""
+    """For studies that are to be repeated: what noise, cohort coins and rounding are drawn from. Whoever knows it can
+    take the noise off, so no epsilon is promised. When left out they are secret, from the operating system."""
+    promise: bool = False
+    """Refuse to run where no epsilon can be promised."""
 
     @property
     def folds(self) -> bool:

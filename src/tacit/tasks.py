@@ -95,7 +95,7 @@ def serve(
     fresh, numbers = Store.fresh(store.initial, len(people), method.rows), np.arange(len(people))
     for step in range(passes if store.initial else 0):
         again = base.examples(people, step + 1)
-        alone = Seat(torch.tensor(0), step, float(len(people)))
+        alone = Seat(b"", step, float(len(people)))
         collect(backend, method, Call(Download(shared, torch.tensor(float(step))), numbers, again, alone), fresh)
     return fresh, numbers, held
 

@@ -10,15 +10,20 @@ from pathlib import Path
 from .errors import RunError
 
 
-def write_atomically(path: Path, write: bytes | Callable[[Path], None]) -> None:
-    """Write, flush to the disk, rename: at every moment `path` is the old file or the new one, never a part."""
+def write_atomically(path: Path, write: bytes | Callable[[Path], None], mode: int | None = None) -> None:
+    """Write, flush to the disk, rename: at every moment `path` is the old file or the new one, never a part. `mode`
+    holds from the first byte on, as in 0o600 for what only the owner may read."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if mode is not None:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode))
         if callable(write):
             write(part)
         else:
             part.write_bytes(write)
+        if mode is not None:  # who writes may have made the file anew
+            part.chmod(mode)
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

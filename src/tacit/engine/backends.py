@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +23,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core import Download, Examples, Method, Params, Seat, Stage, Upload
-from ..data.sampling import Ragged, keys_of
+from ..data.sampling import Ragged
 from ..errors import SettingError, did_you_mean
 from ..wire.admission import Door, soundness
 from ..wire.ledger import Head, encode
+from ..wire.rng import derive, device_keys, uniforms
 from .store import Store
 
 People = NDArray[np.int64]
@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     first: int | None  # somebody who was refused
     answered: int  # people whose upload was admitted
     bytes: tuple[int, int] | None = None  # (up, down) as they were sent, where messages were really sent
+    noise: float = 0.0  # the part of a release's variance that devices elsewhere have added already
 
 
 PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
@@ -55,7 +56,8 @@ def choose(backend: str, method: Method, wire: Stage) -> str:
         raise SettingError(did_you_mean(backend, known, "backend"))
     if method.pooled:  # one device that holds everything: there is nothing to run at once
         return "loop"
-    possible = method.kernel is not None and not (wire.client or wire.combine or wire.seal)
+    sees_single = wire.client and not wire.sums or wire.combine or wire.seal
+    possible = method.kernel is not None and not sees_single
     if backend == "kernel" and not possible:
         why = "this method has none" if method.kernel is None else "it sums before a stage could see single uploads"
         raise SettingError(f"The kernel backend cannot be used here: {why}. Use --backend vmap.")
@@ -78,9 +80,11 @@ class Call:
     mail: Mail | None = None  # what the network does to messages; they go through `loop` as bytes
     parts: dict[int, float] = field(default_factory=dict)  # of the noise that each person adds in a sealed sum
 
-    def keys(self) -> Tensor:
-        """A number for each of these people, from which their devices draw."""
-        return torch.from_numpy(keys_of(self.people, np.uint64(int(self.seat.key) % 2**64)).view(np.int64))
+    def keys(self) -> list[bytes]:
+        """What each of these people's devices draws from; none where no stage draws on a device."""
+        if not (self.parts or self.wire.random):
+            return [b""] * len(self.people)
+        return device_keys(self.seat.key, self.people)
 
 
 def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
@@ -93,11 +97,22 @@ def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
     return loop(method, call, store) if backend == "loop" else batched(method, call, store)
 
 
-def device(
-    method: Method, call: Call, down: Download, own: Params, held: Examples, key: Tensor
-) -> tuple[Upload, Params]:
-    upload, own = method.client(down, own, held)
-    return (call.wire.client(upload, call.seat._replace(key=key)) if call.wire.client else upload), own
+def staged(wire: Stage, seat: Seat, uploads: Upload, keys: list[bytes]) -> Upload:
+    """Stacked uploads after the devices' stages."""
+    if wire.client is None:
+        return uploads
+    client = wire.client
+    draws = rounding_draws(uploads, keys) if wire.random else {}
+    return vmap(lambda upload, own: client(upload, seat._replace(draws=own)))(uploads, draws)
+
+
+def rounding_draws(uploads: Upload, keys: list[bytes]) -> Params:
+    """Numbers in [0, 1) for random rounding, as many as each leaf of one upload has: name -> [people, numbers]. A
+    leaf's first numbers are the same whether its table is whole or compact."""
+    return {
+        name: torch.from_numpy(np.stack([uniforms(derive(key, "rounding", name), value[0].numel()) for key in keys]))
+        for name, value in uploads.total.items()
+    }
 
 
 def loop(method: Method, call: Call, store: Store) -> Outcome:
@@ -113,8 +128,9 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
         for place, (who, key) in enumerate(zip(call.people.tolist(), call.keys())):
             held = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
             own = {name: value[0] for name, value in store.gather(call.people[place : place + 1]).items()}
-            upload, kept[who] = device(method, call, call.down, own, held, key)
-            upload = hidden(call, who, key, upload)
+            upload, kept[who] = method.client(call.down, own, held)
+            upload = one_of(staged(call.wire, call.seat, stacked([upload]), [key]))
+            upload = with_noise(call, who, key, upload)
             door.expect(upload.total, who)  # what a sound upload looks like is known from the method, not from the wire
             yield who, upload
 
@@ -137,22 +153,41 @@ def loop(method: Method, call: Call, store: Store) -> Outcome:
         if call.wire.seal or call.wire.combine:
             apart[who] = upload
         else:
-            total = upload if total is None else total + upload
-    if apart and call.wire.seal:  # who has nothing sound to say says nothing, but stays: others' masks hang on them
+            total = wide(upload) if total is None else total + upload
+    if apart and call.wire.seal:  # rejected clients send zeros, so that pairwise masks still cancel
         one = next(iter(apart.values()))
         nothing = Upload({name: torch.zeros_like(v) for name, v in one.total.items()}, torch.zeros_like(one.weight))
-        silent = {w: hidden(call, w, k, nothing) for w, k in zip(call.people.tolist(), call.keys()) if w not in apart}
+        keys = dict(zip(call.people.tolist(), call.keys()))
+        silent = {who: with_noise(call, who, key, nothing) for who, key in keys.items() if who not in apart}
         total = call.wire.seal.collect(apart | silent, call.asked, call.seat)
     elif apart and call.wire.combine:
         total = call.wire.combine(stacked([apart[who] for who in sorted(apart)]))
     return Outcome(total, door.refused, first, len(door.answered))
 
 
-def hidden(call: Call, who: int, key: Tensor, upload: Upload) -> Upload:
-    """With this person's share of the noise, where devices add it."""
+def with_noise(call: Call, who: int, key: bytes, upload: Upload) -> Upload:
+    """With the noise that this person's device adds, where devices do."""
     if who not in call.parts or call.wire.share is None:
         return upload
-    return call.wire.share(upload, call.seat._replace(key=key, shares=call.parts[who]))
+    seat = call.seat._replace(key=derive(key, "noise"), shares=call.parts[who])
+    return narrow(call.wire.share(upload, seat)) if call.wire.local else call.wire.share(upload, seat)
+
+
+def wide(upload: Upload) -> Upload:
+    """Whole numbers as 64 bits, so that a sum of them cannot overflow."""
+    if all(value.is_floating_point() for value in upload.total.values()):
+        return upload
+    return Upload({name: value.long() for name, value in upload.total.items()}, upload.weight)
+
+
+def narrow(upload: Upload) -> Upload:
+    """Whole numbers as 32 bits, as a device sends them: the grid of local noise is made so that they fit."""
+    return Upload({name: value.int() for name, value in upload.total.items()}, upload.weight)
+
+
+def one_of(uploads: Upload) -> Upload:
+    """The only one of stacked uploads."""
+    return Upload({name: value[0] for name, value in uploads.total.items()}, uploads.weight[0])
 
 
 def stacked(uploads: list[Upload]) -> Upload:
@@ -180,8 +215,9 @@ def batched(method: Method, call: Call, store: Store) -> Outcome:
             params = {n: v[rows] if n in method.rows else v for n, v in params.items()}
         dims = {n: 0 if compact and n in method.rows else None for n in params}
         own = store.gather(people[chunk], rows)
-        run = vmap(partial(device, method, call), in_dims=(Download(dims, None), 0, 0, 0))  # type: ignore[arg-type]
-        uploads, own = run(Download(params, down.round), own, held, keys[chunk])
+        run = vmap(method.client, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
+        uploads, own = run(Download(params, down.round), own, held)
+        uploads = staged(wire, call.seat, uploads, [keys[place] for place in chunk])
         good, reasons = admitted(uploads, finite(own, 1))
         refused += reasons
         if first is None and not good.all():
@@ -287,7 +323,8 @@ def admitted(uploads: Upload, kept: Tensor) -> tuple[Tensor, Counter[str]]:
 def add_people(
     total: Upload | None, uploads: Upload, good: Tensor, rows: Tensor | None, follow: tuple[str, ...], catalogue: int
 ) -> Upload:
-    """`total` plus the uploads of the people who are `good`; compact tables are scattered into whole ones, in place."""
+    """`total` plus the uploads of the people who are `good`; compact tables are scattered into whole ones, in place.
+    Whole numbers are added as 64 bits."""
     if not good.all():
         uploads = Upload({name: value[good] for name, value in uploads.total.items()}, uploads.weight[good])
         rows = None if rows is None else rows[good]
@@ -295,9 +332,13 @@ def add_people(
     for name, value in uploads.total.items():
         if name in follow and rows is not None:
             if total is None:
-                sums[name] = torch.zeros(catalogue, *value.shape[2:], dtype=value.dtype)
+                sums[name] = torch.zeros(catalogue, *value.shape[2:], dtype=_sum_type(value))
             real = rows.clamp(min=0).flatten()  # padding adds zeros to the first row: nobody's change there is a change
-            sums[name].index_add_(0, real, value.flatten(0, 1))
+            sums[name].index_add_(0, real, value.flatten(0, 1).to(sums[name].dtype))
         else:
             sums[name] = value.sum(0) + (0 if total is None else sums[name])
     return Upload(sums, uploads.weight.sum() + (0 if total is None else total.weight))
+
+
+def _sum_type(value: Tensor) -> torch.dtype:
+    return value.dtype if value.is_floating_point() else torch.int64

@@ -21,8 +21,8 @@ from .run import State
 FORMAT = "tacit-state-2"
 
 
-def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
-    """Named tensors and a JSON description, in one file."""
+def save_params(path: Path, params: Params, about: Mapping[str, Any], mode: int | None = None) -> None:
+    """Named tensors and a JSON description, in one file; `mode` as in `write_atomically`."""
     tensors = {name: value.detach().contiguous() for name, value in params.items()}
     known: set[int] = set()
     for name, value in tensors.items():  # a file holds every tensor for itself; large ones are written without a copy
@@ -38,7 +38,7 @@ def save_params(path: Path, params: Params, about: Mapping[str, Any]) -> None:
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
-    write_atomically(path, write)
+    write_atomically(path, write, mode)
 
 
 def checksum(tensors: Params, about: str) -> str:
@@ -72,9 +72,9 @@ def load_params(path: Path) -> tuple[Params, dict[str, Any]]:
     return params, about
 
 
-def save_state(path: Path, state: State, about: Mapping[str, Any]) -> None:
+def save_state(path: Path, state: State, about: Mapping[str, Any], mode: int | None = None) -> None:
     parts = nest("shared", state.shared) | nest("memory", state.memory) | nest("private", state.private.pack())
-    save_params(path, parts, {**about, "format": FORMAT, "round": state.round})
+    save_params(path, parts, {**about, "format": FORMAT, "round": state.round}, mode)
 
 
 def load_state(path: Path, fresh: State) -> tuple[State, dict[str, Any]]:

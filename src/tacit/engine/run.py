@@ -15,14 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import Download, Method, Model, Params, Seat, Stage, Upload
-from ..data.sampling import NOISE, WIRE, key_of
 from ..errors import DivergedError, SettingError
 from ..federation import Federation, cohort_size
 from ..wire.ledger import Ledger
 from ..wire.packing import Form, pack
+from ..wire.rng import derive, fresh_key, seeded_key
 from .backends import NOTHING, Call, Mail, Outcome, choose, collect
 from .store import Store
 
@@ -74,6 +75,7 @@ def run(
     seed: int = 0,
     wire: Stage | None = None,
     noise_seed: int | None = None,
+    noise_key: bytes | None = None,
     backend: str = "auto",
     download: Form = "dense",
     state: State | None = None,
@@ -82,13 +84,15 @@ def run(
     clients: Clients | None = None,
 ) -> Iterator[Round]:
     """Train until `rounds` rounds are done, counting those that `state` has behind it. `download` is how tables are
-    written into a download (wire/packing.py). `noise_seed` is what stages draw from (`seed` where left out). `name` is
-    the run's own number and `mail` what the network does to messages; both matter to the loop backend only, where
-    messages are bytes. `clients` runs devices that are elsewhere, with their examples and private parameters."""
+    written into a download (wire/packing.py). `noise_key` (32 bytes) is what noise, secret cohort coins and random
+    rounding are drawn from; where it is left out and there is noise, a new one comes from the operating system, so that
+    no two runs draw the same. `noise_seed` is for studies that are to be repeated: it protects nobody. `name` is the
+    run's own number and `mail` what the network does to messages; both matter to the loop backend only, where messages
+    are bytes. `clients` runs devices that are elsewhere, with their examples and private parameters."""
     wire = wire or Stage()
     if mail and choose(backend, method, wire) != "loop":
         raise SettingError("mail carries messages, and only the loop backend makes them. Use backend='loop'.")
-    draws = seed if noise_seed is None else noise_seed
+    secret = noise_key or _run_key(wire, seed, noise_seed)
     state = state or begin(method, model, federation, seed)
     backend, lost = choose(backend, method, wire), 0
     while state.round < rounds:
@@ -96,9 +100,10 @@ def run(
         ledger = Ledger()
         written, received = pack(state.shared, download)
         down = Download(received, torch.tensor(float(number)))
-        asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed, poisson=wire.poisson)
+        coins = derive(secret, "cohort", number) if wire.poisson else None
+        asked, people = federation.cohort(number, size=cohort, dropout=dropout, seed=seed, coins=coins)
         expected = float(len(federation.members) if cohort is None else cohort_size(cohort, len(federation.members)))
-        seat = Seat(_key(draws, WIRE, number), number, expected)
+        seat = Seat(derive(secret, "devices", number), number, expected, run_key=derive(secret, "groups"))
         ledger.sent_down(down._replace(params=written), 0 if method.pooled else len(asked))
         upload: Upload | None = None
         rejected: Counter[str] = Counter()
@@ -107,12 +112,15 @@ def run(
         answering = wire.seal.standing(asked, people, seat) if wire.seal else people
         if len(answering):
             held = NOTHING if clients else federation.examples(answering, number)
-            parts = wire.seal.parts(asked, seat) if wire.seal and wire.share else {}
-            if parts:  # devices have added their noise in the loop; elsewhere what it comes to is added to the sum
-                shares = 0.0 if backend == "loop" else sum(parts[who] for who in answering.tolist())
+            parts = _noise_parts(wire, asked, answering, seat)
             call = Call(down, answering, held, seat, wire, asked, name, mail, parts)
             outcome = clients(call) if clients else collect(backend, method, call, state.private)
-            upload, rejected, first, answered, sent = outcome
+            upload, rejected, first, answered, sent, inside = outcome
+            if clients:
+                shares = max(0.0, 1.0 - inside)
+            elif parts:  # devices have added their noise in the loop; elsewhere what it comes to is added to the sum
+                added = answered if wire.local else sum(parts[who] for who in answering.tolist())
+                shares = 0.0 if backend == "loop" else float(added)
             if method.pooled and number == 0:  # a bound: everybody hands over their data, once
                 data = {"inputs": torch.from_numpy(held.inputs), "targets": torch.from_numpy(held.targets)}
                 ledger.sent_up(Upload(data, torch.ones(())), 1)
@@ -121,7 +129,7 @@ def run(
         moved, loss = math.nan, None
         if upload is not None:  # a round in which nobody answers changes nothing
             ledger.sent_up(upload, 0 if method.pooled else len(people), wire.written)
-            desk = seat._replace(key=_key(draws, NOISE, number), shares=shares)
+            desk = seat._replace(key=derive(secret, "noise", number), shares=shares)
             upload = wire.server(upload, desk) if wire.server else upload
             loss = float(upload.mean()["loss"]) if "loss" in upload.total else None
             try:
@@ -144,8 +152,18 @@ def run(
         )  # fmt: skip
 
 
-def _key(seed: int, stream: int, round: int) -> Tensor:
-    return torch.tensor(int(key_of(seed, stream, round).view("int64")))
+def _run_key(wire: Stage, seed: int, noise_seed: int | None) -> bytes:
+    """What a run draws from: secret where there is noise and no seed was asked for."""
+    if noise_seed is not None:
+        return seeded_key(noise_seed)
+    return fresh_key() if wire.share else seeded_key(seed)
+
+
+def _noise_parts(wire: Stage, asked: NDArray[np.int64], answering: NDArray[np.int64], seat: Seat) -> dict[int, float]:
+    """The part of a release's variance that each of these people's devices adds; none where the server adds it."""
+    if wire.share and wire.local:
+        return dict.fromkeys(answering.tolist(), 1.0)
+    return wire.seal.parts(asked, seat) if wire.seal and wire.share else {}
 
 
 def diverged(number: int, what: str, who: str | None) -> DivergedError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch.func import vmap
 
 from ..core import Download, Method, Model, Params, Seat, Stage, Upload
-from ..data.sampling import GROUPS, key_of, keys_of, uniform
-from ..engine.backends import Call, admitted, chunks, compacted, device, expanded
+from ..data.sampling import GROUPS, key_of, uniform
+from ..engine.backends import admitted, chunks, compacted, expanded, one_of, stacked, staged, wide
 from ..engine.run import State, begin, run
 from ..federation import Federation
+from ..wire.rng import derive, device_keys, seeded_key
 from .attacks import Known, neighbours
 
 Array = NDArray[np.float64]
@@ -143,8 +144,6 @@ def _block(method: Method, federation: Federation, state: State, people: People)
     """As engine.backends.batched runs them, but each upload by itself."""
     number, store, catalogue = state.round, state.private, federation.catalogue
     held, out = federation.examples(people, number), {}
-    seat = Seat(torch.tensor(0), number, float(len(federation.members)))
-    call = Call(Download(state.shared, torch.tensor(float(number))), people, held, seat)
     follow = any(name in method.rows for name in state.shared) or bool(store.rows)
     for chunk in chunks(held, 128, max(method.bulk, 40_000)):
         examples, rows, params = held.pad(chunk), None, state.shared
@@ -152,9 +151,8 @@ def _block(method: Method, federation: Federation, state: State, people: People)
             examples, rows = compacted(examples, catalogue)
             params = {n: v[rows] if n in method.rows else v for n, v in params.items()}
         dims = {n: 0 if follow and n in method.rows else None for n in params}
-        one = vmap(partial(device, method, call), in_dims=(Download(dims, None), 0, 0, 0))  # type: ignore[arg-type]
-        own, keys = store.gather(people[chunk], rows), torch.zeros(len(chunk))
-        made, _ = one(Download(params, call.down.round), own, examples, keys)
+        one = vmap(method.client, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
+        made, _ = one(Download(params, torch.tensor(float(number))), store.gather(people[chunk], rows), examples)
         good, _ = admitted(made, torch.ones((), dtype=torch.bool))
         whole = expanded(made, good, rows, method.rows, catalogue)
         for place, who in enumerate(people[chunk][good.numpy()].tolist()):
@@ -163,12 +161,20 @@ def _block(method: Method, federation: Federation, state: State, people: People)
 
 
 def sent(step: Step, who: int, upload: Upload, seat: Seat) -> Upload:
-    """The upload as it leaves this person's device; the seat is the round's."""
-    if step.wire.client is None:
-        return upload
-    key = keys_of(np.array([who]), np.uint64(int(seat.key) % 2**64)).view(np.int64)[0]
-    return step.wire.client(upload, seat._replace(key=torch.tensor(key)))
+    """The upload as it leaves this person's device; the seat is the round's. Whole numbers where there is noise."""
+    key = device_keys(seat.key, np.array([who]))[0]
+    upload = wide(one_of(staged(step.wire, seat, stacked([upload]), [key])))
+    if step.wire.local and step.wire.share:
+        upload = step.wire.share(upload, seat._replace(key=derive(key, "noise")))
+    return upload
 
 
-def seat_of(seed: int, stream: int, number: int, people: int) -> Seat:
-    return Seat(torch.tensor(int(key_of(seed, stream, number).view("int64"))), number, float(people))
+def seen(step: Step, total: Upload, seat: Seat, noise: bool) -> Upload:
+    """A sum, or one upload, as the numbers that somebody reads; with the server's noise on it, or without."""
+    if step.wire.server is None or not total.total:
+        return total
+    return step.wire.server(total, seat._replace(shares=1.0 if noise and not step.wire.local else 0.0))
+
+
+def seat_of(seed: int, purpose: str, number: int, people: int) -> Seat:
+    return Seat(derive(seeded_key(seed), purpose, number), number, float(people))

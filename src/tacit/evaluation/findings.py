@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import Seat, Upload
-from ..data.sampling import NOISE, WIRE
+from ..wire.rng import derive
 from .attacks import POPULARITY, Guess, Ranked, alone, attacks, judge, stars
-from .audit import SIZES, Step, Watch, World, seat_of, sent
+from .audit import SIZES, Step, Watch, World, seat_of, seen, sent
 from .metrics import interval, rating_intervals, rating_metrics
 
 Array = NDArray[np.float64]
@@ -29,7 +29,7 @@ class Attack:
 
     def __init__(self, world: World, step: Step, size: int, seat: Seat) -> None:
         self.world, self.wire, self.size, self.seat, self.shown = world, step.wire, size, seat, world.usual
-        self.noisy = size > 1 and step.wire.server is not None
+        self.step = step
         self.place = {int(who): place for place, who in enumerate(world.people)}
         self.group: list[int] = []
         self.total: Upload | None = None
@@ -48,9 +48,8 @@ class Attack:
         if len(self.group) < self.size:
             return
         total = self.wire.seal.open(self.total) if self.wire.seal else self.total
-        if self.noisy and self.wire.server and total.total:
-            seat = self.seat._replace(key=self.seat.key + self.groups, people=float(self.size))
-            total = self.wire.server(total, seat)
+        seat = self.seat._replace(key=derive(self.seat.key, self.groups), people=float(self.size))
+        total = seen(self.step, total, seat, noise=self.size > 1)
         self._attack({name: value.numpy() for name, value in total.total.items()})
         self.group, self.total, self.groups = [], None, self.groups + 1
 
@@ -145,7 +144,7 @@ def measure(
     seed: int = 0, watch: Watch | None = None,
 ) -> list[Tried]:  # fmt: skip
     """What attacks find, by step. `uploads` come from devices before any stage, `people` of them."""
-    device, noise = seat_of(seed, WIRE, number, people), seat_of(seed, NOISE, number, people)
+    device, noise = seat_of(seed, "devices", number, people), seat_of(seed, "noise", number, people)
     found = [Tried.of(step, world, people, noise) for step in steps]
     if watch:
         watch.phase(f"attacking, {steps[-1].label}", people, 0)

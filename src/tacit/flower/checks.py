@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..errors import SettingError
-from ..promises import SECRET
+from ..promises import is_private
 from ..settings import Settings
 from ..wire.admission import REASONS
 from ..wire.ledger import decode
@@ -30,6 +30,11 @@ def refuse_unfit(settings: Settings, nodes: int | None = None) -> None:
         )
     if "secure" in wire and nodes is not None and nodes < FEWEST:
         raise SettingError(f"A secure sum of {nodes} nodes would hide little. Use --nodes {FEWEST} or more.")
+    if settings.noise_seed is not None and is_private(settings):
+        raise SettingError(
+            "--noise-seed makes noise repeatable, and nodes draw theirs from keys of their own. Leave it out, or use "
+            "`tacit run` for a study."
+        )
     if settings.method == "centralised":
         raise SettingError("centralised holds everybody's data in one place, so no federation can run it.")
     if settings.folds:
@@ -41,13 +46,8 @@ def refuse_unfit(settings: Settings, nodes: int | None = None) -> None:
 
 
 def common(settings: Settings, run: int, catalogue: str) -> dict[str, Any]:
-    """What stands in every order. A seed of noise that nobody is to know stays here; nodes have their own secrets."""
-    words = settings.model_dump()
-    if settings.noise_seed is None or settings.noise_seed < SECRET:
-        del words["noise_seed"]
-    else:
-        words["noise_seed"] = None
-    return {"run": run, "settings": words, "catalogue": catalogue}
+    """What stands in every order. No key or seed of noise is in it: nodes draw from keys of their own."""
+    return {"run": run, "settings": settings.model_dump(exclude={"noise_seed"}), "catalogue": catalogue}
 
 
 def sound(told: Trained, most: int) -> bool:

@@ -30,7 +30,6 @@ from ..data.supervised import Supervised
 from ..data.tables import read_table
 from ..errors import RunError, SettingError
 from ..experiment import Data
-from ..promises import SECRET
 from ..settings import Settings, plan
 from ..tasks import Facts
 from ..wire.plan import parse
@@ -44,7 +43,6 @@ PORT = 8443  # of the proxy, where nodes come in
 LINK = 9092  # of the SuperLink, on the server's loopback
 NODE_PORT = 9100  # of the first node's own processes, on its loopback
 MANY = 10_000  # people, for a trial of the settings: how many there will be nobody knows yet
-SEED = "secret"  # stands in the app where the server is to draw the seed of the noise
 
 
 def read_catalogue(path: Path) -> Interactions:
@@ -158,8 +156,6 @@ def _told(settings: Settings, items: Interactions) -> dict[str, Any]:
     words = settings.model_dump()
     if settings.data.partition(":")[0].lower() not in SOURCES:  # a path of this machine
         words["data"] = items.name.partition("/")[0]
-    if settings.noise_seed is not None and settings.noise_seed >= SECRET:
-        words["noise_seed"] = SEED
     return words
 
 

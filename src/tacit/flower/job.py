@@ -9,7 +9,6 @@ Flower keeps nothing of a ServerApp that a person could read later, so all is in
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +23,6 @@ from ..data.interactions import Interactions
 from ..errors import RunError, SettingError, TacitError
 from ..experiment import execute
 from ..lock import alone
-from ..promises import SECRET
 from ..runs import RunFolder
 from ..settings import Settings
 from ..wholefile import write_atomically
@@ -91,8 +89,6 @@ def open_or_make(path: Path, config: dict[str, Any]) -> RunFolder:
         return RunFolder.open(path)
     try:
         words = json.loads(str(config.get("settings") or "{}"))
-        if words.get("noise_seed") == "secret":  # drawn here: these settings stand in the app, which every node gets
-            words["noise_seed"] = SECRET + secrets.randbits(62)
         settings = Settings(**words)
         names = json.loads(Path(str(config.get("catalogue"))).expanduser().read_text("utf-8"))
         items, titles = (tuple(map(str, names.get(part) or ())) for part in ("names", "titles"))

@@ -73,10 +73,11 @@ class Order(BaseModel):
     round: Whole = 0
     base: Whole = 0  # rounds that this node's people have behind them, as the server counts: where to go on from
     asked: list[Whole] | None = None  # the node's own numbers; None: all who learn
-    key: int = Field(0, ge=-(2**63), lt=2**63)  # what devices draw from
+    key: str = Field("", pattern="^([0-9a-f]{64})?$")  # for random rounding in runs without noise, so that a simulation
+    # gives the same numbers; with noise a node draws from keys of its own
     people: float = 0.0  # whom the round expects, everywhere
-    shares: float = 0.0  # of the noise, that this node adds in a sealed sum
-    nodes: Whole = 1  # in a sealed sum
+    shares: float = Field(0.0, ge=0, le=1)  # of the noise's variance, that this node adds at least
+    nodes: Whole = 1  # that are asked in this round
     passes: int = Field(0, ge=0, le=1000)
 
 

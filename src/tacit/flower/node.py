@@ -4,7 +4,7 @@ Every message starts a new process, so a node is what lies on its disk (`store`)
     catalogue-HASH.json              the items of a federation
     RUN/shard.safetensors            this node's people, where it brought its own file
     RUN/PHASE-N.safetensors          their private parameters after N rounds: touched rows, written whole or not at all
-    secret                           what its devices draw noise from, where the federation's seed is not to be known
+    secret                           32 bytes that this node's noise and rounding are drawn from; nobody else knows them
 The server says which N to go on from, so a round that was computed and never counted (a late answer, a server that
 died) is as if it had not been. Private parameters and data never leave; they are on disk before the answer goes out.
 """
@@ -12,7 +12,7 @@ died) is as if it had not been. Private parameters and data never leave; they ar
 from __future__ import annotations
 
 import json
-import os
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -27,19 +27,20 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..core import Download, Params, Seat, Stage, Upload
 from ..costs import gradients, threads
-from ..data.sampling import key_of
-from ..engine.backends import Call, choose, collect
+from ..engine.backends import Call, choose, collect, one_of, stacked, staged, wide
 from ..engine.checkpoint import load_params, save_params
 from ..engine.run import State
 from ..engine.store import Store
 from ..errors import DataError, RunError, SettingError, TacitError
 from ..evaluation.tally import tally
+from ..promises import is_private
 from ..settings import Plan, Settings, plan
 from ..tasks import Facts, People, Task
 from ..wholefile import write_atomically
 from ..wire.ledger import Head, encode, read_download
 from ..wire.packing import unpack
 from ..wire.plan import upload_of
+from ..wire.rng import KEY_BYTES, derive, fresh_key
 from ..wire.secure import SecureSum, to_words
 from .messages import FactsWords, Hello, Order, Refusal, Told, Trained, line
 from .shards import Shard, bring, catalogue_hash, load_shard
@@ -222,10 +223,9 @@ class Node:
             down = received(blob, shared, settings_of(order), order.round)
             like = sample(home.plan, home.task.facts, down)
             upload = Upload({n: torch.zeros_like(v) for n, v in like.total.items()}, torch.zeros(()))
-        share = home.plan.wire.stage.share
-        if order.shares and share:
-            upload = share(upload, self._seat(order)._replace(shares=order.shares))
-        return to_words(SecureSum(most=order.nodes).seal(upload), np.uint64).view(np.int64), told
+            upload = self.noised(order, home.plan, upload, 0)
+        words = 64 if home.plan.wire.noisy else None
+        return to_words(SecureSum(most=order.nodes, words=words).seal(upload), np.uint64).view(np.int64), told
 
     def round(self, order: Order, blob: bytes) -> tuple[Upload | None, Trained]:
         began = time.perf_counter()
@@ -238,6 +238,7 @@ class Node:
         people = members if order.asked is None else np.intersect1d(np.array(order.asked, np.int64), members)
         if 0 < len(people) < int(self.config.get("fewest", 1)):
             raise SettingError(f"This node answers for {self.config['fewest']} people or more at once (fewest).")
+        self.enough_noise(order, made)
         store = self.private(order, home, initial, made.method.rows)
         settings, wire = settings_of(order), at_node(made.wire.stage)
         down = received(blob, shared, settings, order.round)
@@ -251,7 +252,19 @@ class Node:
         told = Trained(
             answered=found.answered, refused=dict(found.refused), seconds=round(time.perf_counter() - began, 3)
         )
-        return (small(found.upload) if found.upload and found.answered else None), told
+        if not found.upload or not found.answered:
+            return None, told
+        return small(self.noised(order, made, wide(found.upload), found.answered)), told
+
+    def noised(self, order: Order, made: Plan, upload: Upload, answered: int) -> Upload:
+        """The sum of this node's people with this node's own noise: for local noise that of every person, and otherwise
+        the share that the round asks of every node."""
+        stage = made.wire.stage
+        if stage.share is None:
+            return upload
+        shares = float(answered) if stage.local else order.shares
+        seat = self._seat(order)
+        return stage.share(upload, seat._replace(key=derive(seat.key, "noise"), shares=shares))
 
     def tell(self, order: Order, blob: bytes) -> Told:
         """Sums of metrics of this node's people: for choosing the round, or, at the end, for the result."""
@@ -279,29 +292,43 @@ class Node:
         threads(settings_of(order).threads)
         return home
 
+    def enough_noise(self, order: Order, made: Plan) -> None:
+        """Refuse an order with less noise than this node allows, or with none where the run promises some.
+        `least_noise` is the standard deviation of the node's own noise, as a multiple of what one person can change."""
+        stage, mechanism = made.wire.stage, made.wire.mechanism
+        least = float(self.config.get("least_noise", 0.0))
+        whole = mechanism.deviation(order.round) if mechanism else 0.0
+        own = whole if stage.local else whole * math.sqrt(order.shares)
+        if made.wire.noisy and not stage.local and not order.shares:
+            raise SettingError("The federation promises noise and asks this node for none. Nothing was sent.")
+        if own < least:
+            raise SettingError(
+                f"This node adds noise of at least {least:g} x the bound (least_noise), and the federation asks for "
+                f"{own:.3g} x. Nothing was sent. Ask for more noise, or lower least_noise in node.toml."
+            )
+
     def _seat(self, order: Order) -> Seat:
-        """What devices draw from: the federation's key where its seed may be known, and otherwise this node's own."""
-        key = order.key
-        if settings_of(order).noise_seed is None and "noise_seed" in order.settings:
-            path = self.store / "secret"
-            if not path.exists():
-                write_atomically(path, os.urandom(32))
-                path.chmod(0o600)
-            secret = int.from_bytes(path.read_bytes()[:8], "big")
-            key = int(key_of(secret ^ order.run, order.round, 0 if order.phase == "final" else 1).view("int64"))
-        return Seat(torch.tensor(key), order.round, order.people)
+        """What this node's devices draw from: in runs with noise its own secret, which nobody else knows."""
+        if order.key and not is_private(settings_of(order)):
+            return Seat(bytes.fromhex(order.key), order.round, order.people)
+        path = self.store / "secret"
+        if not path.exists():
+            write_atomically(path, fresh_key(), 0o600)
+        key = derive(path.read_bytes(), order.run, order.phase, order.round)
+        return Seat(key, order.round, order.people)
 
 
 def small(upload: Upload) -> Upload:
-    """In single precision wherever that loses nothing: always for one person, and for sums that were added in it."""
-    total = {n: v.float() if v.dtype != torch.float64 or torch.equal(v.float().double(), v) else v
+    """In single precision wherever that loses nothing: always for one person, and for sums that were added in it. Whole
+    numbers stay whole."""
+    total = {n: v.float() if v.dtype == torch.float64 and torch.equal(v.float().double(), v) else v
              for n, v in upload.total.items()}  # fmt: skip
     return Upload(total, upload.weight.float())
 
 
 def at_node(stage: Stage) -> Stage:
     """What of a wire happens before a node's sum."""
-    return Stage(client=stage.client, whole=stage.whole)
+    return Stage(client=stage.client, whole=stage.whole, random=stage.random)
 
 
 def settings_of(order: Order) -> Settings:
@@ -338,5 +365,4 @@ def sample(made: Plan, facts: Facts, down: Download) -> Upload:
     shape = facts.shape or ((facts.width,) if facts.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     upload = Upload(upload_of(made.method, made.model, inputs, down), torch.ones(()))
-    stage = made.wire.stage
-    return stage.client(upload, Seat(torch.tensor(0), 0, 1.0)) if stage.client else upload
+    return one_of(staged(made.wire.stage, Seat(b"", int(down.round), 1.0), stacked([upload]), [bytes(KEY_BYTES)]))

@@ -125,10 +125,7 @@ class Fleet:
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
     def wire(self, stage: Stage) -> Stage:
-        """What of a wire is left for the server: with secure sums the nodes have added the noise."""
-        if stage.seal is not None:
-            people = lambda upload, seat: Upload(upload.total, torch.tensor(seat.people)) if stage.share else upload
-            return Stage(server=people, poisson=stage.poisson)
+        """What of a wire is left for the server: nodes have added their noise, and the server adds what is missing."""
         return Stage(server=stage.server, poisson=stage.poisson)
 
     # A round
@@ -167,7 +164,7 @@ class Fleet:
         """What each member that has anybody to ask is asked."""
         assert self._plan is not None
         blob = encode(Download(pack(call.down.params, self.settings.download)[0], call.down.round))
-        secret = "noise_seed" in self.roll.common["settings"]  # nodes then draw from their own; this key leads to ours
+        key = "" if self._plan.wire.noisy else call.seat.key.hex()  # with noise nodes draw from keys of their own
         orders = {}
         for member in self.roll.present():
             mine = member.members[phase]
@@ -176,10 +173,17 @@ class Fleet:
                 continue
             numbers = None if len(asked) == len(mine) else (asked - member.offset).tolist()
             orders[member.key] = self._order(
-                "train", phase, member, round=call.seat.round, asked=numbers,
-                key=0 if secret else int(call.seat.key), people=call.seat.people,
+                "train", phase, member, round=call.seat.round, asked=numbers, key=key, people=call.seat.people,
             ), blob  # fmt: skip
-        return orders
+        share = 1 / max(self._needed(len(orders)), 1) if self._plan.wire.noisy else 0.0
+        more = {"shares": share, "nodes": len(orders)}
+        return {member: (order.model_copy(update=more), blob) for member, (order, blob) in orders.items()}
+
+    def _needed(self, nodes: int) -> int:
+        """Nodes that together bring all of the noise: in a secure sum those that must be left, and otherwise all."""
+        assert self._plan is not None
+        sealed = self._plan.wire.stage.seal is not None
+        return max(fewest(nodes), math.ceil(2 * nodes / 3)) if sealed else nodes
 
     def _order(self, what: Any, phase: Any, member: Member, **more: Any) -> Order:
         return Order(
@@ -216,11 +220,14 @@ class Fleet:
                     door.refuse("not asked")
                 elif upload := door.admit(got.blob):
                     admitted[got.member.key] = upload[1], told
-        return self._added(admitted, door.refused, heard)
+        return self._added(admitted, door.refused, heard, _share(orders))
 
-    def _added(self, admitted: dict[str, tuple[Upload | None, Trained]], refused: Counter[str], heard: int) -> Found:
-        """The sum, in an order that does not depend on who was first."""
+    def _added(
+        self, admitted: dict[str, tuple[Upload | None, Trained]], refused: Counter[str], heard: int, share: float
+    ) -> Found:
+        """The sum, in an order that does not depend on who was first; `share` of the noise is in every node's part."""
         total: Upload | None = None
+        noise = 0.0
         answered, rejected = 0, Counter(refused)
         keys = sorted(admitted, key=lambda key: (min(self.roll.members[key].members["final"], default=0), key))
         for key in keys:
@@ -228,24 +235,26 @@ class Fleet:
             answered += told.answered
             rejected.update(told.refused)
             if upload is not None:
-                wide = Upload({name: value.double() for name, value in upload.total.items()}, upload.weight)
-                total = wide if total is None else total + wide
+                part = Upload({name: _exact(value) for name, value in upload.total.items()}, upload.weight)
+                total = part if total is None else total + part
+                noise += share
         if total is not None:  # added in double precision: how people are dealt to nodes does not matter
-            total = Upload({name: value.float() for name, value in total.total.items()}, total.weight)
-        return Found(Outcome(total, Counter({n: c for n, c in rejected.items() if c}), None, answered), keys, heard)
+            total = Upload({n: v.float() if v.is_floating_point() else v for n, v in total.total.items()}, total.weight)
+        refusals = Counter({n: c for n, c in rejected.items() if c})
+        local = self._plan is not None and self._plan.wire.stage.local
+        return Found(Outcome(total, refusals, None, answered, noise=1.0 if local else noise), keys, heard)
 
     def _sealed(self, call: Call, orders: dict[str, tuple[Order, bytes]], expected: Upload) -> Found:
         """The same by Flower's SecAgg+: the sum of all nodes, and no part of it, is seen here."""
         assert self._plan is not None
         nobody = Outcome(None, Counter({"abandoned": len(call.people)}), None, 0)
-        need = max(fewest(len(orders)), math.ceil(2 * len(orders) / 3))
+        need = self._needed(len(orders))
         if len(orders) < need:
             self.roll.say(f"A secure sum needs {need} nodes at least; {count(len(orders), 'node')} can answer.")
             return Found(nobody, [], 0)
-        shares = 1 / need if self._plan.wire.stage.share else 0.0
         by_node, asks = {}, {}
         for key, (order, blob) in orders.items():
-            words = order.model_copy(update={"shares": shares, "nodes": len(orders)}).model_dump_json().encode()
+            words = order.model_dump_json().encode()
             node = self.roll.members[key].node
             by_node[node], asks[node] = key, len(words).to_bytes(4, "big") + words + blob
             self.roll.down_bytes += len(asks[node])
@@ -261,17 +270,20 @@ class Fleet:
             self.roll.say(f"The secure sum was not opened: {found.why}")
             again = any(ANSWERED in why for why in found.refused.values())  # and will not be: the round is lost
             return Found(nobody, [], len(call.people) if again else 0)
-        upload = SecureSum(most=len(orders)).open(from_words(found.total.view(np.uint64), expected))
+        words_kept = 64 if self._plan.wire.noisy else None
+        sums = SecureSum(most=len(orders), words=words_kept)
+        upload = sums.open(from_words(found.total.view(np.uint64), expected))
         told: dict[str, tuple[Upload | None, Trained]] = {}
         for node in found.answered:
             words_of_it = aux_of(found.aux[node])
             told[by_node[node]] = None, words_of_it
-        added = self._added(told, Counter(), len(call.people))
+        added = self._added(told, Counter(), len(call.people), 0.0)
         wrong = refusal(upload, expected.total, max(len(call.people), 1))
         if wrong and added.outcome.answered:
             refused = Outcome(None, Counter({wrong: added.outcome.answered}), None, 0)
             return Found(refused, added.keys, added.heard)
-        return added._replace(outcome=added.outcome._replace(upload=upload if added.outcome.answered else None))
+        outcome = added.outcome._replace(upload=upload if added.outcome.answered else None, noise=1.0)
+        return added._replace(outcome=outcome)
 
     # Judging
 
@@ -306,3 +318,13 @@ class Fleet:
 def _most(member: Member, what: str) -> tuple[int, int]:
     """How many seen and new people a node may speak for."""
     return (member.hello.people, 0) if what == "validate" else (member.hello.judged, member.hello.newcomers)
+
+
+def _exact(value: torch.Tensor) -> torch.Tensor:
+    """In a type in which sums of many nodes are exact, or nearly so."""
+    return value.double() if value.is_floating_point() else value.long()
+
+
+def _share(orders: dict[str, tuple[Order, bytes]]) -> float:
+    """The share of the noise that every node of this round adds."""
+    return next((order.shares for order, _ in orders.values()), 0.0)

@@ -1,11 +1,14 @@
-"""What a run's releases cost: epsilon, by the dp-accounting package and by nothing else.
+"""The privacy budget of a run: epsilon, computed by the dp-accounting package.
 
-The promise is to a whole person: two federations that differ in one person's being there. A release is a sum of
-uploads, none of them longer than a bound C, plus Gaussian noise of standard deviation `multiplier` x C on every number.
-Where a round asks a part of the people, everybody by a coin of their own, the sampling counts (Poisson). With local
-noise the promise is to a person against whoever sees their own upload: two uploads are up to 2 C apart, so the
-multiplier is halved, and sampling does not count, since the server knows whom it asked. In sealed sums devices add the
-noise; of several groups each sum has all of it, so the promise holds for every one of them.
+The promise is to a whole person. A release is a sum of uploads, none of them longer than a bound C, plus discrete
+Gaussian noise of standard deviation `multiplier` x C on every number (wire/noise.py says why Gaussian events bound it,
+and how rounding is part of C).
+    central noise    two federations that differ in one person's taking part
+    secure=N         two federations in which one person sends zeros or not: one person more would deal other groups
+    local noise      two uploads of one person, which are up to 2 C apart, so the multiplier is halved
+Where a round asks a part of the people, everybody by a secret coin of their own, the sampling counts (Poisson) against
+those who do not see the coins. The server does see whom it asks: against it the sampling rate is 1. Of several groups
+each sum has all of the noise, so the promise holds for every one of them.
 The accountants are imported when they are needed: a run without noise does not wait for them.
 """
 
@@ -15,7 +18,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +43,15 @@ class Mechanism:
     shares: tuple[float, ...] = ()  # of the budget, by round, where rounds differ; they add to 1
     local: bool = False
     sealed: bool = False  # devices add the noise, and nobody sees a sum without it
+    grouped: bool = False  # secure sums of groups of people, and not of the whole cohort
+
+    def deviation(self, round: int) -> float:
+        """The noise's standard deviation, as a multiple of the bound on one upload, in this round (from 0)."""
+        return self.noise / math.sqrt(self.shares[min(round, len(self.shares) - 1)]) if self.shares else self.noise
 
     def multiplier(self, round: int) -> float:
-        """Standard deviation over bound, in this round (from 0)."""
-        return (self.noise / math.sqrt(self.shares[round]) if self.shares else self.noise) / (2 if self.local else 1)
+        """The same, as a multiple of how far one person can move the release."""
+        return self.deviation(round) / (2 if self.local else 1)
 
     def event(self, rounds: int) -> dp_accounting.DpEvent:
         """The releases of the first so many rounds, for an accountant."""
@@ -139,18 +147,51 @@ def check(epsilon: float | None, delta: float | None) -> None:
         )
 
 
-def statement(mechanism: Mechanism | None, rounds: int, delta: float) -> dict[str, Any]:
-    """`privacy` of a result or a checkpoint after so many rounds; epsilon is None where there is none."""
+REPEATABLE = (
+    "the noise is repeatable: whoever knows --noise-seed can compute it and take it off. Leave --noise-seed out for a "
+    "promise"
+)
+COVERED = ("the shared model after every round", "whatever is computed from it without people's data")
+PUBLIC = (
+    "the number of people and the settings, which are treated as public",
+    "the catalogue of items and the rating scale, which are read from the data and treated as public",
+    "accuracy and other figures that are measured on people's data (result.json, report.html, the terminal): they are "
+    "for the owner of the run folder",
+    "other runs on the same people: `tacit privacy ledger` adds them up",
+)
+
+
+def statement(mechanism: Mechanism | None, rounds: int, delta: float, repeatable: bool = False) -> dict[str, Any]:
+    """`privacy` of a result or a checkpoint: what so many planned rounds promise, against whom, and what is covered.
+    `epsilon` is None where nothing is promised; `why` says why."""
     if mechanism is None:
         return {"epsilon": None, "delta": None, "why": NO_BOUND}
+    found = epsilons(mechanism, rounds, delta)
+    server = _server_epsilon(mechanism, rounds, delta)
+    kept: dict[str, Any] = (
+        {"epsilon": None, "epsilon_rdp": None, "repeatable_epsilon": found["epsilon"], "why": REPEATABLE}
+        if repeatable
+        else {**found, "repeatable_epsilon": None}
+    )
     return {
-        **epsilons(mechanism, rounds, delta),
+        **kept,
         "delta": delta,
         "noise": mechanism.noise,
         "rate": mechanism.rate,
         "rounds": rounds,
         "against": _whom(mechanism),
+        "server_epsilon": None if repeatable else server,
+        "adjacency": _adjacency(mechanism),
+        "covered": list(COVERED),
+        "not_covered": list(PUBLIC),
     }
+
+
+def _server_epsilon(mechanism: Mechanism, rounds: int, delta: float) -> float | None:
+    """Epsilon against the server, which knows whom it asked; None where it sees sums or uploads without noise."""
+    if not (mechanism.local or mechanism.sealed):
+        return None
+    return epsilons(replace(mechanism, rate=1.0), rounds, delta)["epsilon"]
 
 
 def _whom(mechanism: Mechanism) -> str:
@@ -158,3 +199,9 @@ def _whom(mechanism: Mechanism) -> str:
     if mechanism.local:
         return "whoever sees an upload"
     return "whoever sees the model" + (", the server too" if mechanism.sealed and mechanism.rate >= 1 else "")
+
+
+def _adjacency(mechanism: Mechanism) -> str:
+    if mechanism.local:
+        return "one person's data are replaced by any other data"
+    return "one person sends zeros or not" if mechanism.grouped else "one person takes part or not"

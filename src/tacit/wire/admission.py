@@ -12,6 +12,7 @@ from ..core import Params, Upload
 from .ledger import Head, decode, encode
 
 LIMIT = 1e8  # no honest number here is larger; 1e9 from a broken or hostile device would drown everybody else
+WHOLE_LIMIT = 2**50  # of whole numbers: sums of thousands of messages stay below 2^63
 MAX_WEIGHT = 1e7
 CROWD = 1000  # the sum of so many honest people's is not larger either
 SLACK = 1024  # bytes that a message may be longer than a sound one
@@ -102,9 +103,10 @@ def refusal(upload: Upload, expected: Params, people: int = 1) -> str | None:
         return "names"
     if any(upload.total[name].shape != like.shape for name, like in expected.items()) or upload.weight.ndim:
         return "shape"
-    kinds = {torch.float32, torch.float64} if people > 1 else {torch.float32}  # sums may be in double precision
+    wider = {torch.int32: torch.int64}  # with noise, or as a sum, whole numbers may take more bits
+    wider |= {torch.float32: torch.float64} if people > 1 else {}
     if any(
-        value.dtype != expected[name].dtype and not {value.dtype, expected[name].dtype} <= kinds
+        value.dtype not in (expected[name].dtype, wider.get(expected[name].dtype))
         for name, value in upload.total.items()
     ) or (upload.weight.dtype != torch.float32):
         return "dtype"
@@ -121,6 +123,11 @@ def soundness(uploads: Upload, people: int = 1) -> list[tuple[Tensor, str]]:
     everyone = torch.ones_like(weight, dtype=torch.bool)
     finite, small = torch.isfinite(weight), everyone
     for value in uploads.total.values():
+        if not value.is_floating_point():
+            if value.dtype == torch.int64:  # 32 bits are small enough as they are
+                each = value.reshape(len(value), -1)
+                small = small & (each.amax(1) <= WHOLE_LIMIT) & (each.amin(1) >= -WHOLE_LIMIT)
+            continue
         flat = value.reshape(-1)
         if float(torch.dot(flat, flat)) <= LIMIT**2:  # then no number in it can be larger; the usual case, in one pass
             continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -12,9 +13,11 @@ from ..core import Download, Examples, Method, Model, Params, Stage, chain
 from ..errors import SettingError, did_you_mean
 from . import stages
 from .accounting import Mechanism, solve
+from .noise import fine_step, modular_step, rounding_cost
 from .robust import RULES, room
 from .secure import FEWEST, SecureSum
 
+MOST_ROUNDING = 0.01  # of the sensitivity, before a wider modulus is taken
 Asked = tuple[tuple[str, float | None], ...]  # names and values, in order
 ORDER = ("sparsify", "quantise", "clip", "local", "noise", "secure")
 EXAMPLES = {"sparsify": "0.1", "quantise": "8", "clip": "1.0", "local": "1.0", "noise": "0.8", "secure": "10"}
@@ -105,11 +108,12 @@ def _company(names: list[str]) -> None:
 
 
 def assemble(
-    asked: Asked, method: Method, like: Params, *, everybody: int, rate: float = 1.0, multiplier: float | None = None
-) -> Wire:
-    """The wire for this method. `like` is one of its uploads, `everybody` how many may be asked, `rate` the chance of
-    being asked; `multiplier` is the noise that was solved for, where it was."""
-    values, notes = dict(asked), []
+    asked: Asked, method: Method, likes: Sequence[Params], *, everybody: int, rate: float = 1.0,
+    multiplier: float | None = None,
+) -> Wire:  # fmt: skip
+    """The wire for this method. `likes` has one of its uploads for each round that differs, `everybody` how many may be
+    asked, `rate` the chance of being asked; `multiplier` is the noise that was solved for, where it was."""
+    values, notes, like = dict(asked), [], likes[0]
     limit, bounded = values.get("clip"), bool(method.release)
     _useful(values, method, like)
     z = multiplier or values.get("noise") or values.get("local")
@@ -117,6 +121,7 @@ def assemble(
     if bounded and limit:
         notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
         limit = None
+    promised = bool(z) and (bounded or limit is not None)
     parts: list[Stage] = []
     if values.get("sparsify"):
         method, stage = stages.sparsify(method, float(values["sparsify"] or 0), like)
@@ -124,23 +129,28 @@ def assemble(
         notes.append("sparsify: which numbers are sent tells which items a person has. See `tacit audit`.")
     if values.get("quantise"):
         parts.append(stages.quantise(int(values["quantise"] or 0)))
-    if limit:
+    if limit and not z:  # with noise, the same step clips and rounds to the grid
         parts.append(stages.clip(limit, method.told))
+    sealed = (
+        _sealed(values["secure"], method, limit, central, at_home, everybody, likes) if "secure" in values else None
+    )
     if at_home:
-        parts.append(stages.local(at_home, limit or 1.0))
+        parts.append(stages.local(at_home, limit, method.told))
     if central:
-        parts.append(stages.noise(central, limit or 1.0, method.release))
-    if "secure" in values:
-        parts.append(_sealed(values["secure"], method, limit, central, at_home is not None, everybody))
+        step = sealed.step if sealed else None
+        parts.append(stages.noise(central, limit, method.release, step, method.told if limit else ()))
+    if sealed:
+        parts.append(sealed.sum.stage())
     if any(name in RULES for name in values):
         room(everybody if rate >= 1 else math.ceil(rate * everybody), like)
     parts += [RULES[name](value, method.rows) for name, value in asked if name in RULES]
     stage = chain(*parts)
-    if "secure" in values:  # whole tables of words, whatever was small or sparse before
-        stage = replace(stage, written=parts[-1].written)
-    promised = bool(z) and (bounded or limit is not None)
+    if sealed:  # whole tables of words, whatever was small or sparse before
+        stage = replace(stage, written=sealed.sum.stage().written)
     shares = tuple(share for _, share in method.release)
-    mechanism = Mechanism(float(z or 0), rate, shares, bool(at_home), "secure" in values) if promised else None
+    mechanism = Mechanism(
+        float(z or 0), rate, shares, bool(at_home), "secure" in values, bool(values.get("secure"))
+    ) if promised else None  # fmt: skip
     return Wire(method, stage, mechanism, bool(z), tuple(notes))
 
 
@@ -155,21 +165,45 @@ def _useful(values: dict[str, float | None], method: Method, like: Params) -> No
         raise SettingError(f"{refused[0]} is not for this method: its uploads are bounded as they are. Leave it out.")
 
 
+class Sealed(NamedTuple):
+    """Secure sums, and the step of the grid that they can carry."""
+
+    sum: SecureSum
+    step: float | None
+
+
 def _sealed(
-    size: float | None, method: Method, limit: float | None, noise: float | None, local: bool, everybody: int
-) -> Stage:
-    """Secure sums in groups of `size`, of numbers that are known not to be larger than a bound, where one is known."""
-    known = max((bound for bound, _ in method.release), default=limit)
-    if known and noise:  # a device's share of the noise is never longer than nine deviations
-        loudest = max((bound / math.sqrt(share) for bound, share in method.release), default=known)
-        known += 9 * noise * loudest / math.sqrt(FEWEST)
+    size: float | None, method: Method, limit: float | None, noise: float | None, local: float | None, everybody: int,
+    likes: Sequence[Params],
+) -> Sealed:  # fmt: skip
+    """Secure sums in groups of `size`. With noise the modulus is 2^32 where the grid that fits costs less than 1 % of
+    accuracy, and otherwise 2^64; without noise numbers are known not to be larger than the clip, where there is one."""
     group = None if size is None else int(size)
     if group is not None and group > everybody:
         raise SettingError(
             f"secure={group} was got in --wire, and there are {everybody:,} people: no group of that size can be "
             f"made. Give at most {everybody:,}, or secure alone."
         )
-    return SecureSum(group, clip=None if local else known, most=everybody).stage()
+    if local:
+        return Sealed(SecureSum(group, most=everybody, words=64), None)
+    if not noise:
+        return Sealed(SecureSum(group, clip=limit, most=everybody), None)
+    releases = method.release or ((limit or 1.0, 1.0),)
+    largest = 2 * group if group else everybody  # the last group takes the rest
+    least = max(FEWEST, (group or everybody) // 2 + 1)
+    for bits in (32, 64):
+        step = max(modular_step(c, noise / math.sqrt(share), largest, least, bits) for c, share in releases)
+        sizes = [sum(value.numel() for value in like.values()) for like in likes]
+        worst = max(rounding_cost(c, step, size) for (c, _), size in zip(releases, sizes))
+        if worst <= MOST_ROUNDING:
+            break
+    else:
+        raise SettingError(
+            f"Noise of {noise:.3g} x the bound is too large for a secure sum of {everybody:,} people: 64 bits cannot "
+            "hold it and the uploads at once. Use a larger --epsilon, or less noise."
+        )
+    finest = [fine_step(c) for c, _ in releases]
+    return Sealed(SecureSum(group, most=everybody, words=bits), step if bits == 32 else max(step, min(finest)))
 
 
 def multiplier_for(
@@ -204,3 +238,10 @@ def upload_of(method: Method, model: Model, inputs: torch.Tensor, down: Download
     one = torch.ones(1, 1)
     upload, _ = method.client(down or Download(shared, torch.tensor(0.0)), own, Examples(inputs, one, one))
     return {name: value.detach() for name, value in upload.total.items()}
+
+
+def uploads_of(method: Method, model: Model, inputs: torch.Tensor) -> list[Params]:
+    """What an upload looks like in each round of a method that sends something else in every round; otherwise one."""
+    shared, _ = method.init(model.init(torch.Generator().manual_seed(0)))
+    rounds = range(max(len(method.release), 1))
+    return [upload_of(method, model, inputs, Download(shared, torch.tensor(float(round)))) for round in rounds]

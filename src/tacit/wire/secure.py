@@ -5,16 +5,19 @@
 The loop backend runs the protocol of wire/masks.py between devices and a server; vmap adds the same whole numbers. Both
 mean the same to the last bit, since masks cancel exactly.
 
-Whole numbers. A number is cut, towards zero, to a multiple of a step, so that no upload gets longer: a bound on its
-norm still holds. Sums are modulo 2^32 where a clip bounds every number, with the smallest step at which `most` people's
-numbers cannot wrap; otherwise modulo 2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. What
-the door refuses anyway (NaN, infinity, beyond its limit) is 0 here.
+Whole numbers. With noise, uploads are whole numbers already, on the grid of wire/noise.py, which is chosen so that a
+sum does not wrap modulo 2^`words`. Without noise a number is cut, towards zero, to a multiple of a step. Sums are then
+modulo 2^32 where a clip bounds every number, with the smallest step at which `most` people's numbers cannot wrap;
+otherwise modulo 2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. What the door refuses
+anyway (NaN, infinity, beyond its limit) is 0 here.
 
-Groups. People who were asked are shuffled by the round's key and dealt into groups; the last takes the rest, so that
-none is smaller than was asked for. In a small group everybody has a mask with everybody, and its sum is opened when a
-share of `threshold` is left, more than half and 3 people at least. In a large one people have masks with their
-neighbours on a ring (wire/ring.py), and enough of everybody's neighbours must be left as well. Otherwise the group is
-abandoned, and nothing of it is seen. With groups of 10 and a drop-out of 30 %, that is every third.
+Groups. People who were asked are shuffled by the run's key, which stays the same for all rounds, and dealt into groups;
+the last takes the rest, so that none is smaller than was asked for. Where everybody takes part, groups are the same in
+all rounds: groups that changed would let a server compute single people's uploads from several rounds' sums. In a
+small group everybody has a mask with everybody, and its sum is opened when a share of `threshold` is left, more than
+half and 3 people at least. In a large one people have masks with their neighbours on a ring (wire/ring.py), and enough
+of everybody's neighbours must be left as well. Otherwise the group is abandoned, and nothing of it is seen. With groups
+of 10 and a drop-out of 30 %, that is every third.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import Params, Seat, Stage, Upload
-from ..data.sampling import GROUPS, key_of, uniform
 from ..errors import SettingError
 from .admission import LIMIT, MAX_WEIGHT
 from .masks import KEY, NONCE, SEED, TAG, Server, Words, converse
 from .ring import Group, degree, majority
+from .rng import coins
 
 People = NDArray[np.int64]
 FEWEST = 3  # a sum of two tells each of them the other's upload
@@ -45,7 +48,8 @@ class SecureSum:
     """Sums of `group` people (None: the cohort), of whom a share of `threshold` must be left.
 
     `clip`: no number of an upload is larger and its weight is at most 1. `most`: no round asks more people.
-    `neighbours`: of everybody on the ring, in place of what is worked out.
+    `neighbours`: of everybody on the ring, in place of what is worked out. `words`: uploads are whole numbers already,
+    and sums of them do not wrap modulo 2^`words`, 32 or 64.
     """
 
     group: int | None = None
@@ -53,6 +57,7 @@ class SecureSum:
     clip: float | None = None
     most: int = 2**16
     neighbours: int | None = None
+    words: int | None = None
 
     def __post_init__(self) -> None:
         wrong = [
@@ -62,6 +67,7 @@ class SecureSum:
             (not 1 <= self.most <= 2**28, f"most={self.most}", "a number of people from 1 to 2^28"),
             (self.neighbours is not None and (self.neighbours < 4 or self.neighbours % 2 > 0),
              f"neighbours={self.neighbours}", "an even number, 4 or more, or None"),
+            (self.words not in (None, 32, 64), f"words={self.words}", "32, 64 or None"),
         ]  # fmt: skip
         for bad, got, expected in wrong:
             if bad:
@@ -74,7 +80,7 @@ class SecureSum:
 
     @property
     def bits(self) -> int:
-        return 64 if self.clip is None else 32
+        return self.words or (64 if self.clip is None else 32)
 
     @property
     def step(self) -> float:
@@ -83,7 +89,7 @@ class SecureSum:
 
     @property
     def weight_step(self) -> float:
-        return _step((MAX_WEIGHT if self.clip is None else SLACK) * self.most, self.bits)
+        return _step((SLACK if self.bits == 32 else MAX_WEIGHT) * self.most, self.bits)
 
     @property
     def largest(self) -> float:
@@ -94,7 +100,7 @@ class SecureSum:
         total = {name: self._whole(name, value) for name, value in upload.total.items()}
         weight = upload.weight.detach().double()
         weight = torch.where(torch.isfinite(weight) & (weight.abs() <= MAX_WEIGHT), weight, 0.0)
-        if self.clip is not None and bool((weight.abs() >= SLACK).any()):
+        if self.bits == 32 and bool((weight.abs() >= SLACK).any()):
             raise SettingError(
                 f"A weight of {float(weight.abs().max()):g} was got where uploads are clipped; expected 1 at most. "
                 "Clip before sealing (it sets the weight to 1), or leave `clip` out of SecureSum."
@@ -102,6 +108,8 @@ class SecureSum:
         return Upload(total, torch.trunc(weight / self.weight_step).long())
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
+        if self.words:
+            return value.long()
         value = value.detach().double()
         value = torch.where(torch.isfinite(value) & (value.abs() <= LIMIT), value, 0.0)
         beyond = value.abs() >= self.largest
@@ -118,13 +126,17 @@ class SecureSum:
         return torch.trunc(value / self.step).long()
 
     def open(self, total: Upload) -> Upload:
-        def read(value: Tensor, step: float) -> Tensor:
-            half = 2 ** (self.bits - 1)
-            value = value if self.bits == 64 else ((value + half) & (2 * half - 1)) - half
-            return (value.double() * step).float()
+        """The numbers of a sum; whole numbers stay whole."""
 
-        numbers = {name: read(value, self.step) for name, value in total.total.items()}
-        return Upload(numbers, read(total.weight, self.weight_step))
+        def signed(value: Tensor) -> Tensor:
+            half = 2 ** (self.bits - 1)
+            return value if self.bits == 64 else ((value + half) & (2 * half - 1)) - half
+
+        weight = (signed(total.weight).double() * self.weight_step).float()
+        numbers = {name: signed(value) for name, value in total.total.items()}
+        if self.words:
+            return Upload(numbers, weight)
+        return Upload({name: (value.double() * self.step).float() for name, value in numbers.items()}, weight)
 
     # Groups
 
@@ -136,7 +148,7 @@ class SecureSum:
                 f"{len(people):,} people were asked, and SecureSum was made for {self.most:,} at most: their sum could "
                 "wrap. Give it `most` of all who may be asked in one round."
             )
-        draw = uniform(people, key_of(int(seat.key), GROUPS, seat.round))
+        draw = coins(seat.run_key or bytes(32), people)
         ring = people[np.argsort(draw, kind="stable")]
         size = self.group or len(ring)
         many = len(ring) // size if size >= FEWEST else 0

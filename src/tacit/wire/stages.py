@@ -1,10 +1,10 @@
-"""The stages that compose on every method, each for one device or for the sum.
+"""Stages that compose with every method, each for one device or for the sum.
 
     sparsify=SHARE   send the largest numbers only; the others are kept and added next time
     quantise=BITS    send whole numbers of so few bits, rounded up or down by chance, so that the mean is right
     clip=C           no person's whole change is longer than C, and everybody weighs the same
-    local=Z          Gaussian noise of standard deviation Z x C on every upload, on the device
-    noise=Z          Gaussian noise of standard deviation Z x C on the sum, once
+    local=Z          discrete Gaussian noise of standard deviation Z x C on every upload, on the device
+    noise=Z          discrete Gaussian noise of standard deviation Z x C on the sum, once
     secure[=N]       the server sees sums only, of N people or of the whole cohort (wire/secure.py)
     bound, trim, median, krum    in place of the plain sum (wire/robust.py)
 They stand in this order on a device, and in the reverse one on the server. Clipping comes after what could lengthen an
@@ -14,17 +14,20 @@ upload again, and noise after clipping: a bound that does not hold is no bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..core import Download, Examples, Method, Params, Seat, Stage, Upload
 from ..local import split
-from .draws import gaussian, mixed, secret_gaussian, uniform
+from .noise import IntegerNoise
+
+Releases = tuple[tuple[float, float], ...]
 
 
 def clip(limit: float, told: tuple[str, ...] = ()) -> Stage:
-    """The whole change scaled down to norm `limit` where it is longer; weight 1. What is `told` for a curve only is not
+    """Scale the whole change down to norm `limit` where it is longer; weight 1. What is `told` for a curve only is not
     sent: nobody bounds it."""
 
     def client(upload: Upload, seat: Seat) -> Upload:
@@ -37,38 +40,62 @@ def clip(limit: float, told: tuple[str, ...] = ()) -> Stage:
     return Stage(client)
 
 
-def noise(multiplier: float, limit: float = 1.0, release: tuple[tuple[float, float], ...] = ()) -> Stage:
-    """Central: on the sum. `release` has the bound and the share of the budget by round, where a method knows its own.
-    The people of a round are a public number: what the mean divides by does not tell who was there. Where sums are
-    sealed every device adds a share, so that no sum is ever seen without noise; then the server has none to add. (The
-    loop backend does that; faster ones draw what all shares come to, which has the same distribution.)"""
+def noise(
+    multiplier: float, limit: float | None = 1.0, release: Releases = (), step: float | None = None,
+    told: tuple[str, ...] = (),
+) -> Stage:  # fmt: skip
+    """Central: clipped uploads, and discrete Gaussian noise on their sum (wire/noise.py).
 
-    def added(upload: Upload, seat: Seat) -> Params:
-        bound, share = release[min(seat.round, len(release) - 1)] if release else (limit, 1.0)
-        deviation = multiplier * bound / math.sqrt(share) * math.sqrt(seat.shares)
-        if not deviation:
-            return upload.total
-        return {n: v + deviation * secret_gaussian(int(seat.key), n, tuple(v.shape)) for n, v in upload.total.items()}
+    Devices clip the whole change to norm `limit` and round it to a grid; `step` is the grid's where secure sums have a
+    modulus. `limit` None clips nothing: such noise promises nothing, and is measured in units of 1. `release` has
+    (bound, share of the budget) by round, where a method bounds its uploads itself. The mean divides by the expected
+    number of people, which is public and does not tell who was there. Where sums are sealed every device adds a share,
+    so that no sum is ever seen without noise, and the server adds none. (The loop backend does that; faster ones draw
+    one sample with the summed variance.) What is `told` for a curve only is not sent.
+    """
+    bounds = release or ((limit or 1.0, 1.0),)
+    drawn = IntegerNoise(multiplier, bounds, step, sums=bool(release), clipped=bool(release or limit))
 
     def server(upload: Upload, seat: Seat) -> Upload:
-        return Upload(added(upload, seat), torch.tensor(seat.people))
+        total = drawn.add(upload.total, seat.round, seat.people, seat.key, seat.shares)
+        return Upload(drawn.to_floats(total, seat.round), torch.tensor(seat.people))
 
-    def of_one(upload: Upload, seat: Seat) -> Upload:
-        return Upload(added(upload, seat), upload.weight)
-
-    return Stage(server=server, share=of_one, poisson=True)
+    share, client = _share(drawn), _to_grid(drawn, told)
+    return Stage(client, server, share=share, written=_words, poisson=True, grid=drawn.grid, sums=bool(release))
 
 
-def local(multiplier: float, limit: float = 1.0) -> Stage:
-    """On every number of every upload, so that whoever sees it sees noise."""
+def local(multiplier: float, limit: float | None = 1.0, told: tuple[str, ...] = ()) -> Stage:
+    """Clipped uploads, and discrete Gaussian noise on every number of every one of them, on the device: whoever sees an
+    upload sees noise."""
+    drawn = IntegerNoise(multiplier, ((limit or 1.0, 1.0),), local=True, clipped=limit is not None)
 
+    def server(upload: Upload, seat: Seat) -> Upload:
+        total = drawn.add(upload.total, seat.round, seat.people, seat.key, seat.shares)
+        return Upload(drawn.to_floats(total, seat.round), upload.weight)
+
+    return Stage(_to_grid(drawn, told), server, share=_share(drawn), written=_words, local=True, grid=drawn.grid)
+
+
+def _to_grid(drawn: IntegerNoise, told: tuple[str, ...]) -> Callable[[Upload, Seat], Upload]:
     def client(upload: Upload, seat: Seat) -> Upload:
-        keys = {name: mixed(seat.key, torch.tensor(place)) for place, name in enumerate(sorted(upload.total))}
-        return Upload(
-            {n: v + multiplier * limit * gaussian(keys[n], v) for n, v in upload.total.items()}, upload.weight
-        )
+        total = {name: value for name, value in upload.total.items() if name not in told}
+        return Upload(drawn.to_grid(total, upload.weight, seat.round), torch.ones_like(upload.weight))
 
-    return Stage(client, whole=True)
+    return client
+
+
+def _share(drawn: IntegerNoise) -> Callable[[Upload, Seat], Upload]:
+    """The noise that one device adds to its own upload."""
+
+    def share(upload: Upload, seat: Seat) -> Upload:
+        return Upload(drawn.add(upload.total, seat.round, seat.people, seat.key, seat.shares), upload.weight)
+
+    return share
+
+
+def _words(total: Params) -> Params:
+    """A device writes whole numbers of 32 bits."""
+    return {name: torch.zeros(value.shape, dtype=torch.int32) for name, value in total.items()}
 
 
 def quantise(bits: int) -> Stage:
@@ -76,17 +103,16 @@ def quantise(bits: int) -> Stage:
     mean. Draws go by rows that are not zero, so that a device draws the same whether it holds whole tables or not."""
     levels = 2 ** (bits - 1) - 1
 
-    def one(value: Tensor, key: Tensor) -> Tensor:
+    def one(value: Tensor, draws: Tensor) -> Tensor:
         step: Tensor = value.abs().amax() / levels
         rows = value.reshape(value.shape[0] if value.ndim else 1, -1)
         place = ((rows != 0).any(1).cumsum(0) - 1).clamp(min=0)
-        draw = uniform(key, place[:, None] * rows.shape[1] + torch.arange(rows.shape[1])).reshape(value.shape)
+        draw = draws[place[:, None] * rows.shape[1] + torch.arange(rows.shape[1])].reshape(value.shape)
         whole = torch.floor(value.double() / torch.where(step > 0, step, 1.0) + draw)
         return (whole.clamp(-levels, levels) * step).to(value.dtype)
 
     def client(upload: Upload, seat: Seat) -> Upload:
-        keys = {name: mixed(seat.key, torch.tensor(97 + place)) for place, name in enumerate(sorted(upload.total))}
-        return Upload({name: one(value, keys[name]) for name, value in upload.total.items()}, upload.weight)
+        return Upload({name: one(value, seat.draws[name]) for name, value in upload.total.items()}, upload.weight)
 
     def written(total: Params) -> Params:
         kind = torch.int8 if bits <= 8 else torch.int16
@@ -96,7 +122,7 @@ def quantise(bits: int) -> Stage:
             out |= {name: value.to(kind), f"{name}.step": torch.zeros(())} if small else {name: value}
         return out
 
-    return Stage(client, written=written)
+    return Stage(client, written=written, random=True)
 
 
 def sparsify(method: Method, share: float, like: Params) -> tuple[Method, Stage]:

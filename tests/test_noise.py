@@ -1,0 +1,273 @@
+"""Exact integer noise: the discrete Gaussian against its probabilities, grids, sensitivities, and what is accounted."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from fractions import Fraction
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from tacit.core import Seat, Upload
+from tacit.engine.run import run
+from tacit.errors import SettingError
+from tacit.wire import discrete_gaussian as sampler
+from tacit.wire.accounting import Mechanism, epsilons
+from tacit.wire.discrete_gaussian import discrete_gaussian
+from tacit.wire.noise import FINE, IntegerNoise, fine_step, modular_step
+from tacit.wire.plan import assemble, parse, uploads_of
+from tacit.wire.rng import fresh_key
+from worlds import PEOPLE, world
+
+ITEM = torch.zeros(1, 1, dtype=torch.int64)
+
+
+def probabilities(sigma: float, reach: int) -> np.ndarray:
+    """P(X = x) for |x| <= reach, by the definition."""
+    x = np.arange(-reach, reach + 1)
+    weights = np.exp(-((x / sigma) ** 2) / 2)
+    return weights / weights.sum()
+
+
+def convolved(one: np.ndarray, parties: int) -> np.ndarray:
+    """The distribution of the sum of so many independent draws, by repeated squaring."""
+    total, power = np.ones(1), one
+    while parties:
+        if parties & 1:
+            total = np.convolve(total, power)
+        power, parties = np.convolve(power, power), parties >> 1
+        keep = power > 1e-18  # what is rarer cannot be seen, and both ends are the same
+        power = power[int(np.argmax(keep)) : len(power) - int(np.argmax(keep[::-1]))]
+    return total
+
+
+def chi_square(draws: np.ndarray, chances: np.ndarray) -> float:
+    """The p-value of whole-number draws against chances of -r..r, in cells that expect 20 and more."""
+    reach = len(chances) // 2
+    assert np.abs(draws).max() <= reach
+    expected = len(draws) * chances
+    seen = np.bincount(draws + reach, minlength=len(chances))
+    ends = np.searchsorted(np.cumsum(expected), np.arange(1, len(draws) // 20) * 20.0)
+    cells = np.unique(np.concatenate([[0], np.minimum(ends + 1, len(chances))]))
+    got, want = np.add.reduceat(seen, cells[:-1]), np.add.reduceat(expected, cells[:-1])
+    return float(chi2.sf(((got - want) ** 2 / want).sum(), len(got) - 1))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 3.0, 50.0, 1e4])
+def test_samples_have_the_exact_probabilities(sigma):
+    draws = discrete_gaussian(sigma, (400_000,), fresh_key())
+    assert chi_square(draws, probabilities(sigma, int(40 * sigma) + 10)) > 1e-4
+
+
+def test_the_chi_square_sees_a_wrong_deviation_and_a_rounded_gaussian():
+    """The test above can fail: noise that is 1 % too wide, and continuous noise that was rounded."""
+    wide = discrete_gaussian(3.03, (400_000,), fresh_key())
+    assert chi_square(wide, probabilities(3.0, 130)) < 1e-4
+    rounded = np.rint(np.random.default_rng(0).normal(0, 0.5, 400_000)).astype(np.int64)
+    assert chi_square(rounded, probabilities(0.5, 30)) < 1e-4
+
+
+@pytest.mark.parametrize("parties", [2, 10, 1000])
+def test_sums_of_shares_have_the_exact_probabilities(parties):
+    """And these are those of one discrete Gaussian, as the accountant takes them."""
+    sigma = 20.0
+    share = sigma / math.sqrt(parties)
+    many = 30_000_000 // parties if parties == 1000 else 200_000
+    draws = discrete_gaussian(share, (parties, many // (100 if parties == 1000 else 1)), fresh_key()).sum(0)
+    exact = convolved(probabilities(share, max(int(14 * share), 12)), parties)
+    reach = len(exact) // 2
+    assert chi_square(draws, exact) > 1e-4
+    one = probabilities(sigma, reach)
+    likely = one > 1e-12
+    bound = 10 * sum(math.exp(-2 * math.pi**2 * share**2 * k / (k + 1)) for k in range(1, parties))
+    gap = np.abs(np.log(exact[likely] / one[likely])).max()
+    assert gap <= bound + 1e-3, "Kairouz, Liu and Steinke's bound holds"
+
+
+def test_the_rare_exact_decisions_agree_with_the_fast_ones(monkeypatch):
+    """With a huge margin every trial is decided by rational arithmetic: the same samples come out."""
+    key = fresh_key()
+    fast = discrete_gaussian(3.7, (300,), key)
+    monkeypatch.setattr(sampler, "MARGIN", 1e9)
+    assert (discrete_gaussian(3.7, (300,), key) == fast).all()
+    for k in range(1, 6):
+        start = int(math.exp(-k) * 2**64)
+        assert sampler._exact_tail(start + 2**30, key) == k - 1 and sampler._exact_tail(start - 2**30, key) == k
+
+
+@given(st.fractions(0, 40), st.integers(1, 200))
+def test_exponentials_are_rounded_down_exactly(gamma, bits):
+    if gamma == 0:
+        return
+    import mpmath
+
+    with mpmath.workdps(150):
+        expected = int(mpmath.floor(mpmath.exp(-mpmath.mpf(gamma.numerator) / gamma.denominator) * 2**bits))
+    assert sampler._floor_exp(Fraction(gamma), bits) == expected
+
+
+def test_a_million_numbers_in_less_than_a_second():
+    key, times = fresh_key(), []
+    for sigma in (0.5, 3.0, 1e4, 2.0**27):
+        began = time.process_time()
+        discrete_gaussian(sigma, (1_000_000,), key)
+        times.append(time.process_time() - began)
+    assert max(times) < 1.0, times
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf, 2.0**60])
+def test_a_deviation_that_no_grid_can_hold_is_refused(sigma):
+    with pytest.raises(SettingError):
+        discrete_gaussian(sigma, (3,), bytes(32))
+
+
+# Grids and sensitivities
+
+
+@given(st.floats(1e-6, 1e6), st.integers(0, 2**31), st.floats(1e-4, 1e4), st.sampled_from([None, 0.0, 40.0]))
+def test_no_rounded_upload_is_longer_than_the_sensitivity(bound, seed, size, local):
+    noise = IntegerNoise(1.0 if local is None else local, ((bound, 1.0),), local=local is not None)
+    draw = np.random.default_rng(seed)
+    change = {"a": torch.from_numpy(draw.normal(0, size, (40, 3))).float(), "b": torch.tensor(size).float()}
+    whole = noise.to_grid(change, torch.tensor(2.0), 0)
+    assert all(value.dtype == torch.int32 for value in whole.values())
+    length = math.sqrt(sum(float((value.double() ** 2).sum()) for value in whole.values()))
+    assert length <= noise.sensitivity(0, 121, 10.0)
+    meant = math.sqrt(sum(float((v.double() ** 2).sum()) for v in change.values())) / 2
+    if meant < bound:  # what is short stays as it is, to half a step
+        for name, value in change.items():
+            gap = (whole[name].double() * noise.grid(0) - value.double() / 2).abs().max()
+            assert float(gap) <= noise.grid(0) * 0.5 + 1e-6 * meant
+
+
+def test_sums_that_are_rounded_once_move_by_no_more_than_the_sensitivity():
+    """fedveil's kernel: one person more in a sum in double precision, in another order of adding."""
+    noise, draw = IntegerNoise(1.0, ((1.0, 1.0),), sums=True), np.random.default_rng(0)
+    people = draw.normal(0, 1, (300, 500))
+    people /= np.linalg.norm(people, axis=1, keepdims=True)
+    without, whole = people[:-1].sum(0), people[::-1].sum(0)
+    ends = [noise.add({"w": torch.from_numpy(total)}, 0, 300.0, b"", 0.0)["w"] for total in (without, whole)]
+    moved = float((ends[1] - ends[0]).double().norm())
+    assert 0.99 / noise.grid(0) < moved <= noise.sensitivity(0, 500, 300.0)
+
+
+def test_a_grid_is_fine_and_fits():
+    for bound in (1.0, 0.3, 7.0, 1e-9):
+        step = fine_step(bound)
+        assert math.log2(step).is_integer() and 2**FINE <= bound / step < 2 ** (FINE + 1)
+        assert fine_step(bound, 1000.0) * 2**31 > 12_000 * bound, "local noise fits into 32 bits"
+    for people, bits in ((849, 32), (10, 32), (10**6, 64)):
+        step = modular_step(1.0, 4.0, people, people // 2 + 1, bits)
+        assert (people + 12 * 4 * 1.42) / step < 2 ** (bits - 1)
+
+
+def test_every_released_number_is_on_the_public_grid_whatever_the_data_are():
+    method, model, federation = world("fedmf", {"lr": 0.1}, "ranking")
+    for text in ("clip=0.7,noise=1", "clip=0.7,local=3", "clip=0.7,noise=1,secure=6"):
+        wire = assemble(parse(text), method, uploads_of(method, model, ITEM), everybody=PEOPLE)
+        for backend in ("loop", "vmap"):
+            seen: list[Upload] = []
+            server = wire.stage.server
+            assert server is not None
+            spied = replace(wire.stage, server=lambda up, seat, s=server, k=seen: (k.append(s(up, seat)), k[-1])[1])
+            list(run(method, model, federation, rounds=2, wire=spied, backend=backend))
+            assert len(seen) == 2 and wire.stage.grid is not None
+            for number, upload in enumerate(seen):
+                for value in upload.total.values():
+                    steps = value.double() / wire.stage.grid(number)
+                    assert bool((steps == steps.round()).all()) and float(steps.abs().max()) > 2**20
+
+
+# What is accounted is what is drawn
+
+
+def drawn_deviation(text: str, name: str = "popularity") -> tuple[float, float]:
+    """(standard deviation of the released numbers, in units of the sensitivity; the mechanism's multiplier)."""
+    method, model, federation = world(name, {}, "ranking")
+    wire = assemble(parse(text), method, uploads_of(method, model, ITEM), everybody=PEOPLE)
+    assert wire.mechanism is not None and wire.stage.server is not None
+    zeros = Upload({"count": torch.zeros(200_000, dtype=torch.int64)}, torch.ones(()))
+    out = wire.stage.server(zeros, Seat(fresh_key(), 0, float(PEOPLE)))
+    return float(out.total["count"].std()), wire.mechanism.multiplier(0) * (2 if wire.mechanism.local else 1)
+
+
+@pytest.mark.parametrize("text", ["clip=2,noise=3", "clip=2,local=3", "clip=2,noise=3,secure"])
+def test_the_noise_is_as_wide_as_the_accountant_believes(text):
+    deviation, multiplier = drawn_deviation(text)
+    assert deviation >= 2 * multiplier * 0.995 and deviation <= 2 * multiplier * 1.02
+
+
+def exact_epsilon(sigma: float, sensitivity: int, delta: float, releases: int = 1) -> float:
+    """Of the discrete Gaussian in one dimension, from its own probabilities (dp-accounting's PLD of that mechanism)."""
+    loss = pld.privacy_loss_distribution.from_discrete_gaussian_mechanism(sigma, sensitivity)
+    return float(loss.self_compose(releases).get_epsilon_for_delta(delta))
+
+
+@pytest.mark.parametrize("releases", [1, 5])
+def test_epsilon_of_one_party_is_that_of_the_discrete_gaussian(releases):
+    """In one dimension dp-accounting has the mechanism itself: its epsilon and ours agree."""
+    sensitivity, multiplier = 400, 1.5
+    ours = epsilons(Mechanism(multiplier), releases, 1e-5)["epsilon"]
+    theirs = exact_epsilon(math.sqrt((multiplier * sensitivity) ** 2 + 16), sensitivity, 1e-5, releases)
+    assert theirs <= ours == pytest.approx(theirs, rel=2e-3)
+
+
+def test_epsilon_of_shares_is_the_published_bound():
+    """Kairouz, Liu, Steinke 2021: sums of discrete Gaussians satisfy eps^2 / 2 concentrated privacy with
+    eps = sqrt(D2^2 / (n s^2) + tau d / 2); the Renyi accountant's epsilon follows from it."""
+    people, d, multiplier, delta = 20, 5000, 2.0, 1e-6
+    noise = IntegerNoise(multiplier)
+    reach = noise.sensitivity(0, d, people)
+    share = noise.sigma(0, d, people, 1 / people)
+    tau = 10 * sum(math.exp(-2 * math.pi**2 * share**2 * k / (k + 1)) for k in range(1, people))
+    eps = math.sqrt(reach**2 / (people * share**2) + tau * d / 2)
+    assert eps <= 1 / multiplier
+    rho = eps**2 / 2
+    orders = np.linspace(1.01, 300, 20_000)
+    published = np.min(
+        rho * orders + (np.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (orders - 1)
+    )
+    told = epsilons(Mechanism(multiplier, sealed=True), 1, delta)
+    assert told["epsilon"] <= published == pytest.approx(told["epsilon_rdp"], rel=1e-2)
+
+
+def test_epsilon_of_local_noise_is_that_of_uploads_two_bounds_apart():
+    event = dp_accounting.GaussianDpEvent(3.0 / 2)
+    accountant = pld.PLDAccountant().compose(event, 4)
+    assert epsilons(Mechanism(3.0, 0.1, (), True), 4, 1e-5)["epsilon"] == pytest.approx(
+        accountant.get_epsilon(1e-5), rel=1e-3
+    )
+
+
+def test_epsilon_with_secret_coins_is_that_of_poisson_sampling_and_the_server_gets_none_of_it():
+    from tacit.wire.accounting import statement
+
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.2))
+    expected = pld.PLDAccountant().compose(event, 30).get_epsilon(1e-6)
+    told = statement(Mechanism(1.2, 0.1, sealed=True), 30, 1e-6)
+    assert told["epsilon"] == pytest.approx(expected, rel=1e-3) and "server" not in told["against"]
+    assert told["server_epsilon"] == epsilons(Mechanism(1.2), 30, 1e-6)["epsilon"] > 5 * told["epsilon"]
+    whole = statement(Mechanism(1.2, 1.0, sealed=True), 30, 1e-6)
+    assert whole["against"].endswith("the server too") and whole["server_epsilon"] == whole["epsilon"]
+    central = statement(Mechanism(1.2, 0.1), 30, 1e-6)
+    assert central["server_epsilon"] is None and central["against"] == "whoever sees the model"
+
+
+@pytest.mark.parametrize("text", ["clip=1,noise=1e6,secure", "clip=1,noise=3,secure=6"])
+def test_a_modulus_is_wide_enough_or_refused(text):
+    """Noise a million times the bound needs 64 bits: the sum is still right."""
+    method, model, federation = world("popularity", {}, "ranking")
+    wire = assemble(parse(text), method, uploads_of(method, model, ITEM), everybody=PEOPLE)
+    *_, done = run(method, model, federation, rounds=1, wire=wire.stage, backend="loop")
+    spread = float(done.state.shared["count"].std())
+    parts = 1.5 if "=6" in text else PEOPLE / math.ceil(2 * PEOPLE / 3)
+    groups = 4 if "=6" in text else 1
+    assert spread == pytest.approx(wire.mechanism.noise * math.sqrt(parts * groups), rel=0.4)
