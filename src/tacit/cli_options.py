@@ -88,6 +88,10 @@ NoiseSeedOption = Annotated[
         help="What noise is drawn from (default: the seed); `secret` draws one and keeps it in the folder.",
     ),
 ]
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="The privacy ledger of a private run (default: that of the data, in the cache)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
 

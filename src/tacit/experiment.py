@@ -29,6 +29,7 @@ from .engine.run import Convergence, Round, State, begin, run
 from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
 from .lock import alone
+from .privacy_ledger import noted_total
 from .progress import Elsewhere, Progress, Silent, Stopwatch, Watch
 from .promises import draws_of, sentence, spent
 from .rating_tasks import ratings
@@ -115,6 +116,8 @@ def _execute(
         _folds(made, task, settings, folder, watch, progress, state)
     final = final or folder.final(new())
     result = _judge(made, task, settings, progress, _received(final, settings), settled - begun)
+    if result["privacy"] and (total := noted_total(folder)):
+        result["privacy"]["ledger"] = total
     if fleet:
         result["federation"] = {name: value for name, value in fleet.note().items() if name == "history"}
         result["notes"] += fleet.note().get("notes", [])
