@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,17 +156,16 @@ def _total_line(total: Any) -> str:
 
 
 def _show_one(ledger: Any, delta: float | None) -> None:
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
     total = ledger.total(delta)
     if not ledger.entries:
         out.print(f"No private run on these people is in {ledger.path}.", markup=False, soft_wrap=True)
         return
-    narrow, wide = (Column(no_wrap=True), Column(overflow="fold"))
-    heads = {"date": narrow, "run": wide, "method": narrow, "epsilon": narrow, "rounds": narrow, "against": wide}
-    columns = [replace(column, header=name) for name, column in (heads | {"noise": narrow}).items()]
-    table = Table(*columns, title=Text(", ".join(_names(ledger))))
+    table = Table(title=Text(", ".join(_names(ledger))))
+    for name in ("date", "run", "method", "epsilon", "rounds", "against", "noise"):
+        table.add_column(name, no_wrap=name not in ("run", "against"), overflow="fold")
     for entry in ledger.entries:
         table.add_row(
             entry.date, Text(entry.folder), entry.method, f"{entry.epsilon:.3g}", str(entry.rounds), entry.against,
