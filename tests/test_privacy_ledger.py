@@ -375,6 +375,19 @@ def test_resume_adds_nothing_and_keeps_its_total():
     assert after["privacy"] == before["privacy"]
 
 
+def test_damaged_ledger_stops_resume():
+    run_private("mine")
+    for name in ("result.json", "report.html", "state.safetensors"):
+        Path("mine", name).unlink()
+    truncate(ledger_file())
+    tacit("resume", "mine", "--json").refused("cut off")
+    assert not Path("mine/state.safetensors").exists()
+
+
+def test_ledger_of_a_deployment_is_refused():
+    tacit("federate", "--write-app", "app", "--ledger", "people.json").refused("--ledger would change nothing")
+
+
 def test_run_that_died_before_it_was_entered_is_entered_by_resume():
     run_private("mine", "--ledger", "people.json")
     for name in ("result.json", "report.html", "state.safetensors"):

@@ -69,6 +69,15 @@ app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 
 
+def start(settings: Any, data: Any, path: Path, ledger: Path | None) -> Any:
+    """Make the run folder, which remembers the privacy ledger that was named."""
+    from .runs import RunFolder
+
+    folder = RunFolder.create(path, settings.model_dump(), data, __version__)
+    name_ledger(folder, ledger)
+    return folder
+
+
 def by_hand(error: BaseException) -> bool:
     """Whether this is Ctrl-C. What comes while a compiled kernel is being called, Numba hands on as a SystemError."""
     cause: BaseException | None = error
@@ -112,7 +121,7 @@ def run(
     from .data.sources import load
     from .experiment import make_task
     from .methods import find_method
-    from .runs import RunFolder, next_folder
+    from .runs import next_folder
 
     settings = make_settings(
         data=data, task=task, method=method, set=set_, rounds=rounds, cohort=cohort, dropout=dropout,
@@ -129,8 +138,7 @@ def run(
     refuse_idle(settings, made)
     foretell(settings, made)
     check_ledger(ledger, [settings], made, loaded)
-    folder = RunFolder.create(path, settings.model_dump(), loaded, __version__)
-    name_ledger(folder, ledger)
+    folder = start(settings, loaded, path, ledger)
     with Bars() as bars:
         result = finish(folder, settings, loaded, bars, made, began)
     if json_:
@@ -209,9 +217,7 @@ def compare(
     folders = {label: path / label.replace("/", "-") for label in wanted}
     alone = {label: settings for label, settings in wanted.items() if label not in same}
     check_ledger(ledger, list(alone.values()), made, loaded)
-    begun = [RunFolder.create(folders[label], s.model_dump(), loaded, __version__) for label, s in alone.items()]
-    for folder in begun:
-        name_ledger(folder, ledger)
+    begun = [start(settings, loaded, folders[label], ledger) for label, settings in alone.items()]
     enter_runs(begun, loaded, made)  # all of them first: the total is the same in every result, in whatever order
     with Bars() as bars:
 
