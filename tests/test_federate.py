@@ -93,6 +93,7 @@ def test_a_federation_survives_two_deaths_and_is_the_run_of_the_simulator(watch,
     assert found["private_parameters_differ_by"] < 1e-5 and found["private_numbers"] == 60 * (40 * 8 + 8 + 2)
     assert found["metrics_differ_by"] < 5e-5 and found["metrics_of_one_alone"] == []
     assert set(result) == set(simulated) | {"federation"}
+    assert result["privacy"].pop("ledger")["repeatable_runs"] >= 1, "entered by the command, and not by the simulator"
     assert result["privacy"] == simulated["privacy"] and result["rejected_updates"] == {}
 
 

@@ -29,6 +29,7 @@ from .cli_options import (
     EpsilonOption,
     JobsOption,
     JsonOption,
+    LedgerOption,
     NewOption,
     NoiseSeedOption,
     OutOption,
@@ -52,7 +53,9 @@ from .cli_options import (
     wanted_runs,
 )
 from .cli_poison import poison
+from .cli_privacy import check_ledger, enter_runs, name_ledger, privacy_app
 from .cli_recommend import recommend
+from .cli_report import report
 from .cli_serve import serve
 from .errors import RunError, SettingError, TacitError
 from .terminal import Bars, cache, emit, err, out, say, show
@@ -64,13 +67,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 app.add_typer(data_app, name="data")
+app.add_typer(privacy_app, name="privacy")
 
 
-def start(settings: Any, data: Any, path: Path, bars: Bars, task: Any, began: float | None = None) -> dict[str, Any]:
+def start(settings: Any, data: Any, path: Path, ledger: Path | None) -> Any:
+    """Make the run folder, which remembers the privacy ledger that was named."""
     from .runs import RunFolder
 
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
-    return finish(folder, settings, data, bars, task, began)
+    name_ledger(folder, ledger)
+    return folder
 
 
 def by_hand(error: BaseException) -> bool:
@@ -89,6 +95,7 @@ def finish(
         from .experiment import execute
         from .report import shape, write_report
 
+        enter_runs([folder], data, task)
         result = execute(settings, data, folder, bars, task, began)
         if not os.environ.get(WORKER):  # a comparison has one report of all; `tacit report RUN` writes that of a run
             write_report([result], folder.path, data=shape(data), runs=[folder.path])
@@ -108,7 +115,8 @@ def run(
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
     backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
     wire: WireOption = "", epsilon: EpsilonOption = None, delta: DeltaOption = None,
-    noise_seed: NoiseSeedOption = None, promise: PromiseOption = False, threads: ThreadsOption = None,
+    noise_seed: NoiseSeedOption = None, promise: PromiseOption = False, ledger: LedgerOption = None,
+    threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
@@ -131,8 +139,10 @@ def run(
     check(settings, made)
     refuse_idle(settings, made)
     foretell(settings, made)
+    check_ledger(ledger, [settings], made, loaded)
+    folder = start(settings, loaded, path, ledger)
     with Bars() as bars:
-        result = start(settings, loaded, path, bars, made, began)
+        result = finish(folder, settings, loaded, bars, made, began)
     if json_:
         emit(result)
     else:
@@ -157,7 +167,7 @@ def compare(
     epsilon: Annotated[
         str | None, typer.Option("--epsilon", help="One or several, as in 1,3,10,none: every method with each of them.")
     ] = None,
-    delta: DeltaOption = None, noise_seed: NoiseSeedOption = None,
+    delta: DeltaOption = None, noise_seed: NoiseSeedOption = None, ledger: LedgerOption = None,
     axes: Annotated[
         str | None, typer.Option("--axes", help="Weigh these at once: accuracy,bytes,epsilon (rounds, gradients).")
     ] = None,
@@ -208,15 +218,16 @@ def compare(
     same = twins(wanted, made) if methods == "all" else {}
     folders = {label: path / label.replace("/", "-") for label in wanted}
     alone = {label: settings for label, settings in wanted.items() if label not in same}
+    check_ledger(ledger, list(alone.values()), made, loaded)
+    begun = [start(settings, loaded, folders[label], ledger) for label, settings in alone.items()]
+    enter_runs(begun, loaded, made)  # all of them first: the total is the same in every result, in whatever order
     with Bars() as bars:
 
         def one(label: str, settings: Any, folder: Path) -> dict[str, Any]:
             bars.label = f"{label}: "
-            return start(settings, loaded, folder, bars, made)
+            return finish(RunFolder(folder), settings, loaded, bars, made)
 
         if (many := jobs_for(len(alone), jobs)) > 1:
-            for label, settings in alone.items():
-                RunFolder.create(folders[label], settings.model_dump(), loaded, __version__)
             bars.phase(f"runs, {many} at a time", len(alone), 0)
             order = {label: folders[label] for label in longest_first(alone, made)}
             lost = refused | side_by_side(order, many, lambda n: bars.round(n, None), say)
@@ -258,36 +269,7 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")], json_: J
     return emit(result) if json_ else show([result], path / "report.html")
 
 
-@app.command()
-def report(
-    path: Annotated[Path, typer.Argument(help="A run folder, or the folder of a comparison.")],
-    json_: JsonOption = False,
-) -> None:
-    """Write the HTML report of a finished run or comparison again, and show its table."""
-    from .data.sources import load
-    from .report import shape, write_report
-    from .runs import RunFolder
-    from .tradeoff import weigh
-
-    parts, kept = [path], {}
-    if (path / "compare.json").exists():
-        kept = RunFolder(path).read("compare.json")
-        parts = RunFolder(path).runs()
-    folders = [RunFolder.open(part) for part in parts]
-    results = [folder.result() for folder in folders]
-    settings = folders[0].settings()
-    try:
-        about = shape(load(settings.data, seed=settings.seed, cache=cache(), say=say))
-    except TacitError:
-        if not folders[0].federated:
-            raise
-        about = None  # the data are with the nodes
-    weighed = weigh(results, kept.get("heterogeneity"), tuple(kept.get("axes", ())))
-    made = write_report(results, path, data=about, runs=parts, weighed=weighed)
-    emit({"report": str(made)}) if json_ else show(results, made, weighed)
-
-
-for command in (federate, recommend, export, serve, audit, poison, bench):
+for command in (report, federate, recommend, export, serve, audit, poison, bench):
     app.command()(command)
 
 

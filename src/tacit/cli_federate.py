@@ -16,6 +16,7 @@ from .cli_options import (
     DropoutOption,
     EpsilonOption,
     JsonOption,
+    LedgerOption,
     NewOption,
     NoiseSeedOption,
     OutOption,
@@ -33,6 +34,7 @@ from .cli_options import (
     make_settings,
     refuse_idle,
 )
+from .cli_privacy import check_ledger, enter_runs, name_ledger
 from .errors import RunError, SettingError
 from .terminal import Bars, cache, emit, err, out, say, show
 
@@ -68,9 +70,9 @@ def federate(
     tolerance: ToleranceOption = None, patience: PatienceOption = None, seed: SeedOption = 0, out_: OutOption = None,
     backend: BackendOption = "auto", download: DownloadOption = "dense", wire: WireOption = "",
     epsilon: EpsilonOption = None, delta: DeltaOption = None, noise_seed: NoiseSeedOption = None,
-    deadline: DeadlineOption = 120.0, least: LeastOption = 0.5, host: HostOption = "127.0.0.1",
-    port: PortOption = None, write_app: AppOption = None, catalogue: CatalogueOption = None,
-    threads: ThreadsOption = None, json_: JsonOption = False,
+    ledger: LedgerOption = None, deadline: DeadlineOption = 120.0, least: LeastOption = 0.5,
+    host: HostOption = "127.0.0.1", port: PortOption = None, write_app: AppOption = None,
+    catalogue: CatalogueOption = None, threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """The same run as `tacit run` as a real federation over Flower: one SuperLink, N SuperNodes, TLS, node keys."""
     from .data.sources import load
@@ -81,6 +83,8 @@ def federate(
 
     if catalogue is not None and write_app is None:
         raise SettingError("--catalogue names items without anybody, so nothing can be run on it. Add --write-app DIR.")
+    if ledger is not None and write_app is not None:
+        raise SettingError("--ledger would change nothing: --write-app runs nothing. Leave it out.")
     settings = make_settings(
         data=data if catalogue is None else str(catalogue), task=task, method=method, set=set_, rounds=rounds,
         cohort=cohort, dropout=dropout, protocol="clean", split=split, new_people=new_people,
@@ -106,7 +110,9 @@ def federate(
     check(settings, made)
     refuse_idle(settings, made)
     foretell(settings, made)
+    check_ledger(ledger, [settings], made, loaded)
     folder = prepare(path, settings, loaded, asked)
+    name_ledger(folder, ledger)
     del made
     finish(folder, loaded, json_)
 
@@ -120,6 +126,7 @@ def finish(folder: Any, loaded: Any, json_: bool) -> None:
     from .report import shape, write_report
 
     path = folder.path
+    enter_runs([folder], loaded)
     try:
         with Bars() as bars:
             result = run(folder, bars, say, lines=not err.is_terminal)

@@ -89,6 +89,10 @@ NoiseSeedOption = Annotated[
     ),
 ]
 PromiseOption = Annotated[bool, typer.Option("--promise", help="Refuse to run where no epsilon can be promised.")]
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="The privacy ledger of a private run (default: that of the data, in the cache)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
 

@@ -30,6 +30,7 @@ from .errors import DivergedError, SettingError
 from .evaluation.protocol import Judged
 from .federation import cohort_size
 from .lock import alone
+from .privacy_ledger import noted_total
 from .progress import Elsewhere, Progress, Silent, Stopwatch, Watch
 from .promises import is_private, phase_key, privacy_statement, sentence
 from .rating_tasks import ratings
@@ -117,6 +118,8 @@ def _execute(
         _folds(made, task, settings, folder, watch, progress, state)
     final = final or folder.final(new())
     result = _judge(made, task, settings, progress, _received(final, settings), settled - begun)
+    if result["privacy"] and (total := noted_total(folder)):
+        result["privacy"]["ledger"] = total
     if fleet:
         hidden = {"nodes", "people", "refused"} if is_private(settings) else set()  # nobody is told who was asked
         history = [{n: v for n, v in entry.items() if n not in hidden} for entry in fleet.note()["history"]]

@@ -70,3 +70,17 @@ def alive(process: int) -> bool:
     except OSError:  # somebody else's
         pass
     return True
+
+
+@contextlib.contextmanager
+def wait_for(path: Path) -> Iterator[None]:
+    """Hold a lock file for a short piece of work; whoever comes meanwhile waits. The empty file stays."""
+    place = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(ImportError, OSError):  # a system or a file system without such locks
+            import fcntl
+
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)

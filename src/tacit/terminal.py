@@ -60,6 +60,13 @@ def cache() -> Path | None:
     return Path(os.environ["TACIT_CACHE"]) if os.environ.get("TACIT_CACHE") else None
 
 
+def ledgers() -> Path:
+    """The folder of privacy ledgers: TACIT_LEDGERS, or `privacy` in the cache folder."""
+    from .data.archives import default_cache
+
+    return Path(os.environ.get("TACIT_LEDGERS") or (cache() or default_cache()) / "privacy")
+
+
 def emit(value: Any) -> None:
     sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
     sys.stdout.flush()
