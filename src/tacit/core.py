@@ -111,6 +111,7 @@ class Method:
     exact: Callable[..., tuple[Upload, dict[str, int]]] | None = None  # the kernel with sums in double precision, for
     # those who add up the sums of several cohorts
     recipe: Recipe | None = None  # how anybody is rebuilt by plain arithmetic, as in a browser; see recipes
+    constant: bool = False  # a part of an upload is the same in every round, so that differences of sums isolate it
     told: tuple[str, ...] = ()  # names in an upload that are for the curve only; not sent where the wire clips
 
     def but(self, **changes: Any) -> Method:

@@ -91,7 +91,7 @@ def _execute(
     watch, begun = watch or Silent(), time.perf_counter() if began is None else began
     threads(settings.threads)
     task = task or make_task(settings, data)  # type: ignore[arg-type]
-    made = plan(settings, task.facts)
+    made = plan(settings, task.facts, elsewhere=fleet is not None)
     folder.same_plan(made.shown)
     settled = time.perf_counter()
 

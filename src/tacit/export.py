@@ -69,7 +69,7 @@ def gather(run: Path) -> Learnt:
     if result["task"] not in ("ranking", "ratings"):
         raise SettingError(f"{run} is about {result['task']}; there are no items to recommend.")
     facts = Facts(result["task"], result["items"], True, tuple(result["scale"]), people=result.get("members", 0))
-    made = plan(settings, facts)
+    made = plan(settings, facts, elsewhere=folder.federated)
     if made.method.recipe is None:
         raise SettingError(
             f"{settings.method} cannot be rebuilt in a browser with these settings: it has no recipe. Methods that "

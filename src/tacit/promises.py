@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .core import Model, Params, Stage
+from .core import Method, Model, Params, Stage
 from .errors import SettingError
 from .federation import cohort_size
 from .methods import build, find_method, settings_of
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 
 def wired(
-    settings: Settings, task: Facts, model: Model, own: Mapping[str, Any], rounds: int
+    settings: Settings, task: Facts, model: Model, own: Mapping[str, Any], rounds: int, elsewhere: bool = False
 ) -> tuple[Wire, float, dict[str, Any] | None]:
     """(the method on its wire, delta, how noise and data go together)."""
     method = find_method(settings.method)
     asked, delta = parse(settings.wire), settings.delta or default_delta(task.people)
     check(settings.epsilon, settings.delta)
-    trial = build(settings.method, model, own)
+    once = settings.cohort is None and not settings.dropout and not elsewhere
+    known: dict[str, Any] = {"counts_once": once}
+    trial = build(settings.method, model, {**own, **_read_by(method, known)})
     bounded, people = bool(trial.release), max(task.people, 1)
     if not asked and settings.epsilon is None:
         return Wire(trial, Stage(), None, False), delta, None
@@ -39,8 +41,8 @@ def wired(
             f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
         )
     noise = multiplier_for(asked, settings.epsilon, delta, rounds, many / people, bounded)
-    known = {"noise": noise or dict(asked).get("noise") or 0.0, "people": people}
-    built = build(settings.method, model, {**own, **{n: v for n, v in known.items() if n in settings_of(method)}})
+    known |= {"noise": noise or dict(asked).get("noise") or 0.0, "people": people}
+    built = build(settings.method, model, {**own, **_read_by(method, known)})
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     likes: list[Params] = [{}] if built.pooled else uploads_of(built, model, inputs)
@@ -50,6 +52,27 @@ def wired(
         r = predictor(known["noise"], task.items, people)
         told = {"r": r, "advice": advice(r)}
     return wire, delta, told
+
+
+def _read_by(method: Callable[..., Method], known: dict[str, Any]) -> dict[str, Any]:
+    """What of it this method reads."""
+    return {name: value for name, value in known.items() if name in settings_of(method)}
+
+
+def secure_notes(settings: Settings, wire: Wire, rounds: int, elsewhere: bool) -> tuple[str, ...]:
+    """Refuse, or say, what sums of several rounds without noise tell together."""
+    if wire.stage.seal is None or wire.noisy or rounds < 2 or not wire.method.constant:
+        return ()
+    if elsewhere:
+        return (
+            "Secure sums without noise over several rounds: a node that misses a round shows its own sum as the "
+            "difference of two. Add noise, or let every node hold many people (fewest).",
+        )
+    raise SettingError(
+        f"--wire {settings.wire} hides nobody here: {settings.method} sends a person's list of items in every round, and "
+        "where people come and go (--cohort, --dropout) the difference of two rounds' sums is one person's list. Add "
+        "noise (--wire clip=1,noise=1,secure), or let everybody take part in every round."
+    )
 
 
 def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:

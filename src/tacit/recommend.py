@@ -58,7 +58,7 @@ def recommend(
         chosen = np.array([known.find(text) for text in dict.fromkeys(likes)], np.int32)
         chosen, timed = np.array(list(dict.fromkeys(chosen.tolist())), np.int32), False
         history = Histories(np.array([0, len(chosen)]), chosen, np.full(len(chosen), facts.scale[1], np.float32))
-    made = plan(settings, replace(facts, timed=timed))
+    made = plan(settings, replace(facts, timed=timed), elsewhere=folder.federated)
     folder.same_plan(made.shown)
     home = _home(history, made, facts, settings.seed)
     start = begin(made.method, made.model, home, made.seed)
@@ -87,7 +87,7 @@ def _for_member(
     whole = data.train if isinstance(data, BroughtSplit) else data
     assert isinstance(whole, Interactions)
     known, task = _person(person, whole), make_task(settings, data)
-    made = plan(settings, task.facts)
+    made = plan(settings, task.facts, elsewhere=folder.federated)
     folder.same_plan(made.shown)
     fresh = begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
     if folder.federated and fresh.private.initial:

@@ -16,7 +16,7 @@ from .errors import SettingError, did_you_mean
 from .methods import SERVER, coerce, find_method, settings_of
 from .methods.servers import server_step
 from .models import classifier, factorization, linear, ranker
-from .promises import promises, wired
+from .promises import promises, secure_notes, wired
 from .tasks import Facts, Sampling
 from .wire.plan import Wire
 
@@ -102,7 +102,7 @@ class Plan:
 
 
 LOOP = ("rounds", "tolerance", "patience")
-GIVEN = ("noise", "people")  # what a method is told by the wire and the task, and not by --set
+GIVEN = ("noise", "people", "counts_once")  # what a method is told by the wire and the task, and not by --set
 MODEL = {
     "ranking": ("model", "k", "loss", "spread"),
     "ratings": ("k", "spread"),  # a rating is a number: its loss is squared
@@ -113,8 +113,9 @@ HOMES: dict[str, Callable[..., Model]] = {"ranking": ranker, "ratings": factoriz
 UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0}  # weights by age that are flat, where no order is known
 
 
-def plan(settings: Settings, task: Facts) -> Plan:
-    """Resolve every default, refuse what does not exist or would change nothing, and build the model and the method."""
+def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
+    """Resolve every default, refuse what does not exist or would change nothing, and build the model and the method.
+    `elsewhere`: devices are behind nodes that may come and go."""
     method = find_method(settings.method)
     by_task = DEFAULTS[task.kind]
     preset = PRESETS.get(task.kind, {}).get((settings.method, settings.data), {})
@@ -152,7 +153,7 @@ def plan(settings: Settings, task: Facts) -> Plan:
     if rounds < 1:
         raise SettingError(f"--rounds {rounds} was asked for; at least 1 is needed.")
     own = {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER}
-    wire, delta, predictor = wired(settings, task, make_model(task, values), own, rounds)
+    wire, delta, predictor = wired(settings, task, make_model(task, values), own, rounds, elsewhere)
     built = wire.method
     if built.release:
         if settings.rounds is not None and rounds != len(built.release):
@@ -160,7 +161,7 @@ def plan(settings: Settings, task: Facts) -> Plan:
                 f"--rounds {rounds} was asked for; {settings.method} takes {len(built.release)}. Leave --rounds out."
             )
         rounds = len(built.release)
-    notes += wire.notes + promises(settings, task, wire, delta)
+    notes += wire.notes + promises(settings, task, wire, delta) + secure_notes(settings, wire, rounds, elsewhere)
     if built.pooled and (settings.cohort is not None or settings.dropout):
         raise SettingError(
             f"--cohort and --dropout mean nothing for {settings.method}, which holds everybody's data. Leave them out."

@@ -88,7 +88,7 @@ def _refuse(folder: Path, settings: Settings, items: Interactions, asked: Federa
     """Everything that can be wrong is found before anything is written."""
     refuse_unfit(settings, asked.nodes)
     items.require(people=0)
-    plan(settings, Facts(settings.task or "ranking", len(items.items), True, (1.0, 5.0), people=MANY))
+    plan(settings, Facts(settings.task or "ranking", len(items.items), True, (1.0, 5.0), people=MANY), elsewhere=True)
     if asked.host in ("0.0.0.0", "::") or "*" in asked.host:
         raise SettingError(
             f"--host {asked.host} was got; expected the name or address that nodes reach the server by, such as "

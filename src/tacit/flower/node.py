@@ -116,7 +116,7 @@ class Node:
             write_atomically(path, blob)
         home = self.make(self, order)
         task, own = home.task, home.own
-        trial = home.plan or plan(settings_of(order), task.facts)
+        trial = home.plan or plan(settings_of(order), task.facts, elsewhere=True)
         members = {
             phase: np.intersect1d(task.federation(phase, trial.method, trial.sampling, None).members, own)
             for phase in ("search", "final")
@@ -163,7 +163,7 @@ class Node:
         if not order.facts:
             return Home(shard.task(settings), shard.own, None)
         facts = facts_of(order.facts)
-        return Home(shard.task(settings, facts.scale), shard.own, plan(settings, facts))
+        return Home(shard.task(settings, facts.scale), shard.own, plan(settings, facts, elsewhere=True))
 
     # Private parameters
 

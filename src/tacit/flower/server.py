@@ -82,7 +82,7 @@ class Fleet:
         on, which stay as they were when it began. `made`: a plan of one's own, where nodes have one too."""
         members = list(self.roll.members.values())
         self._facts = facts = facts_of(known) if known else merged([member.facts for member in members])
-        self._plan = made or plan(self.settings, facts)
+        self._plan = made or plan(self.settings, facts, elsewhere=True)
         if self._plan.method.pooled:
             raise SettingError(
                 f"{self.settings.method} holds everybody's data in one place, so no federation can run it."

@@ -4,6 +4,8 @@ Ranking (Hu et al. 2008, regularised as Rendle et al. 2021), with m items, n peo
     person  u_i = [a0 V'V + sum_{j in H_i} w v_j v_j' + lam (sum w + a0 m) I]^-1 sum w v_j
     uploads for its items j: [u u', u, 1], and u u' once                    (training weights w are flat)
     server  v_j = [a0 U'U + sum u u' + lam (n_j + a0 n) I]^-1 sum u
+The 1s, from which n_j is counted, do not change from round to round. Where everybody takes part in every round they are
+sent in the first one only (`counts_once`): what is sent again and again in sums of different people can be solved for.
 Serving weighs a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
 tell most about the next one, and nobody else needs to know the order.
 Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_j], and the residual as target.
@@ -25,9 +27,16 @@ from ..recipes import Recipe
 
 
 def fedals(
-    model: Model, *, lam: float = 0.01, alpha0: float = 0.3, recency: float = 0.75, floor: float = 0.02
+    model: Model,
+    *,
+    lam: float = 0.01,
+    alpha0: float = 0.3,
+    recency: float = 0.75,
+    floor: float = 0.02,
+    counts_once: bool = False,
 ) -> Method:
-    """`alpha0` is the weight of everything a person did not take; `recency` 1 turns the weighing by age off."""
+    """`alpha0` is the weight of everything a person did not take; `recency` 1 turns the weighing by age off.
+    `counts_once`: everybody takes part in every round, so that counts are sent in the first round only."""
     if model.design is None:
         raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
     explicit = "item_bias" in model.rows
@@ -44,6 +53,9 @@ def fedals(
         strength = lam * (weights.sum() + alpha0 * model.catalogue)
         return ridge(features, torch.ones_like(weights), weights, alpha0 * shared["gram"], strength)
 
+    def counted(down: Download) -> bool:
+        return not counts_once or float(down.round) == 0
+
     def client(down: Download, own: Params, held: Examples) -> tuple[Upload, Params]:
         held = Examples(*(x[0] for x in whole(held)))
         user = solve(down.params, held, held.mask)
@@ -51,15 +63,15 @@ def fedals(
         rows = torch.zeros(down.params["item"].shape[0])
         taken = rows.index_add(0, held.inputs, held.mask)
         told = rows.index_add(0, held.inputs, held.mask * left) if explicit else taken
-        square, one = _upper(x[:, None] * x), torch.ones(1)
-        if explicit:
-            parts = (taken[:, None] * square, told[:, None] * x, taken[:, None])
-            return Upload({"sums": torch.cat(parts, 1)}, torch.ones(())), {}
-        return Upload({"sums": taken[:, None] * torch.cat([square, x, one]), "square": square}, torch.ones(())), {}
+        square = _upper(x[:, None] * x)
+        counts = (taken[:, None],) if counted(down) else ()
+        sums = torch.cat((taken[:, None] * square, told[:, None] * x, *counts), 1)
+        return Upload({"sums": sums} | ({} if explicit else {"square": square}), torch.ones(())), {}
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         size = shared["item"].shape[1] + explicit
         outer, vector, count = _parts(upload.total["sums"], size)
+        count = memory["count"] if count is None else count
         gram, people = np.zeros((size, size)), 0.0
         if not explicit:
             gram, people = alpha0 * _full(upload.total["square"], size).double().numpy(), alpha0 * float(upload.weight)
@@ -72,7 +84,7 @@ def fedals(
         if memory:  # a cohort that lacks an item says nothing of it, except in the first round
             old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if explicit else shared["item"]
             item = torch.where((count > 0)[:, None], item, old)
-        memory = {"begun": torch.ones(())}
+        memory = {"begun": torch.ones(())} | ({"count": count} if counts_once else {})
         if explicit:
             return shared | {"item": item[:, :-1].contiguous(), "item_bias": item[:, -1].contiguous()}, memory
         return {"item": item, "gram": item.T @ item}, memory
@@ -86,13 +98,18 @@ def fedals(
         down: Download, store: object, people: object, held: object, wide: bool = False
     ) -> tuple[Upload, dict[str, int]]:
         total, good = sums_of(down, held, model.catalogue, lam, 0.0 if explicit else alpha0, wide)
+        if not counted(down):
+            total["sums"] = total["sums"][:, :-1].contiguous()
         return Upload(total, torch.tensor(float(good.sum()))), {"non-finite": int((~good).sum())}
 
     prior = 0.0 if explicit else alpha0 * model.catalogue
     recipe = Recipe("ridge", lam, prior, 0.0 if explicit else alpha0, recency, floor)
     rows = (*model.rows, "sums")
     exact = partial(kernel, wide=True)
-    return Method(init, client, server, personalize, "history", rows, kernel, exact=exact, recipe=recipe)
+    return Method(
+        init, client, server, personalize, "history", rows, kernel, exact=exact, recipe=recipe,
+        constant=not counts_once,
+    )  # fmt: skip
 
 
 def _item_side(user: Tensor, held: Examples, shared: Params, explicit: bool) -> tuple[Tensor, Tensor]:
@@ -108,10 +125,11 @@ def _upper(square: Tensor) -> Tensor:
     return square[i, j]
 
 
-def _parts(sums: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every item's sums: x x' (upper triangle), r x, and how many people."""
-    outer, vector, count = torch.split(sums, [size * (size + 1) // 2, size, 1], 1)
-    return outer, vector, count[:, 0]
+def _parts(sums: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of every item's sums: x x' (upper triangle), r x, and how many people, where that is told."""
+    triangle = size * (size + 1) // 2
+    outer, vector, count = torch.split(sums, [triangle, size, sums.shape[1] - triangle - size], 1)
+    return outer, vector, count[:, 0] if count.shape[1] else None
 
 
 def _full(upper: Tensor, size: int) -> Tensor:
