@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,8 @@ def wired(
     method = find_method(settings.method)
     asked, delta = parse(settings.wire), settings.delta or default_delta(task.people)
     check(settings.epsilon, settings.delta)
-    trial = build(settings.method, model, own)
+    public = {"features": task.features, "feature_count": task.feature_count}
+    trial = build(settings.method, model, {**own, **_asked_by(method, public)})
     bounded, people = bool(trial.release), max(task.people, 1)
     if not asked and settings.epsilon is None:
         return Wire(trial, Stage(), None, False), delta, None
@@ -40,8 +42,12 @@ def wired(
             f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
         )
     noise = multiplier_for(asked, settings.epsilon, delta, rounds, many / people, bounded)
-    known = {"noise": noise or dict(asked).get("noise") or 0.0, "people": people}
-    built = build(settings.method, model, {**own, **{n: v for n, v in known.items() if n in settings_of(method)}})
+    values = dict(asked)
+    known = {"noise": noise or values.get("noise") or values.get("local") or 0.0, "people": people}
+    known |= {"clip": values.get("clip") or 1.0}
+    if "local" in values:  # every device adds its own: the sum has that of all
+        known["noise"] *= math.sqrt(many)
+    built = build(settings.method, model, {**own, **_asked_by(method, known | public)})
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     like = {} if built.pooled else upload_of(built, model, inputs)
@@ -49,8 +55,13 @@ def wired(
     told = None
     if bounded and known["noise"]:
         r = predictor(known["noise"], task.items, people)
-        told = {"r": r, "advice": advice(r)}
+        told = {"r": r, "advice": advice(r, {**own, **built.resolved}.get("route") == "features")}
     return wire, delta, told
+
+
+def _asked_by(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the wire and of the task a method has a parameter for."""
+    return {name: value for name, value in known.items() if name in settings_of(method)}
 
 
 def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:
