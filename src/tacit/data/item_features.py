@@ -60,7 +60,7 @@ def _year_columns(year: NDArray[np.float64]) -> NDArray[np.float32]:
     known = ~np.isnan(year)
     if not known.any():
         return np.zeros((len(year), 0), np.float32)
-    knots = np.unique(np.quantile(year[known], (np.arange(KNOTS) + 0.5) / KNOTS))
+    knots = np.unique(np.quantile(year[known], (np.arange(KNOTS) + 0.5) / KNOTS, method="inverted_cdf"))
     if len(knots) < 2:
         return np.zeros((len(year), 0), np.float32)
     table = np.zeros((len(year), len(knots)), np.float32)

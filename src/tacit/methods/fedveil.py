@@ -158,7 +158,7 @@ def fedveil(
     fixed = constants(noise, m, people, route == "features")
     h, k, rest = fixed.head, fixed.width, 1 - fixed.first
     powers = GROWTH ** np.arange(turns) if route == "iterate" else np.ones(1)
-    left = rest if route == "iterate" else rest * (1 - GRAM)
+    left = rest * (1 - GRAM) if route == "head" else rest
     tables = tuple((CLIP, float(left * share)) for share in powers / powers.sum())
     release = ((1.0, fixed.first), *(((1.0, rest * GRAM),) if route == "head" else ()), *tables)
     sound = [bound * noise / math.sqrt(share) for bound, share in release]  # s, by round
@@ -216,7 +216,8 @@ def fedveil(
         if "table" in told:
             common = public(shared["popular"]).common
             pull = (FEATURES_PULL if route == "features" else PULL) * (people or float(upload.weight)) / m
-            table, gain = _learnt(told["table"], shared["table"], common, sound[begin + turn], pull, features)
+            public_table = needed() if route == "features" else features
+            table, gain = _learnt(told["table"], shared["table"], common, sound[begin + turn], pull, public_table)
             return shared | {"table": table, "gain": gain}, {"turn": torch.tensor(turn + 1.0)}
         return shared, memory
 
