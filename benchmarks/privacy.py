@@ -5,10 +5,10 @@ and writes docs/evidence/privacy.json. Central noise on the sum, neighbours diff
 default of `--epsilon`; clean protocol, a tenth of the people new; figures are means over three noise draws of HR@10 /
 NDCG@10 against 99 negatives.
 
-Everything is chosen on validation in the search phase; test is read by the rows of `ml-100k`, `fedavg` and
-`synthetic` alone. What is chosen so is outside epsilon, for all methods alike. `choose` prints the validation table of fedveil's constants: every
-line changes one of them. DP-FedAvg's settings are searched for every epsilon by `GRID`, one after the other, beginning
-with the choice for the next larger epsilon. route=iterate is in `choose` only: it is nowhere the best.
+Everything is chosen on validation in the search phase; test is read by the rows of `ml-100k`, `fedavg` and `synthetic`
+alone. What is chosen so is outside epsilon, for all methods alike. `choose` prints the validation table of fedveil's
+constants: every line changes one of them. DP-FedAvg's settings are searched for every epsilon by `GRID`, one after the
+other, beginning with the choice for the next larger epsilon. route=iterate is in `choose` only: it is nowhere the best.
 """
 
 from __future__ import annotations
@@ -292,7 +292,8 @@ def ml_100k() -> dict[str, Any]:
     for epsilon in EPSILONS:
         if epsilon is not None:
             print(
-                f"epsilon {epsilon:g}: " + advice(predictor(noise_of(epsilon, task), task.facts.items, members(task)))
+                f"epsilon {epsilon:g}: "
+                + advice(predictor(noise_of(epsilon, task), task.facts.items, members(task)), True)
             )
         rows += compared(task, epsilon)
     return {"data": "ml-100k", "people": members(task), "delta": delta_of(task), "rows": rows}
