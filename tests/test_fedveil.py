@@ -23,8 +23,9 @@ from tacit.experiment import execute, make_task
 from tacit.export import export
 from tacit.federation import of_histories
 from tacit.methods import build, fedveil
-from tacit.methods.fedveil import CLIP, _fold, _unfold, advice, choose_route, constants, predictor
+from tacit.methods.fedveil import CLIP, advice, choose_route, constants, predictor
 from tacit.methods.shrinkage import shrunk
+from tacit.methods.subspaces import fold, unfold
 from tacit.models import factorization
 from tacit.recommend import recommend
 from tacit.runs import RunFolder
@@ -278,8 +279,8 @@ def test_iterated_tables_get_growing_shares():
 def test_a_folded_square_is_as_long_as_the_square():
     x = torch.randn(7, 7, dtype=torch.float64)
     square = x + x.T
-    assert torch.allclose(_fold(square).norm(), square.norm())
-    assert torch.allclose(_unfold(_fold(square), 7), square)
+    assert torch.allclose(fold(square).norm(), square.norm())
+    assert torch.allclose(unfold(fold(square), 7), square)
 
 
 def test_a_person_without_a_head_item_sends_zeros_and_is_served():

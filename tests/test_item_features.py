@@ -26,11 +26,11 @@ def test_a_genre_counts_once_and_one_that_all_have_says_nothing():
 
 
 def test_years_are_interpolated_between_quantiles():
-    catalogue = [f"Film {year} ({year})" for year in range(1900, 2000)]  # the knots are 1904, 1914, ...
+    catalogue = [f"Film {year} ({year})" for year in range(1900, 2000)]  # the knots are 1905, 1915, ...
     table = item_features(catalogue)
-    knots = 1904 + 10 * np.arange(KNOTS)
+    knots = 1905 + 10 * np.arange(KNOTS)
     assert table.shape == (100, KNOTS) and np.allclose(table.sum(1), 1)
-    assert np.allclose(table[5:95] @ knots, np.arange(1905, 1995), atol=1e-3)
+    assert np.allclose(table[5:96] @ knots, np.arange(1905, 1996), atol=1e-3)
     assert (np.count_nonzero(table, axis=1) <= 2).all()
     assert table[0].tolist() == [1] + [0] * 9 and table[99].tolist() == [0] * 9 + [1]  # beyond the outer knots
 

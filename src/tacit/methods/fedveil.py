@@ -40,6 +40,7 @@ from ..core import Download, Examples, Method, Model, Params, Upload
 from ..errors import SettingError
 from ..local import ages, whole
 from .shrinkage import shrunk
+from .subspaces import LEAST, basis, fold, learnt, omega, spanned, top, unfold, without
 
 Route = Literal["auto", "features", "head", "iterate"]
 CLIP = 0.25  # of u: nearly everybody is that long, and all would be at most 1
@@ -53,9 +54,7 @@ FEATURES_WIDTH = 32  # directions of the features that V spans, at most
 FEWEST_FEATURES = 6  # columns below which head is better on validation of ML-100K (years alone have 7)
 WORTH = 0.1  # route=auto takes the features from r x columns = 0.1 on; with less noise head learns better directions
 MARGIN = 1 - 1e-6  # of every upload's length, for rounding
-LEAST = 1e-3  # a residual shorter than this is rounding, not taste; and of singular values, beside the largest
 MANY = 2_000  # people whose heads are spread out at once by the kernel
-ROOT = math.sqrt(2)
 
 
 class Constants(NamedTuple):
@@ -189,7 +188,7 @@ def fedveil(
         weight, common, head = public(down.params["popular"])
         if number < begin:
             seen = _residual((weight * x)[head], _unit(common[head]))
-            return Upload({"gram": _told(_fold(seen[:, None] * seen))}, torch.ones(())), {}
+            return Upload({"gram": _told(fold(seen[:, None] * seen))}, torch.ones(())), {}
         seen = _residual(weight * x, common)
         taste = seen @ down.params["table"].double()
         taste = taste * (CLIP / taste.norm().clamp(min=CLIP))
@@ -203,21 +202,21 @@ def fedveil(
             common = public(popular).common
             start = shared["table"]
             if route == "iterate":
-                start = _basis(_without(common, _omega(m, k)))
+                start = basis(without(common, omega(m, k)))
             if route == "features":
-                start = _basis(_spanned(_without(common, needed().double()), _omega(m, k)))
+                start = basis(spanned(without(common, needed().double()), omega(m, k)))
             return shared | {"popular": popular, "table": start}, memory
         if "gram" in told:
-            spread = _top(_unfold(told["gram"], h), sound[1], k)  # a projector [h, h]
+            spread = top(unfold(told["gram"], h), sound[1], k)  # a projector [h, h]
             lifted = torch.zeros(m, k, dtype=torch.float64)
             _, common, head = public(shared["popular"])
-            lifted[head] = spread @ _omega(m, k)[head]
-            return shared | {"table": _basis(_without(common, lifted))}, memory
+            lifted[head] = spread @ omega(m, k)[head]
+            return shared | {"table": basis(without(common, lifted))}, memory
         if "table" in told:
             common = public(shared["popular"]).common
             pull = (FEATURES_PULL if route == "features" else PULL) * (people or float(upload.weight)) / m
             public_table = needed() if route == "features" else features
-            table, gain = _learnt(told["table"], shared["table"], common, sound[begin + turn], pull, public_table)
+            table, gain = learnt(told["table"], shared["table"], common, sound[begin + turn], pull, public_table)
             return shared | {"table": table, "gain": gain}, {"turn": torch.tensor(turn + 1.0)}
         return shared, memory
 
@@ -248,7 +247,7 @@ def fedveil(
         weight, common, head = (part.numpy() for part in public(down.params["popular"]))
         x = x @ sparse.diags(weight)
         if number < begin:
-            return Upload({"gram": told(_fold(torch.from_numpy(_heads(_units(x[:, head]), common[head]))))}, count), {}
+            return Upload({"gram": told(fold(torch.from_numpy(_heads(_units(x[:, head]), common[head]))))}, count), {}
         return Upload({"table": told(_tables(_units(x), common, down.params["table"].numpy()))}, count), {}
 
     return Method(
@@ -280,81 +279,11 @@ def _residual(vector: Tensor, common: Tensor) -> Tensor:
     return _unit(vector - (vector @ common) * common, LEAST)
 
 
-def _fold(square: Tensor) -> Tensor:
-    """The upper triangle, off-diagonal entries times sqrt 2: as long as the symmetric matrix itself."""
-    i, j = torch.triu_indices(*square.shape)
-    return square[i, j] * torch.where(i == j, 1.0, ROOT)
-
-
-def _unfold(flat: Tensor, size: int) -> Tensor:
-    """The inverse of `_fold`, in double precision."""
-    i, j = torch.triu_indices(size, size)
-    out = torch.zeros(size, size, dtype=torch.float64)
-    out[i, j] = flat.double() / torch.where(i == j, 1.0, ROOT)
-    out[j, i] = out[i, j]
-    return out
-
-
 def _positive(popular: Tensor, features: Tensor | None, sound: float) -> Tensor:
     """Popularity from its noisy sum: shrunk towards the features where there are some, and made positive."""
     if not sound:
         return popular.relu()
     return functional.softplus(popular if features is None else shrunk(popular, features, sound), 1 / sound)
-
-
-def _spanned(table: Tensor, omega: Tensor) -> Tensor:
-    """omega [m, k] projected to the table's k left singular vectors of the largest singular values, less small ones."""
-    vectors, values, _ = torch.linalg.svd(table, full_matrices=False)
-    kept = vectors[:, (values > LEAST * values[0]).nonzero()[: omega.shape[1], 0]]
-    return kept @ (kept.T @ omega)
-
-
-def _omega(m: int, k: int) -> Tensor:
-    """A public random table, the same everywhere."""
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-
-
-def _without(common: Tensor, table: Tensor) -> Tensor:
-    common = common.double()
-    return table - common[:, None] * (common @ table)
-
-
-def _basis(table: Tensor) -> Tensor:
-    """The nearest partial isometry: the same columns' span without what is too small to have a direction."""
-    values, turn = torch.linalg.eigh(table.T @ table)
-    kept = values > LEAST**2 * values[-1].clamp(min=0)
-    scale = torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0)
-    return (table @ (turn * scale) @ turn.T).float()
-
-
-def _top(gram: Tensor, sound: float, k: int) -> Tensor:
-    """The projector to the eigenvectors above what noise alone reaches: at most k, and at least 2 if there is noise."""
-    values, vectors = torch.linalg.eigh(gram)
-    edge = max(sound * math.sqrt(2 * len(gram)), LEAST * float(values[-1]))
-    number = min(max(int((values > edge).sum()), 2 if sound else 0), k, len(gram))
-    top = vectors[:, len(gram) - number :]
-    return top @ top.T
-
-
-def _learnt(
-    told: Tensor, before: Tensor, common: Tensor, sound: float, pull: float, features: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """From Y = C V, C everybody's second moments: the next basis U [m, k], and the gain G [k, k] with
-    U G U' = A (A + pull)^-1, A = Y B^-1 Y' on the directions that noise left (Nystrom's approximation of C)."""
-    v = before.double()
-    y = told.double() @ (v.T @ v)  # columns that V does not use hold nothing but noise
-    least = 2 * sound
-    if features is not None and sound:
-        turn = torch.linalg.eigh(v.T @ y + y.T @ v)[1]
-        y, least = shrunk(y @ turn, features, sound) @ turn.T @ (v.T @ v), 0.0
-    y = _without(common, y)
-    table = _basis(y)
-    values, turn = torch.linalg.eigh((v.T @ y + y.T @ v) / 2)
-    kept = values > max(least, LEAST * float(values[-1]), 1e-12)
-    scale = torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0)
-    half = table.double().T @ y @ (turn * scale) @ turn.T  # A = U half half' U'
-    size = half.T @ half + pull * torch.eye(len(half), dtype=torch.float64)
-    return table, (half @ torch.linalg.solve(size, half.T)).float()
 
 
 def _units(x: sparse.csr_matrix) -> sparse.csr_matrix:
