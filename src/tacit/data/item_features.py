@@ -2,8 +2,8 @@
 
 Features are facts about items and not about people, so a private method may use them without privacy cost.
     labels   one column for every genre, 1 where the item has it; at most LABELS, the most common ones
-    year     KNOTS quantiles of the catalogue's years (years that occur) are knots; an item's columns are the weights of linear
-             interpolation between the two knots around its year (they add to 1). Equal quantiles count once.
+    year     KNOTS quantiles of the catalogue's years (years that occur) are knots; an item's columns are the weights of
+             linear interpolation between the two knots around its year (they add to 1). Equal quantiles count once.
 Words of titles are left out: on validation of ML-100K they made recommendations worse.
 """
 
