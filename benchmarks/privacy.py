@@ -308,7 +308,9 @@ def fedavg() -> dict[str, Any]:
         settings = plain if epsilon is None else chosen
         found = judged(task, [averaged(task, "final", epsilon, draw, settings) for draw in draws(epsilon)])
         rows.append(row("DP-FedAvg", epsilon, found) | {"settings": settings})
-    return {"data": "ml-100k", "start": START, "grid": GRID, "rows": rows, "tried": tried}
+    return {
+        "data": "ml-100k", "delta": delta_of(task), "start": START, "grid": GRID, "rows": rows, "tried": tried,
+    }  # fmt: skip
 
 
 def synthetic() -> dict[str, Any]:
