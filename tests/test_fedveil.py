@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -11,22 +12,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tacit import __version__
 from tacit.core import Download, Examples, Seat, Stage, Upload
 from tacit.data.interactions import Histories
 from tacit.data.synthetic import synthetic
 from tacit.engine.run import begin, run
 from tacit.errors import SettingError
 from tacit.evaluation.scoring import personal_scores
+from tacit.experiment import execute, make_task
+from tacit.export import export
 from tacit.federation import of_histories
 from tacit.methods import build, fedveil
-from tacit.methods.fedveil import CLIP, _fold, _unfold, advice, constants, predictor
+from tacit.methods.fedveil import CLIP, advice, choose_route, constants, predictor
+from tacit.methods.shrinkage import shrunk
+from tacit.methods.subspaces import fold, unfold
 from tacit.models import factorization
+from tacit.recommend import recommend
+from tacit.runs import RunFolder
+from tacit.settings import Settings, plan
 from tacit.tasks import Sampling, ranking
 from tacit.wire.accounting import Mechanism, epsilons
 from tacit.wire.stages import clip
 
-ROUTES = ("head", "iterate")
+ROUTES = ("head", "iterate", "features")
 PEOPLE, ITEMS = 60, 130  # more items than the smallest head has
+FEATURES = np.random.default_rng(8).random((ITEMS, 7)).round() + np.eye(ITEMS)[:, :7]
+FEATURES[:, 0] = np.arange(ITEMS) % 2  # what the planted people go by
+TABLE = torch.from_numpy(FEATURES).float()
+
+
+def words_of(route: str) -> dict:
+    """Settings of a route, with the features where it needs them."""
+    return {"route": route} | ({"features": TABLE} if route == "features" else {})
 
 
 def planted(people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:
@@ -72,15 +89,29 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x / np.where(size > 0, size, 1)
 
 
+def shrink_one(y: np.ndarray, features: np.ndarray, s: float) -> np.ndarray:
+    """A vector of items towards its ridge fit, by least squares with three more rows for the penalty."""
+    f = np.column_stack([features, np.ones(len(y))])
+    augmented = np.vstack([f, math.sqrt(3) * np.eye(f.shape[1])])
+    fit = f @ np.linalg.lstsq(augmented, np.concatenate([y, np.zeros(f.shape[1])]), rcond=None)[0]
+    tau = max(np.mean((y - fit) ** 2) - s**2, 0)
+    return fit + tau / (tau + s**2) * (y - fit)
+
+
 class Reference:
     """The mechanism again, on a dense matrix and in double precision, as the specification has it. A basis V is here
     made of eigenvectors; what it is turned by does not matter, so the tables' noise comes in the method's rotation."""
 
-    def __init__(self, x: np.ndarray, z: float, shares: list[float], alpha: float, noise: list[np.ndarray]) -> None:
+    def __init__(
+        self, x: np.ndarray, z: float, shares: list[float], alpha: float, noise: list[np.ndarray],
+        features: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         self.n, self.m = x.shape
-        self.x, self.z, self.shares, self.noise = x, z, shares, noise
+        self.x, self.z, self.shares, self.noise, self.features = x, z, shares, noise, features
         s = z / math.sqrt(shares[0])
-        self.p = s * np.logaddexp(0, (unit(x).sum(0) + s * noise[0]) / s) if z else unit(x).sum(0)
+        total = unit(x).sum(0) + s * noise[0]
+        total = total if features is None else shrink_one(total, features, s)
+        self.p = s * np.logaddexp(0, total / s) if z else unit(x).sum(0)
         self.d = np.maximum(self.p, max(s, 1)) ** -alpha
         self.q = unit(self.p * self.d)
         self.t = self.residual(x * self.d, self.q)
@@ -113,16 +144,23 @@ class Reference:
         u = self.t @ v
         u *= np.minimum(1, CLIP / np.maximum(np.linalg.norm(u, axis=1), 1e-12))[:, None]
         self.s = CLIP * self.z / math.sqrt(self.shares[turn])
-        return self.off_q(self.t.T @ u + self.s * self.noise[turn] @ theirs.T @ v)
+        y = self.t.T @ u + self.s * self.noise[turn] @ theirs.T @ v
+        if self.features is not None:
+            axes = np.linalg.eigh(v.T @ y + y.T @ v)[1]
+            y = np.stack([shrink_one(y @ axis, self.features, self.s) for axis in axes.T], 1) @ axes.T
+        return self.off_q(y)
+
+    def from_features(self) -> np.ndarray:
+        return np.linalg.qr(self.off_q(self.features))[0]
 
     def operator(self, v: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Q diag(gain) Q'."""
         values, turn = np.linalg.eigh((v.T @ y + y.T @ v) / 2)
-        kept = values > 2 * self.s
+        kept = values > (2 * self.s if self.features is None else 1e-3 * values[-1])
         y = y @ turn[:, kept]
         t, q = np.linalg.eigh((y / values[kept]) @ y.T)
         t = np.maximum(t, 0)
-        return (q * (t / (t + 8 * self.n / self.m))) @ q.T
+        return (q * (t / (t + (8 if self.features is None else 2) * self.n / self.m))) @ q.T
 
     def scores(self, operator: np.ndarray, ever: np.ndarray, now: np.ndarray, strength: float) -> np.ndarray:
         y, late = unit(ever * self.d), unit(now * self.d)
@@ -138,22 +176,26 @@ def close(got, expected, within: float = 1e-4) -> None:
 @pytest.mark.parametrize("route", ROUTES)
 def test_all_of_it_equals_a_second_derivation(route, z, backend):
     data, model = planted(), factorization(ITEMS, k=4)
-    words = {"noise": z, "people": PEOPLE, "route": route, "turns": 2, "strength": 1.5, "recency": 0.8, "floor": 0.2}
-    method, fixed = fedveil(model, **words), constants(z, ITEMS, PEOPLE)
-    noise = draws_of(method)
-    reference = Reference(dense(data), z, [share for _, share in method.release], fixed.alpha, noise)
+    words = {"noise": z, "people": PEOPLE, "turns": 2, "strength": 1.5, "recency": 0.8, "floor": 0.2} | words_of(route)
+    method, fixed = fedveil(model, **words), constants(z, ITEMS, PEOPLE, route == "features")
+    noise, public = draws_of(method), FEATURES if route == "features" else None
+    reference = Reference(dense(data), z, [share for _, share in method.release], fixed.alpha, noise, public)
     federation = of_histories(data, ITEMS, examples="history")
-    rounds = run(method, model, federation, rounds=3, wire=given_noise(method, noise, z), backend=backend)
+    number = min(len(method.release), 3)
+    rounds = run(method, model, federation, rounds=number, wire=given_noise(method, noise, z), backend=backend)
     states = [done.state.shared for done in rounds]
     close(states[0]["popular"], reference.p)
     if route == "head":
         v = reference.from_gram(fixed.head, fixed.width)
         assert fixed.head == (100 if z == 0.3 else ITEMS)
+    elif route == "features":
+        v = reference.from_features()
+        assert method.init({})[0]["table"].shape == (ITEMS, 32) and len(method.release) == 2
     else:
         v = states[0]["table"].double().numpy()  # public and random: any is right, if it is a basis without q
         close(v.T @ v, np.eye(fixed.width))
         close(v.T @ reference.q, np.zeros(fixed.width))
-    for turn in range(2 if route == "head" else 1, 3):
+    for turn in {"head": (2,), "iterate": (1, 2), "features": (1,)}[route]:
         before = states[turn - 1]["table"].double().numpy()
         close(before @ before.T, v @ v.T)
         y = reference.tabled(v, before, turn)
@@ -184,19 +226,19 @@ def person(items: list[int]) -> Examples:
 )
 def test_no_upload_is_longer_than_its_bound(items, seed, scale, route):
     """Whatever the device is sent."""
-    method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE, route=route)
+    method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE, **words_of(route))
     generator = torch.Generator().manual_seed(seed)
     params = {n: scale * torch.randn(v.shape, generator=generator) for n, v in method.init({})[0].items()}
     for number, (bound, _) in enumerate(method.release):
         upload, _ = method.client(Download(params, torch.tensor(float(number))), {}, person(items))
-        assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound * (1 + 1e-6)
+        assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
         assert float(upload.weight) == 1
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_kernel_is_the_sum_of_the_clients(route):
     data, model = planted(), factorization(ITEMS, k=4)
-    method = fedveil(model, noise=0.2, people=PEOPLE, route=route)
+    method = fedveil(model, noise=0.2, people=PEOPLE, **words_of(route))
     federation = of_histories(data, ITEMS, examples="history")
     state = begin(method, model, federation)
     everyone, held = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0)
@@ -208,7 +250,10 @@ def test_the_kernel_is_the_sum_of_the_clients(route):
         for part in parts[1:]:
             alone = alone + part
         assert whole.total.keys() == alone.total.keys() and float(whole.weight) == PEOPLE and not refused
+        one, _ = method.kernel(down, state.private, everyone[:1], federation.examples(everyone[:1], 0))
         for name in whole.total:
+            assert whole.total[name].dtype == torch.float64 and one.total[name].dtype == torch.float32
+            close(one.total[name], parts[0].total[name].numpy(), 1e-6)
             close(whole.total[name], alone.total[name].numpy(), 2e-6)
         shared, memory = method.server(state.shared, state.memory, whole)
         assert number < len(method.release) or all(torch.equal(shared[n], state.shared[n]) for n in shared)
@@ -219,7 +264,7 @@ def test_the_kernel_is_the_sum_of_the_clients(route):
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_shares_add_up_to_the_whole_budget(route):
     z = float(dp_accounting.get_sigma_gaussian(3.0, 1e-3))
-    release = fedveil(factorization(ITEMS, k=2), noise=z, people=900, route=route).release
+    release = fedveil(factorization(ITEMS, k=2), noise=z, people=900, **words_of(route)).release
     shares = tuple(share for _, share in release)
     assert math.isclose(sum(shares), 1) and min(shares) > 0
     assert epsilons(Mechanism(z, 1.0, shares), len(shares), 1e-3)["epsilon"] == pytest.approx(3.0, abs=2e-3)
@@ -234,8 +279,8 @@ def test_iterated_tables_get_growing_shares():
 def test_a_folded_square_is_as_long_as_the_square():
     x = torch.randn(7, 7, dtype=torch.float64)
     square = x + x.T
-    assert torch.allclose(_fold(square).norm(), square.norm())
-    assert torch.allclose(_unfold(_fold(square), 7), square)
+    assert torch.allclose(fold(square).norm(), square.norm())
+    assert torch.allclose(unfold(fold(square), 7), square)
 
 
 def test_a_person_without_a_head_item_sends_zeros_and_is_served():
@@ -245,7 +290,7 @@ def test_a_person_without_a_head_item_sends_zeros_and_is_served():
     upload, _ = method.client(Download(shared, torch.tensor(1.0)), {}, person([120, 110, 129]))
     assert not upload.total["gram"].any()
     upload, _ = method.client(Download(shared, torch.tensor(1.0)), {}, person([3, 120]))
-    assert float(upload.total["gram"].norm()) == pytest.approx(1)
+    assert float(upload.total["gram"].norm()) == pytest.approx(1, rel=1e-5)
     served = method.personalize(shared, {}, person([120, 110, 129]))
     assert torch.isfinite(served["item"]).all() and torch.isfinite(served["user"]).all()
 
@@ -253,7 +298,7 @@ def test_a_person_without_a_head_item_sends_zeros_and_is_served():
 @pytest.mark.parametrize("route", ROUTES)
 def test_one_person_and_items_of_nobody_are_no_trouble(route):
     data, model = planted(1, 40), factorization(40, k=2)
-    method = fedveil(model, route=route)
+    method = fedveil(model, route=route, features=TABLE[:40] if route == "features" else None)
     last = list(run(method, model, of_histories(data, 40, examples="history"), rounds=len(method.release)))[-1]
     assert all(torch.isfinite(value).all() for value in last.state.shared.values())
     served = method.personalize(last.state.shared, {}, person([5, 7]))
@@ -280,7 +325,7 @@ def test_planted_taste_is_found_and_beats_popularity(route):
     )
     model = factorization(200, k=8)
     hits = {}
-    for name, words in (("popularity", {}), ("fedveil", {"route": route})):
+    for name, words in (("popularity", {}), ("fedveil", {"route": route, "features": task.facts.features})):
         method = build(name, model, words)
         federation = task.federation("final", method, Sampling(), None)
         state = list(run(method, model, federation, rounds=len(method.release) or 1))[-1].state
@@ -321,3 +366,154 @@ def test_private_popularity_is_the_clipped_history_and_nothing_else():
     clipped = clip(1.0).client(upload, Seat(bytes(32), 0, 1.0)).total
     assert list(clipped) == ["count"] and clipped["count"].nonzero()[:, 0].tolist() == [1, 4, 6]
     assert clipped["count"][[1, 4, 6]].tolist() == pytest.approx([1 / math.sqrt(3)] * 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 30), st.floats(1e-9, 1e-2), st.integers(1, 60))
+def test_a_person_who_is_nearly_the_common_taste_is_bounded_by_the_kernel_too(seed, share, number):
+    """What is left of such a person is as small as rounding, and its length must not grow by that."""
+    rng = np.random.default_rng(seed)
+    items = rng.choice(ITEMS, number, replace=False).tolist()
+    popular = torch.full((ITEMS,), share)
+    popular[items] = 1.0
+    method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE)
+    params = {n: torch.randn(v.shape) for n, v in method.init({})[0].items()} | {"popular": popular}
+    data = Histories(np.array([0, number]), np.array(items, np.int32), np.ones(number, np.float32))
+    federation = of_histories(data, ITEMS, examples="history")
+    for round, (bound, _) in enumerate(method.release):
+        down = Download(params, torch.tensor(float(round)))
+        upload, _ = method.kernel(down, None, np.arange(1), federation.examples(np.arange(1), 0))
+        assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
+
+
+def test_shrinkage_by_hand():
+    """Without features the fit is the sum over items / (items + 3), and a part of the rest is added."""
+    y = torch.tensor([[1.0, 4.0], [3.0, 4.0], [5.0, 4.0]], dtype=torch.float64)
+    fit = np.array([9 / 6, 12 / 6])
+    rest = y.numpy() - fit  # [-.5, 1.5, 3.5], [2, 2, 2]
+    tau = np.array([14.75 / 3 - 2.0, 4.0 - 2.0])  # s^2 is 2
+    expected = fit + rest * tau / (tau + 2)
+    got = shrunk(y, torch.zeros(3, 0), math.sqrt(2))
+    assert np.allclose(got, expected) and np.allclose(shrunk(y[:, 1], torch.zeros(3, 0), math.sqrt(2)), expected[:, 1])
+    assert np.allclose(shrunk(y, torch.zeros(3, 0), 100.0), np.tile(fit, (3, 1)))  # nothing but noise: the fit
+    assert torch.equal(shrunk(y, torch.zeros(3, 0), 0.0), y)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shrinkage_is_the_second_derivation_and_helps(seed):
+    rng = np.random.default_rng(seed)
+    truth = FEATURES @ rng.standard_normal((7, 3)) + 0.3 * rng.standard_normal((ITEMS, 3))
+    noisy = truth + rng.standard_normal(truth.shape)
+    got = shrunk(torch.from_numpy(noisy), TABLE, 1.0).numpy()
+    assert np.allclose(got, np.stack([shrink_one(column, FEATURES, 1.0) for column in noisy.T], 1))
+    assert ((got - truth) ** 2).mean() < 0.3 * ((noisy - truth) ** 2).mean()
+
+
+def test_the_route_follows_from_public_numbers():
+    assert choose_route("auto", 0.54, 1682, 849, 26) == "features"
+    assert choose_route("auto", 0.54, 1682, 849, 5) == choose_route("auto", 0.0, 1682, 849, 26) == "head"
+    assert choose_route("auto", 0.05, 1682, 849, 26) == "head"  # r is .0024
+    assert choose_route("iterate", 0.54, 1682, 849, 26) == "iterate"
+    model = factorization(ITEMS, k=2)
+    with_table = fedveil(model, noise=0.5, people=PEOPLE, features=TABLE)
+    counted = fedveil(model, noise=0.5, people=PEOPLE, feature_count=7)
+    assert with_table.resolved == counted.resolved == {"route": "features"}
+    assert with_table.release == counted.release and len(counted.release) == 2
+    shapes = [{n: v.shape for n, v in method.init({})[0].items()} for method in (with_table, counted)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_server_without_the_features_says_so():
+    data, model = planted(), factorization(ITEMS, k=2)
+    method = fedveil(model, noise=0.5, people=PEOPLE, route="features", feature_count=7)
+    with pytest.raises(SettingError, match="route=head"):
+        list(run(method, model, of_histories(data, ITEMS, examples="history"), rounds=1))
+    with pytest.raises(SettingError, match="130 x 7"):
+        fedveil(model, features=TABLE[:9])
+
+
+def test_without_features_it_is_the_head_route():
+    data, model = planted(), factorization(ITEMS, k=2)
+    federation, states = of_histories(data, ITEMS, examples="history"), []
+    for words in ({}, {"route": "head"}):
+        method = fedveil(model, noise=0.3, people=PEOPLE, **words)
+        wire = given_noise(method, draws_of(method), 0.3)
+        states.append(list(run(method, model, federation, rounds=3, wire=wire))[-1].state.shared)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("z", [1.0, 2.0])
+def test_features_help_where_there_is_much_noise(z):
+    """Three noise draws in a world whose genres are the planted tastes."""
+    task = ranking(
+        synthetic(500, 200, 20_000), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0
+    )
+    model, hits = factorization(200, k=8), {}
+    assert task.facts.feature_count == task.facts.features.shape[1] >= 6
+    for name, words in (("head", {"route": "head"}), ("features", {"features": task.facts.features})):
+        method, found = fedveil(model, noise=z, people=task.facts.people, **words), []
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            draws = [rng.standard_normal(draw.shape) for draw in draws_of(method)]
+            federation = task.federation("final", method, Sampling(), None)
+            state = list(
+                run(method, model, federation, rounds=len(method.release), wire=given_noise(method, draws, z))
+            )[-1].state
+            found.append(task.judge(method, model, state, Sampling(), task.seen, None).values["sampled"]["hr@10"])
+        hits[name] = np.mean(found)
+    assert hits["features"] > hits["head"] + 0.02
+
+
+def test_private_popularity_is_shrunk_towards_its_fit():
+    model = factorization(ITEMS, k=2)
+    noisy = torch.from_numpy(np.random.default_rng(0).normal(5, 3, ITEMS)).float()
+    shared = {"item": torch.zeros(ITEMS, 2), "count": torch.zeros(ITEMS)}
+    for words, expected in (
+        ({"noise": 1.5, "clip": 2.0, "features": TABLE}, shrink_one(noisy.double().numpy(), FEATURES, 3.0)),
+        ({"noise": 1.5, "clip": 2.0}, noisy.numpy()),
+        ({"features": TABLE}, noisy.numpy()),
+    ):
+        method = build("popularity", model, words)
+        after, _ = method.server(shared, {}, Upload({"count": noisy}, torch.tensor(60.0)))
+        close(after["count"], expected, 1e-6)
+        close(after["item"][:, 0], (expected + 5) / 65, 1e-6)
+
+
+def private(method: str, **words) -> Settings:
+    return Settings(data="synthetic:60x40x900", method=method, epsilon=1.0, **words)
+
+
+def test_a_plan_without_the_features_is_the_same_plan():
+    """Devices, `recommend` and `export` know the number of features and have no table."""
+    task = make_task(private("fedveil"), synthetic(60, 40, 900))
+    here, there = (plan(private("fedveil"), facts) for facts in (task.facts, replace(task.facts, features=None)))
+    assert here.shown == there.shown and here.shown["route"] == "features"
+    assert here.rounds == there.rounds == 2 and here.method.release == there.method.release
+    without = plan(private("fedveil"), replace(task.facts, features=None, feature_count=0))
+    assert without.shown["route"] == "head" and without.rounds == 3
+    assert plan(Settings(data="synthetic:60x40x900", method="fedveil"), task.facts).shown["route"] == "head"
+    assert "features" in here.predictor["advice"] and "features" not in without.predictor["advice"]
+
+
+def test_the_wire_tells_popularity_its_noise_and_its_clip():
+    settings, data = private("popularity", wire="clip=0.5"), synthetic(60, 40, 900)
+    task = make_task(settings, data)
+    made = plan(settings, task.facts)
+    noisy = torch.from_numpy(np.random.default_rng(0).normal(5, 3, 40)).float()
+    shared = made.method.init(made.model.init(torch.Generator()))[0]
+    after, _ = made.method.server(shared, {}, Upload({"count": noisy}, torch.tensor(54.0)))
+    deviation = 0.5 * made.wire.mechanism.noise
+    close(after["count"], shrink_one(noisy.double().numpy(), task.facts.features.double().numpy(), deviation), 1e-5)
+
+
+def test_a_run_with_features_can_be_served(tmp_path):
+    settings, data = private("fedveil"), synthetic(60, 40, 900)
+    folder = RunFolder.create(tmp_path / "run", settings.model_dump(), data, __version__)
+    result = execute(settings, data, folder)
+    assert result["settings"]["route"] == "features" and result["rounds"] == 2 and result["feature_count"] >= 6
+    assert folder.read("plan.json")["route"] == "features"
+    liked = recommend(folder.path, likes=[data.titles[3]], n=5)
+    member = recommend(folder.path, likes=[], person=data.people[2], n=5)
+    assert len(liked["items"]) == len(member["items"]) == 5
+    with pytest.raises(SettingError, match="no recipe"):
+        export(folder.path, tmp_path / "bundle")

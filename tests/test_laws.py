@@ -22,6 +22,7 @@ SOLVED = {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}
 TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink": 1.0}
 TRAIL |= {"mix": 0.2, "fast": 0.1, "slow": 0.5, "reach": 3, "keep": 9}
 VEIL = {"people": 96, "strength": 2.0, "recency": 0.5, "floor": 0.5}
+KINDS = (torch.arange(ITEMS)[:, None] % torch.arange(2, 9) == 0).float()  # public item features
 # name, settings that keep tiny worlds lively, tasks, and for every setting another value (which must matter)
 TABLE = [
     ("popularity", {}, ["ranking", "ratings"], {"shrink": 50.0}),
@@ -60,6 +61,12 @@ TABLE = [
     ("fedtrail", {"keep": 6, "bits": 8}, ["ranking"], TRAIL | SOLVED | {"bits": 32, "parts": "trail"}),
     ("fedveil", {"noise": 0.02, "people": 24}, ["ranking"], VEIL | {"noise": 0.3, "route": "iterate"}),
     ("fedveil", {"route": "iterate"}, ["ranking"], VEIL | {"turns": 1, "route": "head"}),
+    (
+        "fedveil",
+        {"noise": 0.3, "people": 24, "route": "features", "features": KINDS},
+        ["ranking"],
+        VEIL | {"noise": 0.1, "route": "head", "features": KINDS[:, :6]},
+    ),
     (
         "fedrap",
         {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.01},
@@ -279,8 +286,10 @@ def test_no_setting_is_left_out_of_the_table(name, settings, tasks, others):
         "fedtrail-trail": {"parts", *SOLVED},
         "fedtrail-factors": {"parts", *TRAIL},
         "fedtrail-trail+als": {"parts"},
-        "fedveil": {"turns"},
-        "fedveil-iterate": {"noise"},  # without people there is none
+        "popularity": {"noise", "clip", "features"},  # see test_fedveil.py
+        "fedveil": {"turns", "features", "feature_count"},
+        "fedveil-iterate": {"noise", "features", "feature_count"},  # without people there is no noise
+        "fedveil-features": {"turns", "feature_count"},
         "fedrap": {"schedule"},
         "fedrap-frac": {"weight_decay", "step_decay", "round_decay"},
     }

@@ -6,8 +6,8 @@ A method is four pure functions, each written for ONE device; `tacit.engine` run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -113,6 +113,10 @@ class Method:
     recipe: Recipe | None = None  # how anybody is rebuilt by plain arithmetic, as in a browser; see recipes
     constant: bool = False  # a part of an upload is the same in every round, so that differences of sums isolate it
     told: tuple[str, ...] = ()  # names in an upload that are for the curve only; not sent where the wire clips
+    resolved: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings that the method chose itself, such as the route
+    # of fedveil where it was left open; they are kept with a run
 
     def but(self, **changes: Any) -> Method:
         return replace(self, **changes)

@@ -308,6 +308,7 @@ def _judge(
         "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
         "protocol": settings.protocol, "wire": settings.wire, "seed": settings.seed, "rounds": state.round,
         "people": task.people, "members": task.facts.people, "items": task.facts.items,
+        "feature_count": task.facts.feature_count,
         "interactions": None if private else task.interactions,
         "seen": seen.values | extra.get("seen", {}), "new": new.values if new else None,
         "intervals": {"seen": seen.intervals, "new": new.intervals if new else None},

@@ -68,7 +68,10 @@ def gather(run: Path) -> Learnt:
     settings, result = folder.settings(), folder.result()
     if result["task"] not in ("ranking", "ratings"):
         raise SettingError(f"{run} is about {result['task']}; there are no items to recommend.")
-    facts = Facts(result["task"], result["items"], True, tuple(result["scale"]), people=result.get("members", 0))
+    facts = Facts(
+        result["task"], result["items"], True, tuple(result["scale"]), people=result.get("members", 0),
+        feature_count=result.get("feature_count", 0),
+    )  # fmt: skip
     made = plan(settings, facts, elsewhere=folder.federated)
     if made.method.recipe is None:
         raise SettingError(

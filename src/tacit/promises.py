@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .core import Method, Model, Params, Stage
+from .core import Model, Params, Stage
 from .errors import SettingError
 from .federation import cohort_size
 from .methods import build, find_method, settings_of
@@ -29,9 +30,9 @@ def wired(
     method = find_method(settings.method)
     asked, delta = parse(settings.wire), settings.delta or default_delta(task.people)
     check(settings.epsilon, settings.delta)
-    once = settings.cohort is None and not settings.dropout and not elsewhere
-    known: dict[str, Any] = {"counts_once": once}
-    trial = build(settings.method, model, {**own, **_read_by(method, known)})
+    everybody = settings.cohort is None and not settings.dropout and not elsewhere  # in every round
+    public = {"features": task.features, "feature_count": task.feature_count, "counts_once": everybody}
+    trial = build(settings.method, model, {**own, **_asked_by(method, public)})
     bounded, people = bool(trial.release), max(task.people, 1)
     if not asked and settings.epsilon is None:
         return Wire(trial, Stage(), None, False), delta, None
@@ -41,8 +42,12 @@ def wired(
             f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
         )
     noise = multiplier_for(asked, settings.epsilon, delta, rounds, many / people, bounded)
-    known |= {"noise": noise or dict(asked).get("noise") or 0.0, "people": people}
-    built = build(settings.method, model, {**own, **_read_by(method, known)})
+    values = dict(asked)
+    known = {"noise": noise or values.get("noise") or values.get("local") or 0.0, "people": people}
+    known |= {"clip": values.get("clip") or 1.0}
+    if "local" in values:  # every device adds its own: the sum has that of all
+        known["noise"] *= math.sqrt(many)
+    built = build(settings.method, model, {**own, **_asked_by(method, known | public)})
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     likes: list[Params] = [{}] if built.pooled else uploads_of(built, model, inputs)
@@ -50,13 +55,8 @@ def wired(
     told = None
     if bounded and known["noise"]:
         r = predictor(known["noise"], task.items, people)
-        told = {"r": r, "advice": advice(r)}
+        told = {"r": r, "advice": advice(r, {**own, **built.resolved}.get("route") == "features")}
     return wire, delta, told
-
-
-def _read_by(method: Callable[..., Method], known: dict[str, Any]) -> dict[str, Any]:
-    """What of it this method reads."""
-    return {name: value for name, value in known.items() if name in settings_of(method)}
 
 
 def secure_notes(settings: Settings, wire: Wire, rounds: int, elsewhere: bool) -> tuple[str, ...]:
@@ -69,10 +69,15 @@ def secure_notes(settings: Settings, wire: Wire, rounds: int, elsewhere: bool) -
             "difference of two. Add noise, or let every node hold many people (fewest).",
         )
     raise SettingError(
-        f"--wire {settings.wire} hides nobody here: {settings.method} sends a person's list of items in every round, and "
+        f"--wire {settings.wire} hides nobody here: {settings.method} sends a person's list of items in every round; "
         "where people come and go (--cohort, --dropout) the difference of two rounds' sums is one person's list. Add "
         "noise (--wire clip=1,noise=1,secure), or let everybody take part in every round."
     )
+
+
+def _asked_by(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the wire and of the task a method has a parameter for."""
+    return {name: value for name, value in known.items() if name in settings_of(method)}
 
 
 def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:

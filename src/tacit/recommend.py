@@ -44,7 +44,10 @@ def recommend(
     settings = folder.settings()
     result = folder.result()
     items = folder.items(result["items"])
-    facts = Facts(result["task"], result["items"], False, tuple(result["scale"]), people=result.get("members", 0))
+    facts = Facts(
+        result["task"], result["items"], False, tuple(result["scale"]), people=result.get("members", 0),
+        feature_count=result.get("feature_count", 0),
+    )  # fmt: skip
     if facts.kind not in ("ranking", "ratings"):
         raise SettingError(f"{path} is about {facts.kind}; there are no items to recommend.")
     if sum((bool(likes), person is not None, file is not None)) != 1:

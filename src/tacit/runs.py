@@ -276,7 +276,8 @@ class RunFolder:
         found = self.read("result.json")
         needed = {"task": str, "method": str, "items": int, "rounds": int, "scale": list, "seen": dict, "notes": list}
         parts: dict[str, type | tuple[type, ...]] = {"scale": (int, float), "notes": str, "curve": dict}
-        older = {"curve": list, "settings": dict, "members": int, "wire": str}  # results from before may lack them
+        # Results of earlier versions may lack these.
+        older = {"curve": list, "settings": dict, "members": int, "wire": str, "feature_count": int}
         needed |= {name: kind for name, kind in older.items() if name in found}
         wrong = [n for n, kind in needed.items() if not isinstance(found.get(n), kind)]
         wrong = wrong or [n for n, kind in parts.items() if not all(isinstance(x, kind) for x in found.get(n, ()))]

@@ -102,7 +102,8 @@ class Plan:
 
 
 LOOP = ("rounds", "tolerance", "patience")
-GIVEN = ("noise", "people", "counts_once")  # what a method is told by the wire and the task, and not by --set
+# What a method is told by the wire and the task, and not by --set.
+GIVEN = ("noise", "people", "clip", "features", "feature_count", "counts_once")
 MODEL = {
     "ranking": ("model", "k", "loss", "spread"),
     "ratings": ("k", "spread"),  # a rating is a number: its loss is squared
@@ -155,6 +156,7 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     own = {n: v for n, v in values.items() if n in settings_of(method) or n in SERVER}
     wire, delta, predictor = wired(settings, task, make_model(task, values), own, rounds, elsewhere)
     built = wire.method
+    values |= built.resolved
     if built.release:
         if settings.rounds is not None and rounds != len(built.release):
             raise SettingError(
@@ -233,8 +235,8 @@ def _dead(method: str, task: Facts, values: Mapping[str, Any]) -> dict[str, str]
             dead |= dict.fromkeys(("k", "lam", "alpha0", "recency", "floor"), "parts=trail has no factors")
     if method == "fedveil":
         dead |= dict.fromkeys(("model", "k", "loss", "spread"), "its tables follow from the data and the noise")
-        if values.get("route") == "head":
-            dead["turns"] = "route=head has no turns"
+        if values.get("route") != "iterate":
+            dead["turns"] = f"route={values.get('route')} has no turns"
     if "momentum" in values and values.get("server", "sgd") != "sgd":
         dead["momentum"] = f"server={values['server']} has its own"
     if "tau" in values and values.get("server", "sgd") == "sgd":

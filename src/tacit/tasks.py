@@ -8,8 +8,8 @@ A Task hides the difference between ranking, ratings (rating_tasks.py), regressi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from .core import Download, Method, Model, Params, Seat, Stage
 from .data import splits
 from .data.importing import BroughtSplit
 from .data.interactions import Histories, Interactions, count
+from .data.item_features import item_features
 from .data.sampling import SERVE, SPLIT, key_of, some
 from .engine.backends import Call, choose, collect
 from .engine.run import State
@@ -56,6 +57,22 @@ class Facts:
     shape: tuple[int, ...] = ()  # of an example with features: (d,), or (channels, height, width)
     classes: int = 0
     people: int = 0  # who learn: a public number
+    feature_count: int = 0  # columns of the public item features (data/item_features.py); 0 where there are none
+    features: torch.Tensor | None = field(
+        default=None, compare=False, repr=False
+    )  # [items, feature_count], public; only
+    # a server step reads it, so it stays in the process that has it, and other processes go by feature_count
+
+    def words(self) -> dict[str, Any]:
+        """Everything but the features, as JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "features"}
+
+    def described(self, titles: Sequence[str], genres: Sequence[str]) -> Facts:
+        """The same facts with the features that these titles and genres give."""
+        table = item_features(titles, genres)
+        if table is None:
+            return self
+        return replace(self, feature_count=table.shape[1], features=torch.from_numpy(table))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +144,9 @@ def ranking(
 ) -> Task:
     """Which item next? Histories count as taken or not; values are not used."""
     parts = ranking_parts(data, protocol_name, split_name, seed)
-    return ranking_of(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
+    task = ranking_of(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
+    about = data.train if isinstance(data, BroughtSplit) else data
+    return replace(task, facts=task.facts.described(about.titles, about.genres))
 
 
 def ranking_parts(data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int) -> Parts:

@@ -63,7 +63,8 @@ def serve(grid: Grid, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _serve(grid: Grid, config: dict[str, Any], folder: RunFolder, desk: Desk) -> dict[str, Any]:
-    settings, items = folder.settings(), folder.read("items.json")["names"]
+    settings, catalogue = folder.settings(), folder.read("items.json")
+    items = catalogue["names"]
     refuse_unfit(settings)
     folder.same_version(__version__)
     deadline, nodes = _number(config, "deadline", 600.0), int(_number(config, "nodes", 1))
@@ -77,7 +78,7 @@ def _serve(grid: Grid, config: dict[str, Any], folder: RunFolder, desk: Desk) ->
     roll.offsets = {key: (int(a), int(b)) for key, (a, b) in noted.get("offsets", {}).items()}
     desk.say(f"Waiting for {nodes} nodes.")
     roll.gather(nodes)
-    task = fleet.task(noted.get("facts"))
+    task = fleet.task(noted.get("facts"), items=catalogue)
     result = execute(settings, None, folder, desk, task, fleet=fleet)
     desk.outcome({"done": True})
     return result

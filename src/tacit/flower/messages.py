@@ -49,6 +49,7 @@ class FactsWords(BaseModel):
     shape: Annotated[list[Annotated[int, Field(ge=1, le=10**7)]], Field(max_length=4)]
     classes: int = Field(0, ge=0, le=10**6)
     people: Whole = 0
+    feature_count: int = Field(0, ge=0, le=10**4)
 
     @model_validator(mode="after")
     def small(self) -> FactsWords:

@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class Node:
         marks = own if shard is None else shard.marks(order.run)
         told = Hello(
             version=__version__, name=self.name, own=shard is not None and not shard.numbered,
-            facts=asdict(task.facts), people=len(own), newcomers=len(task.newcomers), judged=len(task.seen),
+            facts=task.facts.words(), people=len(own), newcomers=len(task.newcomers), judged=len(task.seen),
             choosers=0 if task.validate is None else 1, interactions=task.interactions, notes=list(task.notes),
         )  # fmt: skip
         numbers = {name: torch.from_numpy(np.asarray(who, np.int64)) for name, who in members.items()}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..evaluation.tally import Tallied
 from ..experiment import passes
 from ..federation import Federation
 from ..settings import Plan, Settings, plan
-from ..tasks import People, Sampling, Task
+from ..tasks import Facts, People, Sampling, Task
 from ..wire.admission import Door, refusal
 from ..wire.ledger import encode
 from ..wire.packing import pack
@@ -69,7 +69,7 @@ class Fleet:
 
     def note(self) -> dict[str, Any]:
         return {"versions": self.versions, "offsets": self.roll.offsets, "history": self.history, "notes": self.notes,
-                "facts": None if self._facts is None else asdict(self._facts)}  # fmt: skip
+                "facts": None if self._facts is None else self._facts.words()}  # fmt: skip
 
     def recall(self, noted: dict[str, Any]) -> None:
         self.versions, self.history = dict(noted.get("versions", {})), list(noted.get("history", []))
@@ -77,11 +77,15 @@ class Fleet:
 
     # The task
 
-    def task(self, known: dict[str, Any] | None = None, made: Plan | None = None) -> Task:
+    def task(
+        self, known: dict[str, Any] | None = None, made: Plan | None = None, items: Mapping[str, Any] | None = None
+    ) -> Task:
         """As the experiment sees it: nothing of it is here but numbers of people. `known`: the facts of a run that goes
-        on, which stay as they were when it began. `made`: a plan of one's own, where nodes have one too."""
+        on, which stay as they were when it began. `made`: a plan of one's own, where nodes have one too. `items`: the
+        catalogue's titles and genres, from which the server derives public item features."""
         members = list(self.roll.members.values())
-        self._facts = facts = facts_of(known) if known else merged([member.facts for member in members])
+        facts = facts_of(known) if known else merged([member.facts for member in members])
+        self._facts = facts = _described(facts, items or {}, bool(known))
         self._plan = made or plan(self.settings, facts, elsewhere=True)
         if self._plan.method.pooled:
             raise SettingError(
@@ -187,7 +191,7 @@ class Fleet:
 
     def _order(self, what: Any, phase: Any, member: Member, **more: Any) -> Order:
         return Order(
-            what=what, version=__version__, facts=asdict(self._facts), place=member.place, phase=phase,
+            what=what, version=__version__, facts=self._facts.words(), place=member.place, phase=phase,
             base=self.versions.get(member.key, 0), **self.roll.common, **more,
         )  # fmt: skip
 
@@ -313,6 +317,17 @@ class Fleet:
         if lost and what == "judge":
             self.notes.append(f"Judged without {', '.join(m.name for m in lost)}, who did not answer at the end.")
         return [told[key] for key in sorted(told)]
+
+
+def _described(facts: Facts, items: Mapping[str, Any], begun: bool) -> Facts:
+    """The facts with public item features of the server's catalogue. A run that has begun keeps its feature count."""
+    if facts.kind != "ranking":
+        return facts
+    found = facts.described(items.get("titles") or (), items.get("genres") or ())
+    right = found.features is not None and len(found.features) == facts.items
+    if right and begun:
+        right = found.feature_count == facts.feature_count
+    return found if right else facts
 
 
 def _most(member: Member, what: str) -> tuple[int, int]:

@@ -192,4 +192,7 @@ def merged(facts: list[Facts]) -> Facts:
                     "They must hold data of one kind."
                 )
     low, high = min(f.scale[0] for f in facts), max(f.scale[1] for f in facts)
-    return replace(first, timed=all(f.timed for f in facts), scale=(low, high), people=sum(f.people for f in facts))
+    return replace(
+        first, timed=all(f.timed for f in facts), scale=(low, high), people=sum(f.people for f in facts),
+        feature_count=0, features=None,
+    )  # fmt: skip

@@ -8,11 +8,20 @@ from ..core import Download, Examples, Method, Model, Params, Upload, step_by_me
 from ..errors import SettingError
 from ..local import change, descend, split, whole
 from .fedals import fedals
+from .shrinkage import shrunk
 
 
-def popularity(model: Model, *, shrink: float = 5.0) -> Method:
+def popularity(
+    model: Model,
+    *,
+    shrink: float = 5.0,
+    noise: float = 0.0,
+    clip: float = 1.0,
+    features: torch.Tensor | None = None,
+) -> Method:
     """No taste at all. Ranking: how many people have the item; ratings: its mean rating, drawn towards everybody's mean
-    by `shrink` imaginary ratings. One round."""
+    by `shrink` imaginary ratings. One round. Where the wire adds `noise` x `clip` to the sum and items have public
+    `features` [items, columns], counts are shrunk towards their fit on the features (ranking only)."""
     if not model.catalogue:
         raise SettingError("popularity needs items. Use local or centralised as bounds for this data.")
     if model.design is None:
@@ -34,6 +43,8 @@ def popularity(model: Model, *, shrink: float = 5.0) -> Method:
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         count, flat = upload.total["count"], torch.zeros_like(shared["item"])
         if not ratings:
+            if features is not None and noise:
+                count = shrunk(count, features, noise * clip).float()
             flat[:, 0] = (count + shrink) / (upload.weight + shrink)
             return {"item": flat, "count": count}, memory
         stars = upload.total["stars"]

@@ -83,5 +83,6 @@ class Ledger:
         message in place of the numbers."""
         if upload.total:
             total = written(upload.total) if written else upload.total
+            total = {n: v.float() if v.dtype == torch.float64 else v for n, v in total.items()}  # devices send singles
             self.up_bytes += people * self.size(total, upload.weight, False)
         self.uploads += people
