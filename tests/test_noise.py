@@ -217,7 +217,8 @@ def test_epsilon_of_one_party_is_that_of_the_discrete_gaussian(releases):
     sensitivity, multiplier = 400, 1.5
     ours = epsilons(Mechanism(multiplier), releases, 1e-5)["epsilon"]
     theirs = exact_epsilon(math.sqrt((multiplier * sensitivity) ** 2 + 16), sensitivity, 1e-5, releases)
-    assert theirs <= ours == pytest.approx(theirs, rel=2e-3)
+    assert theirs * (1 - 1e-4) <= ours  # the grids of both computations err on the large side
+    assert ours == pytest.approx(theirs, rel=2e-3)
 
 
 def test_epsilon_of_shares_is_the_published_bound():

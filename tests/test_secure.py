@@ -151,7 +151,6 @@ def test_groups_stay_the_same_for_a_run_and_are_never_too_small():
     assert again == [g.people for g in SecureSum(group=10).groups(asked, SEAT._replace(key=b"1" * 32, round=9))]
     other = SEAT._replace(run_key=b"1" * 32)
     assert again != [g.people for g in SecureSum(group=10).groups(asked, other)]
-    assert again != [g.people for g in SecureSum(group=10).groups(asked, SEAT._replace(round=4))]
 
 
 @pytest.mark.parametrize("secure, people", [(SecureSum(), 2), (SecureSum(group=10), 9), (SecureSum(), 0)])

@@ -245,8 +245,9 @@ def entry_of(settings: Settings, plan: Plan, folder: RunFolder, data: str) -> En
     mechanism = plan.wire.mechanism
     if mechanism is None:
         return None
+    number = folder.stable_number if repeatable(settings) else folder.number  # repeated noise releases nothing new
     return Entry(
-        run=str(folder.number), folder=folder.path.resolve().name, date=f"{datetime.now(UTC):%Y-%m-%d}",
+        run=str(number), folder=folder.path.resolve().name, date=f"{datetime.now(UTC):%Y-%m-%d}",
         method=settings.method, data=data, rounds=plan.rounds, delta=plan.delta, mechanism=mechanism,
         against=statement(mechanism, plan.rounds, plan.delta)["against"], repeatable=repeatable(settings),
     )  # fmt: skip
