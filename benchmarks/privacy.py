@@ -1,14 +1,15 @@
 """What differential privacy costs: fedveil, private popularity and DP-FedAvg at epsilon 1, 3, 10 and without noise.
 
-`python benchmarks/privacy.py [part ...]` runs some of `choose`, `ml-100k`, `fedavg`, `synthetic`, or all, prints tables
-and writes docs/evidence/privacy.json. Central noise on the sum, neighbours differ in one whole person, delta is the
+`python benchmarks/privacy.py [part ...]` runs some of `choose`, `ml-100k`, `integers`, `fedavg`, `synthetic`, or all, prints
+tables and writes docs/evidence/privacy.json. Central noise on the sum, neighbours differ in one whole person, delta is the
 default of `--epsilon`; clean protocol, a tenth of the people new; figures are means over three noise draws of HR@10 /
 NDCG@10 against 99 negatives.
 
 Everything is chosen on validation in the search phase; test is read by the rows of `ml-100k`, `fedavg` and `synthetic`
 alone. What is chosen so is outside epsilon, for all methods alike. `choose` prints the validation table of fedveil's
 constants: every line changes one of them. DP-FedAvg's settings are searched for every epsilon by `GRID`, one after the
-other, beginning with the choice for the next larger epsilon. route=iterate is in `choose` only: it is nowhere the best.
+other, beginning with the choice for the next larger epsilon. `integers` compares whole numbers on the grid with
+floating-point numbers under the same draws of the noise. route=iterate is in `choose` only: it is nowhere the best.
 """
 
 from __future__ import annotations
@@ -339,36 +340,31 @@ def integers() -> dict[str, Any]:
     model, features = factorization(task.facts.items), task.facts.features
     for epsilon in sorted(filter(None, EPSILONS)):
         z = noise_of(epsilon, task)
-        known = {"noise": z, "people": members(task), "features": features, "clip": 1.0}
-        veil = build("fedveil", model, {n: v for n, v in known.items() if n != "clip"} | {"route": "features"})
-        popular = build("popularity", model, {n: v for n, v in known.items() if n != "people"})
-        drawn = {"fedveil": IntegerNoise(z, veil.release, sums=True), "private popularity": IntegerNoise(z)}
+        known = {"noise": z, "features": features}
+        veiled = build("fedveil", model, known | {"people": members(task), "route": "features"})
+        popular = build("popularity", model, known | {"clip": 1.0})
+        veil_noise = IntegerNoise(z, veiled.release, sums=True)
         wires = {
-            "fedveil": (veil, stages.noise(z, release=veil.release), on_floats(drawn["fedveil"])),
-            "private popularity": (
-                popular,
-                stages.noise(z),
-                chain(stages.clip(1.0), on_floats(drawn["private popularity"])),
-            ),
+            "fedveil": (veiled, stages.noise(z, release=veiled.release), on_floats(veil_noise)),
+            "private popularity": (popular, stages.noise(z), chain(stages.clip(1.0), on_floats(IntegerNoise(z)))),
         }
-        for name, (method, whole, floating) in wires.items():
+        for name, (method, *pair) in wires.items():
             gaps = []
             for _ in range(10):
-                key, pair = fresh_key(), []
-                for wire in (whole, floating):
-                    federation = task.federation("final", method, Sampling(), None)
-                    *_, done = run(method, model, federation, rounds=len(method.release) or 1, wire=wire, noise_key=key)
-                    found = task.judge(method, model, done.state, Sampling(), task.seen, None).values
-                    pair.append(found["sampled"]["hr@10"])
-                gaps.append(pair[0] - pair[1])
-            rows.append(
-                {"method": name, "epsilon": epsilon, "mean": float(np.mean(gaps)), "worst": float(np.abs(gaps).max())}
-            )
-            print(
-                f"| {name} | epsilon {epsilon:g} | mean {np.mean(gaps):+.5f} | worst {np.abs(gaps).max():.5f} |",
-                flush=True,
-            )
+                key = fresh_key()
+                whole, floating = (hits(task, method, model, wire, key) for wire in pair)
+                gaps.append(whole - floating)
+            mean, worst = float(np.mean(gaps)), float(np.abs(gaps).max())
+            rows.append({"method": name, "epsilon": epsilon, "mean": mean, "worst": worst})
+            print(f"| {name} | epsilon {epsilon:g} | mean {mean:+.5f} | worst {worst:.5f} |", flush=True)
     return {"data": "ml-100k", "draws": 10, "rows": rows}
+
+
+def hits(task: Task, method: Method, model: Model, wire: Stage, key: bytes) -> float:
+    federation = task.federation("final", method, Sampling(), None)
+    *_, done = run(method, model, federation, rounds=len(method.release) or 1, wire=wire, noise_key=key)
+    found = task.judge(method, model, done.state, Sampling(), task.seen, None).values
+    return float(found["sampled"]["hr@10"])
 
 
 PARTS = {"choose": choose, "ml-100k": ml_100k, "integers": integers, "fedavg": fedavg, "synthetic": synthetic}
