@@ -1,9 +1,9 @@
 """What differential privacy costs: fedveil, private popularity and DP-FedAvg at epsilon 1, 3, 10 and without noise.
 
-`python benchmarks/privacy.py [part ...]` runs some of `choose`, `ml-100k`, `integers`, `fedavg`, `synthetic`, or all, prints
-tables and writes docs/evidence/privacy.json. Central noise on the sum, neighbours differ in one whole person, delta is the
-default of `--epsilon`; clean protocol, a tenth of the people new; figures are means over three noise draws of HR@10 /
-NDCG@10 against 99 negatives.
+`python benchmarks/privacy.py [part ...]` runs some of `choose`, `ml-100k`, `integers`, `fedavg`, `synthetic`, or all,
+prints tables and writes docs/evidence/privacy.json. Central noise on the sum, neighbours differ in one whole person,
+delta is the default of `--epsilon`; clean protocol, a tenth of the people new; figures are means over three secret
+draws of the noise of HR@10 / NDCG@10 against 99 negatives.
 
 Everything is chosen on validation in the search phase; test is read by the rows of `ml-100k`, `fedavg` and `synthetic`
 alone. What is chosen so is outside epsilon, for all methods alike. `choose` prints the validation table of fedveil's

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 # Read when the thread pools are loaded, which is later: threads that wait should sleep. On a busy machine rounds were
 # four times slower with threads that spin.
