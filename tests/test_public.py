@@ -78,5 +78,5 @@ def test_files_stay_readable():
     pages = [path for path in (ROOT / "src" / "tacit" / "web").iterdir() if path.suffix != ".svg"]
     for path in [*(ROOT / "src").rglob("*.py"), *pages]:
         lines = path.read_text().splitlines()
-        assert len(lines) <= 350, path
+        assert len(lines) <= 400, path  # files are cut by concept; this only stops what has grown unseen
         assert path.suffix == ".py" or max(map(len, lines)) <= 120, path

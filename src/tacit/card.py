@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .bundle import About
+from .privacy_statement import statement_rows
 from .recipes import Recipe
 from .settings import Settings
 
@@ -51,23 +52,13 @@ def overlap_row(overlap: float) -> tuple[str, str]:
 def promise_of(result: dict[str, Any]) -> tuple[str, list[str]]:
     """(what training promised its people, the whole statement line by line)."""
     privacy = result.get("privacy") or {}
-    epsilon = privacy.get("epsilon")
-    if epsilon is None:
-        why = f" Why: {privacy['why']}." if privacy.get("why") else ""
+    rows = [f"{name}: {'; '.join(lines)}" for name, lines in statement_rows(privacy)]
+    if privacy.get("epsilon") is None:
         meaning = "No promise of differential privacy: that nothing of one person can be read out of it is not proven."
-        return "Training made no promise of differential privacy.", [meaning + why]
-    numbers = f"epsilon {epsilon:.3g}, delta {privacy['delta']:.2g}"
+        return "Training made no promise of differential privacy.", [meaning, *rows]
+    numbers = f"epsilon {privacy['epsilon']:.3g}, delta {privacy['delta']:.2g}"
     said = f"Training promised differential privacy to every person: {numbers}."
-    server = privacy.get("server_epsilon")
-    lines = [
-        said,
-        f"Two data sets are neighbours if {privacy['adjacency']}.",
-        f"Against {privacy['against']}" + (f" (the server itself: epsilon {server:.3g})." if server else "."),
-        f"Planned rounds: {privacy['rounds']}. Stopping earlier does not lower epsilon.",
-        f"Covered: {'; '.join(privacy['covered'])}.",
-        f"Not covered: {'; '.join(privacy['not_covered'])}.",
-    ]
-    return said, lines
+    return said, [said, *rows]
 
 
 def about(settings: Settings, result: dict[str, Any], recipe: Recipe, overlap: float | None, name: str) -> About:

@@ -179,5 +179,5 @@ def chain(*stages: Stage) -> Stage:
         any(stage.whole for stage in stages), any(stage.poisson for stage in stages),
         any(stage.local for stage in stages), any(stage.random for stage in stages),
         last("grid"),
-        all(stage.sums for stage in stages if stage.client),
+        bool(up) and all(stage.sums for stage in stages if stage.client),
     )  # fmt: skip

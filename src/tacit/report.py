@@ -21,6 +21,7 @@ from . import plots
 from .canvas import Plot
 from .clouds import plane
 from .errors import RunError, SettingError
+from .privacy_statement import statement_rows
 from .tables import (
     METRICS,
     NONE,
@@ -131,36 +132,13 @@ def render(
         settings=settings_table(results),
         weights=[(name, rows) for name, result in zip(names, results) if (rows := weight_rows(result))],
         runs=[(name, run_facts(result), at(result, "command")) for name, result in zip(names, results)],
-        promises=[(name, lines) for name, result in zip(names, results) if (lines := promise_rows(result))],
+        promises=[(n, lines) for n, result in zip(names, results) if (lines := statement_rows(at(result, "privacy")))],
         notes=notes(results),
     )
 
 
 def _data_uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-
-
-def promise_rows(result: Result) -> list[tuple[str, list[str]]]:
-    """The privacy statement, as (name, lines); nothing where there is no noise."""
-    privacy = at(result, "privacy")
-    if not isinstance(privacy, dict) or not privacy:
-        return []
-    promised = number(privacy.get("epsilon"))
-    repeatable, server = number(privacy.get("repeatable_epsilon")), number(privacy.get("server_epsilon"))
-    delta, rounds = number(privacy.get("delta")), number(privacy.get("rounds"))
-    rows: list[tuple[str, list[str]]] = [
-        ("epsilon", ["none" if promised is None else f"{promised:.4g}"]),
-        ("why there is none", [str(privacy["why"])] if privacy.get("why") else []),
-        ("epsilon with secret noise", [f"{repeatable:.4g}"] if repeatable is not None else []),
-        ("delta", [f"{delta:.2g}"] if delta is not None else []),
-        ("two data sets are neighbours if", [str(privacy["adjacency"])] if privacy.get("adjacency") else []),
-        ("against", [str(privacy["against"])] if privacy.get("against") else []),
-        ("epsilon against the server", [f"{server:.4g}"] if server is not None else []),
-        ("planned rounds", [f"{rounds:.0f}"] if rounds is not None else []),
-        ("covered", [str(line) for line in privacy.get("covered") or []]),
-        ("not covered", [str(line) for line in privacy.get("not_covered") or []]),
-    ]
-    return [(name, lines) for name, lines in rows if lines]
 
 
 def default_title(results: Sequence[Result]) -> str:
