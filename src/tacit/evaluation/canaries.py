@@ -1,0 +1,112 @@
+"""Canaries: extra people whom a membership audit adds to a federation, and what each of them uploads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+from torch.func import vmap
+
+from ..core import Download, Method, Seat, Stage, Upload
+from ..data.sampling import Ragged, keys_of
+from ..engine.backends import Call, chunks, compacted, device
+from ..engine.store import Store
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def contribution(uploads: Upload, rows: Tensor | None, follow: tuple[str, ...], catalogue: int, wire: Stage) -> dict:
+    """Stacked uploads of canaries as they count in the released sum: by name a matrix [canaries, numbers] in the unit
+    of the release, sparse where devices hold a few rows of a table. The only place that converts what a device sends
+    into the floats that the server's method reads."""
+    if wire.seal is not None:
+        uploads = wire.seal.open(wire.seal.seal(uploads))
+    out: dict[str, Any] = {}
+    for name, value in uploads.total.items():
+        flat = value.detach().reshape(len(value), -1).double().numpy()
+        if rows is None or name not in follow:
+            out[name] = flat.astype(np.float32)
+            continue
+        width = flat.shape[1] // rows.shape[1]
+        column = (rows.numpy()[:, :, None] * width + np.arange(width)).reshape(len(flat), -1)
+        real = np.repeat(rows.numpy() >= 0, width, axis=1)
+        owner = np.broadcast_to(np.arange(len(flat))[:, None], flat.shape)
+        shape = (len(flat), catalogue * width)
+        out[name] = sparse.csr_matrix((flat[real], (owner[real], column[real])), shape)
+    return out
+
+
+def design(method: Method, popularity: Array, most: int) -> list[NDArray[np.int64]]:
+    """Histories that are easy to detect with this method."""
+    return lone_items(popularity, most)
+
+
+def lone_items(popularity: Array, most: int) -> list[NDArray[np.int64]]:
+    """Histories of one item each, all different, the most popular items first: their uploads do not overlap in methods
+    that send rows of items."""
+    return [np.array([item]) for item in np.argsort(-popularity, kind="stable")[:most].tolist()]
+
+
+@dataclass(eq=False)
+class Canaries:
+    """People whom the audit adds; their numbers follow those of the federation."""
+
+    histories: list[NDArray[np.int64]]
+    inside: Bools
+    first: int  # number of the first canary
+    store: Store  # private parameters, by place
+    value: float = 1.0  # target of every example: taken, or the rating
+    held: Ragged = field(init=False)
+
+    def __post_init__(self) -> None:
+        items = np.concatenate(self.histories).astype(np.int32)
+        starts = np.concatenate([[0], np.cumsum([len(each) for each in self.histories])]).astype(np.int64)
+        self.held = Ragged(starts, items, np.full(len(items), self.value, np.float32))
+
+    @property
+    def people(self) -> NDArray[np.int64]:
+        return self.first + np.arange(len(self.histories))
+
+    def uploads(self, method: Method, call: Call, wire: Stage, catalogue: int) -> tuple[dict[str, Any], Array]:
+        """(by name the contributions of all canaries, their weights), as if everybody took part; private parameters
+        advance, whether a canary is in or out."""
+        follow = [name for name in call.down.params if name in method.rows]
+        compact = bool(follow or self.store.rows) and not wire.whole
+        call, keys = replace(call, wire=wire), keys_at(self.people, call.seat)
+        found: list[tuple[NDArray[np.int64], dict[str, Any]]] = []
+        weight = np.zeros(len(self.histories))
+        bulk = 0 if compact else method.bulk or 2 * sum(v.numel() for v in call.down.params.values())
+        for chunk in chunks(self.held, 512, bulk):
+            held, rows, params = self.held.pad(chunk), None, call.down.params
+            if compact:
+                held, rows = compacted(held, catalogue)
+                params = {n: v[rows] if n in method.rows else v for n, v in params.items()}
+            dims = {n: 0 if compact and n in method.rows else None for n in params}
+            one = vmap(lambda *parts: device(method, call, *parts), in_dims=(Download(dims, None), 0, 0, 0))  # type: ignore[arg-type]
+            own = self.store.gather(chunk, rows)
+            sent, own = one(Download(params, call.down.round), own, held, keys[chunk])
+            self.store.put(chunk, own, rows)
+            found.append((chunk, contribution(sent, rows, method.rows, catalogue, wire)))
+            weight[chunk] = sent.weight.detach().double().numpy()
+        return _in_order(found), weight
+
+
+def keys_at(people: NDArray[np.int64], seat: Seat) -> Tensor:
+    """The numbers from which these people's devices draw in a round."""
+    return torch.from_numpy(keys_of(people, np.uint64(int(seat.key) % 2**64)).view(np.int64))
+
+
+def _in_order(found: list[tuple[NDArray[np.int64], dict[str, Any]]]) -> dict[str, Any]:
+    order = np.argsort(np.concatenate([chunk for chunk, _ in found]))
+    stacked = {}
+    for name in found[0][1]:
+        parts = [part[name] for _, part in found]
+        whole = sparse.vstack(parts, "csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
+        stacked[name] = whole[order] if len(parts) > 1 else whole
+    return stacked

@@ -1,0 +1,228 @@
+"""One training run with canaries: evidence.membership turned into the figures of an audit (`audit_membership`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.func import vmap
+
+from ..core import Method, Model, Params, Stage, Upload
+from ..engine.backends import Call, Outcome
+from ..engine.run import State
+from ..engine.store import Store
+from ..federation import Federation
+from .audit import Watch
+from .canaries import Canaries, contribution, design, keys_at
+from .membership import ERROR, FPR, Evidence, coins, combined, epsilon_lower, guessed, inner, overlaps, tpr_at
+from .noise_checks import noise_ratio
+from .observed import Released, deviation, enlarged, group_noise, groups_of, rounds_of, summed
+from .scoring import personal_scores
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+MOST = 2000  # canaries
+FEWEST = 20
+WHOLE = 20_000_000  # numbers of canaries' uploads in a round with local noise: every one of them is drawn
+EXACT = 1e-3  # of an upload's length: taken as the deviation where there is no noise
+
+
+@dataclass(eq=False)
+class Trial:
+    """Answers in place of the devices and gathers evidence. `quiet` is the wire without noise on devices; `stages` are
+    its names and values; `rate` is below 1 where the accountant counts secret sampling coins."""
+
+    method: Method
+    federation: Federation
+    wire: Stage
+    quiet: Stage
+    stages: Mapping[str, float | None]
+    canaries: Canaries
+    rate: float
+    released: Released
+    evidence: Evidence = field(init=False)
+    pending: tuple[dict[str, Any], Bools, Bools, Params] | None = None  # uploads, in the sum, asked, real people's sum
+
+    def __post_init__(self) -> None:
+        self.evidence = Evidence.none(len(self.canaries.histories))
+
+    def answer(self, call: Call, state: State) -> Outcome:
+        """The sum of the real people and of the canaries that are in."""
+        people = call.people[call.people < self.canaries.first]
+        real = summed(self.method, self.federation, call, people, state)
+        present = np.isin(self.canaries.people, call.people)
+        u, weights = self.canaries.uploads(self.method, call, self.quiet, self.federation.catalogue)
+        if real.upload is None or not u:
+            return real
+        inside, like = self.canaries.inside & present, real.upload.total
+        self.pending = None
+        if "local" in self.stages:
+            added = self._alone(call, u, weights, inside, like)
+        elif self.wire.seal is not None:
+            added = self._grouped(call, u, inside, present, like)
+        else:
+            added, self.pending = combined(u, inside.astype(float)), (u, inside, present, like)
+        total = {n: v + torch.from_numpy(added[n].reshape(v.shape)).to(v.dtype) for n, v in like.items()}
+        weight = real.upload.weight + float(weights[inside].sum())
+        return Outcome(Upload(total, weight), Counter(real.refused), real.first, real.answered + int(inside.sum()))
+
+    def scale(self, u: Mapping[str, Any], round: int, shares: float = 1.0) -> float:
+        """Variance of the noise; a trifle where there is none."""
+        variance = deviation(self.stages, self.method, round) ** 2 * shares
+        if variance:
+            return variance
+        lengths = sum(float((value.multiply(value) if hasattr(value, "multiply") else value**2).sum()) for value in
+                      u.values())  # fmt: skip
+        return EXACT**2 * lengths / max(len(self.canaries.histories), 1) or 1.0
+
+    def observe(self, round: int) -> None:
+        """Evidence of a sum that the server has seen after all stages."""
+        if self.pending is None:
+            return
+        (u, inside, present, real), e = self.pending, self.evidence
+        variance, secret = self.scale(u, round), self.rate < 1
+        z = {n: numbers(v) - numbers(real[n]) for n, v in self.released.last.items() if n in u}
+        noise = {n: z[n] - part for n, part in combined(u, inside.astype(float)).items()}
+        half = combined(u, np.full(len(inside), self.rate / 2) if secret else 0.5 * present)
+        z = {n: z[n] - half[n] for n in z}
+        along, gram = inner(u, z) / variance, overlaps(u, None) / variance
+        e.noise(noise, variance if deviation(self.stages, self.method, round) else 0.0)
+        if secret:
+            own = np.diag(gram)
+            ratio = along + (self.rate / 2 - 0.5) * own  # the others at their mean, oneself out
+            e.plain = (0 if e.plain is None else e.plain) + np.logaddexp(
+                math.log1p(-self.rate), math.log(self.rate) + ratio
+            )
+        e.along += along * present
+        e.gram += gram * np.outer(present, present)
+
+    def _grouped(self, call: Call, u: dict[str, Any], inside: Bools, present: Bools, like: Params) -> dict[str, Array]:
+        """Sealed sums: the server sees every group's sum with the noise of its devices."""
+        e, total = self.evidence, combined(u, inside.astype(float))
+        gram, coin = overlaps(u, None), inside - 0.5 * present
+        for people in groups_of(call):
+            mine = np.isin(self.canaries.people, people)
+            noise, shares = group_noise(call, people, like)
+            variance = self.scale(u, call.seat.round, shares or 1.0)
+            flat = {n: numbers(v) for n, v in noise.items()}
+            e.noise(flat, variance)
+            for name, value in flat.items():
+                total[name] += value
+            at = np.flatnonzero(mine)
+            if len(at):
+                block = gram[np.ix_(at, at)]
+                e.along[at] += block @ coin[at] / variance
+                e.gram[np.ix_(at, at)] += block / variance
+                if flat:
+                    e.along[at] += inner({n: value[at] for n, value in u.items()}, flat) / variance
+        return total
+
+    def _alone(
+        self, call: Call, u: dict[str, Any], weights: Array, inside: Bools, like: Params
+    ) -> dict[str, Array]:
+        """Noise on devices: the server sees every canary's upload by itself. Who is out sends nothing but noise."""
+        e, variance = self.evidence, self.scale(u, call.seat.round)
+        assert self.wire.client is not None
+        client, keys = self.wire.client, keys_at(self.canaries.people, call.seat)
+        total = {name: np.zeros(value.shape[1]) for name, value in u.items()}
+        one = vmap(lambda upload, key: client(upload, call.seat._replace(key=key)))
+        for part in np.array_split(np.arange(len(inside)), -(-len(inside) // 50)):
+            plain = {n: (v[part].toarray() if hasattr(v, "toarray") else v[part]) for n, v in u.items()}
+            coin = inside[part].astype(np.float32)
+            sent = {
+                n: torch.from_numpy((coin[:, None] * v).astype(np.float32)).reshape(len(part), *like[n].shape)
+                for n, v in plain.items()
+            }
+            seen = contribution(one(Upload(sent, torch.ones(len(part))), keys[part]), None, (), 0, Stage())
+            for name, value in plain.items():
+                got = np.asarray(seen[name], np.float64)
+                e.along[part] += ((got - 0.5 * value) * value).sum(1) / variance
+                e.gram[part, part] += (value.astype(np.float64) ** 2).sum(1) / variance
+                e.noise({name: got - coin[:, None] * value}, variance)
+                total[name] += got.sum(0)
+        return total
+
+
+def numbers(value: torch.Tensor) -> Array:
+    """A parameter as a flat array of double precision."""
+    return np.asarray(value.detach().double().numpy().ravel())
+
+
+def audit_membership(
+    method: Method, model: Model, federation: Federation, wire: Stage, quiet: Stage, stages: Mapping[str, float | None],
+    *, rounds: int, delta: float, popularity: Array, most: int | None = None, rate: float = 1.0, value: float = 1.0,
+    cohort: int | float | None = None, dropout: float = 0.0, seed: int = 0, noise_seed: int = 0,
+    coin_seed: int | None = None, watch: Watch | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """The membership audit of a configuration; None where it does not apply: nothing is sent, everything is handed
+    over, or uploads are not added. `most` canaries at most; `value` is the target of a canary's examples."""
+    if method.pooled or wire.combine is not None or most == 0:
+        return None
+    histories = design(method, popularity, min(most or MOST, MOST))
+    if wire.whole:
+        size = max(sum(v.numel() for v in method.init(model.init(torch.Generator().manual_seed(0)))[0].values()), 1)
+        histories = histories[: max(FEWEST, WHOLE // size)]
+    initial = method.init(model.init(torch.Generator().manual_seed(seed)))[1]
+    store = Store.fresh(initial, len(histories), method.rows)
+    canaries = Canaries(histories, coins(len(histories), coin_seed), federation.people, store, value)
+    everybody = replace(federation, members=np.concatenate([federation.members, canaries.people]))
+    released = Released({})
+    wire = enlarged(wire, len(everybody.members))
+    trial = Trial(method, federation, wire, enlarged(quiet, len(everybody.members)), stages, canaries, rate, released)
+    if watch:
+        watch.phase("training with canaries", rounds, 0)
+    state: State | None = None
+    for done in rounds_of(
+        method, model, everybody, released.recording(wire), rounds, trial.answer, seed=seed, noise_seed=noise_seed,
+        cohort=cohort, dropout=dropout,
+    ):  # fmt: skip
+        trial.observe(done.number - 1)
+        state = done.state
+        if watch:
+            watch.round(done.number, None)
+    if state is None or not trial.evidence.gram.any():
+        return None
+    final = final_scores(method, model, state, canaries, popularity)
+    return figures({"all rounds": trial.evidence.ratios(), "final model": final}, canaries.inside, delta, trial)
+
+
+def figures(scores: dict[str, Array], inside: Bools, delta: float, trial: Trial) -> dict[str, Any]:
+    """The result: of every score, and of the one with the larger bound."""
+    tests, error = {}, ERROR / len(scores)
+    for name, values in scores.items():
+        guesses, correct = guessed(values, inside)
+        bound = epsilon_lower(len(inside), guesses, correct, delta, error)
+        tpr = tpr_at(values, inside)
+        tests[name] = {"guesses": guesses, "correct": correct, "epsilon_lower": round(bound, 6), "tpr_at_fpr_0.001": tpr}
+    by = max(tests, key=lambda name: float(tests[name]["epsilon_lower"] or 0))
+    e = trial.evidence
+    return {
+        "canaries": len(inside), "inside": int(inside.sum()), "guesses": tests[by]["guesses"],
+        "correct": tests[by]["correct"], "confidence": 1 - ERROR, "by": by, "delta": delta,
+        "epsilon_lower": tests[by]["epsilon_lower"], "tpr_at_fpr_0.001": tests["all rounds"]["tpr_at_fpr_0.001"],
+        "largest": round(epsilon_lower(len(inside), int(tests[by]["guesses"] or 0), int(tests[by]["guesses"] or 0), delta, error), 6),
+        "noise_ratio": [round(x, 6) for x in noise_ratio(e.square, e.count)] if e.count else None, "tests": tests,
+    }  # fmt: skip
+
+
+def final_scores(method: Method, model: Model, state: State, canaries: Canaries, popularity: Array) -> Array:
+    """The mean score of a canary's items in the final model with the canary's private parameters, less what the
+    popularity of the items explains (a least-squares fit on their number of people and its logarithm)."""
+    many = len(canaries.histories)
+    width = min(len(history) for history in canaries.histories)
+    items = np.stack([history[:width] for history in canaries.histories])
+    scores = np.zeros(many)
+    for part, values in personal_scores(
+        method, model, state.shared, canaries.store, np.arange(many), canaries.held, torch.from_numpy(items)
+    ):
+        scores[part] = values.double().mean(1).numpy()
+    scores = np.nan_to_num(scores)
+    count = popularity[items].sum(1)
+    known = np.stack([np.ones(many), count, np.log1p(count)], 1)
+    return np.asarray(scores - known @ np.linalg.lstsq(known, scores, rcond=None)[0])
