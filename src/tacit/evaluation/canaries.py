@@ -12,13 +12,14 @@ from scipy import sparse
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import Download, Method, Seat, Stage, Upload
+from ..core import Download, Method, Params, Seat, Stage, Upload
 from ..data.sampling import Ragged, keys_of
 from ..engine.backends import Call, chunks, compacted, device
 from ..engine.store import Store
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+LOUD = 4.0  # private parameters of a canary over those that everybody starts from
 
 
 def contribution(uploads: Upload, rows: Tensor | None, follow: tuple[str, ...], catalogue: int, wire: Stage) -> dict:
@@ -42,14 +43,10 @@ def contribution(uploads: Upload, rows: Tensor | None, follow: tuple[str, ...], 
     return out
 
 
-def design(method: Method, popularity: Array, most: int) -> list[NDArray[np.int64]]:
-    """Histories that are easy to detect with this method."""
-    return lone_items(popularity, most)
-
-
-def lone_items(popularity: Array, most: int) -> list[NDArray[np.int64]]:
-    """Histories of one item each, all different, the most popular items first: their uploads do not overlap in methods
-    that send rows of items."""
+def design(popularity: Array, most: int) -> list[NDArray[np.int64]]:
+    """Histories of one item each, all different, the most popular items first, without drawn negatives: uploads of two
+    canaries do not overlap, or hardly. Measured on ML-100K with a quarter of the stated noise: fedveil at epsilon 3 is
+    bounded by 3.1, with pairs of popular items by 1.4, with a popular and a rare item by 1.4."""
     return [np.array([item]) for item in np.argsort(-popularity, kind="stable")[:most].tolist()]
 
 
@@ -74,8 +71,8 @@ class Canaries:
         return self.first + np.arange(len(self.histories))
 
     def uploads(self, method: Method, call: Call, wire: Stage, catalogue: int) -> tuple[dict[str, Any], Array]:
-        """(by name the contributions of all canaries, their weights), as if everybody took part; private parameters
-        advance, whether a canary is in or out."""
+        """(by name the contributions of all canaries, their weights), as if everybody took part. Private parameters stay
+        as they are: a canary that learnt its one item would soon have nothing more to send."""
         follow = [name for name in call.down.params if name in method.rows]
         compact = bool(follow or self.store.rows) and not wire.whole
         call, keys = replace(call, wire=wire), keys_at(self.people, call.seat)
@@ -90,11 +87,16 @@ class Canaries:
             dims = {n: 0 if compact and n in method.rows else None for n in params}
             one = vmap(lambda *parts: device(method, call, *parts), in_dims=(Download(dims, None), 0, 0, 0))  # type: ignore[arg-type]
             own = self.store.gather(chunk, rows)
-            sent, own = one(Download(params, call.down.round), own, held, keys[chunk])
-            self.store.put(chunk, own, rows)
+            sent, _ = one(Download(params, call.down.round), own, held, keys[chunk])
             found.append((chunk, contribution(sent, rows, method.rows, catalogue, wire)))
             weight[chunk] = sent.weight.detach().double().numpy()
         return _in_order(found), weight
+
+
+def loud(initial: Params) -> Params:
+    """Private parameters of a canary: LOUD times those of everybody else at the start, so that its uploads reach the
+    clip. (fedmf on ML-100K: a length of 1 in place of .64 at the start and .02 after 60 rounds of learning.)"""
+    return {name: LOUD * value for name, value in initial.items()}
 
 
 def keys_at(people: NDArray[np.int64], seat: Seat) -> Tensor:

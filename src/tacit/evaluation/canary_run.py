@@ -19,8 +19,8 @@ from ..engine.run import State
 from ..engine.store import Store
 from ..federation import Federation
 from .audit import Watch
-from .canaries import Canaries, contribution, design, keys_at
-from .membership import ERROR, FPR, Evidence, coins, combined, epsilon_lower, guessed, inner, overlaps, tpr_at
+from .canaries import Canaries, contribution, design, keys_at, loud
+from .membership import ERROR, Evidence, coins, combined, epsilon_lower, guessed, inner, overlaps, tpr_at
 from .noise_checks import noise_ratio
 from .observed import Released, deviation, enlarged, group_noise, groups_of, rounds_of, summed
 from .scoring import personal_scores
@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MOST = 2000  # canaries
 FEWEST = 20
+SHORT, REPEATS = 5, 3  # runs of at most so many rounds are repeated so many times
 WHOLE = 20_000_000  # numbers of canaries' uploads in a round with local noise: every one of them is drawn
 EXACT = 1e-3  # of an upload's length: taken as the deviation where there is no noise
 
@@ -154,60 +155,97 @@ def numbers(value: torch.Tensor) -> Array:
     return np.asarray(value.detach().double().numpy().ravel())
 
 
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What is audited."""
+
+    method: Method
+    model: Model
+    federation: Federation
+    wire: Stage
+    quiet: Stage  # without noise on devices
+    stages: Mapping[str, float | None]  # names and values of the wire, the noise written out
+    rounds: int
+    popularity: Array  # people who have an item, among the real ones
+    rate: float = 1.0  # below 1 where the accountant counts secret sampling
+    value: float = 1.0  # target of a canary's examples
+    cohort: int | float | None = None
+    dropout: float = 0.0
+    seed: int = 0
+
+
 def audit_membership(
-    method: Method, model: Model, federation: Federation, wire: Stage, quiet: Stage, stages: Mapping[str, float | None],
-    *, rounds: int, delta: float, popularity: Array, most: int | None = None, rate: float = 1.0, value: float = 1.0,
-    cohort: int | float | None = None, dropout: float = 0.0, seed: int = 0, noise_seed: int = 0,
-    coin_seed: int | None = None, watch: Watch | None = None,
+    setup: Setup, delta: float, *, most: int | None = None, noise_seed: int = 0, coin_seed: int | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """The membership audit of a configuration; None where it does not apply: nothing is sent, everything is handed
-    over, or uploads are not added. `most` canaries at most; `value` is the target of a canary's examples."""
-    if method.pooled or wire.combine is not None or most == 0:
+    over, or uploads are not added. `most` canaries at most in a run. A run of few rounds is repeated with fresh noise
+    and fresh coins, which gives more guesses; a canary is in one of the runs only, so the theorem holds for all
+    canaries together."""
+    if setup.method.pooled or setup.wire.combine is not None or most == 0:
         return None
-    histories = design(method, popularity, min(most or MOST, MOST))
-    if wire.whole:
-        size = max(sum(v.numel() for v in method.init(model.init(torch.Generator().manual_seed(0)))[0].values()), 1)
+    histories = design(setup.popularity, min(most or MOST, MOST))
+    shared, private = setup.method.init(setup.model.init(torch.Generator().manual_seed(setup.seed)))
+    if setup.wire.whole:
+        size = max(sum(value.numel() for value in shared.values()), 1)
         histories = histories[: max(FEWEST, WHOLE // size)]
-    initial = method.init(model.init(torch.Generator().manual_seed(seed)))[1]
-    store = Store.fresh(initial, len(histories), method.rows)
-    canaries = Canaries(histories, coins(len(histories), coin_seed), federation.people, store, value)
-    everybody = replace(federation, members=np.concatenate([federation.members, canaries.people]))
-    released = Released({})
-    wire = enlarged(wire, len(everybody.members))
-    trial = Trial(method, federation, wire, enlarged(quiet, len(everybody.members)), stages, canaries, rate, released)
+    repeats = REPEATS if setup.rounds <= SHORT else 1
     if watch:
-        watch.phase("training with canaries", rounds, 0)
+        watch.phase("training with canaries", repeats * setup.rounds, 0)
+    trials, finals = [], []
+    for repeat in range(repeats):
+        side = coins(len(histories), None if coin_seed is None else coin_seed + repeat)
+        store = Store.fresh(loud(private), len(histories), setup.method.rows)
+        canaries = Canaries(histories, side, setup.federation.people, store, setup.value)
+        trial, state = one_run(setup, canaries, noise_seed + repeat, repeat * setup.rounds, watch)
+        if state is None or not trial.evidence.gram.any():
+            return None
+        trials.append(trial)
+        finals.append(final_scores(setup.method, setup.model, state, canaries, setup.popularity))
+    scores = {"all rounds": np.concatenate([trial.evidence.ratios() for trial in trials])}
+    scores["final model"] = np.concatenate(finals)
+    inside = np.concatenate([trial.canaries.inside for trial in trials])
+    square, count = (sum(getattr(trial.evidence, name) for trial in trials) for name in ("square", "count"))
+    ratio = [round(x, 6) for x in noise_ratio(square, int(count))] if count else None
+    return figures(scores, inside, delta) | {"runs": repeats, "noise_ratio": ratio}
+
+
+def one_run(
+    setup: Setup, canaries: Canaries, noise_seed: int, done: int, watch: Watch | None
+) -> tuple[Trial, State | None]:
+    """Train once with these canaries; `done` rounds are behind for the progress."""
+    members = np.concatenate([setup.federation.members, canaries.people])
+    everybody, released = replace(setup.federation, members=members), Released({})
+    wire, quiet = (enlarged(stage, len(members)) for stage in (setup.wire, setup.quiet))
+    trial = Trial(setup.method, setup.federation, wire, quiet, setup.stages, canaries, setup.rate, released)
     state: State | None = None
-    for done in rounds_of(
-        method, model, everybody, released.recording(wire), rounds, trial.answer, seed=seed, noise_seed=noise_seed,
-        cohort=cohort, dropout=dropout,
+    for round in rounds_of(
+        setup.method, setup.model, everybody, released.recording(wire), setup.rounds, trial.answer, seed=setup.seed,
+        noise_seed=noise_seed, cohort=setup.cohort, dropout=setup.dropout,
     ):  # fmt: skip
-        trial.observe(done.number - 1)
-        state = done.state
+        trial.observe(round.number - 1)
+        state = round.state
         if watch:
-            watch.round(done.number, None)
-    if state is None or not trial.evidence.gram.any():
-        return None
-    final = final_scores(method, model, state, canaries, popularity)
-    return figures({"all rounds": trial.evidence.ratios(), "final model": final}, canaries.inside, delta, trial)
+            watch.round(done + round.number, None)
+    return trial, state
 
 
-def figures(scores: dict[str, Array], inside: Bools, delta: float, trial: Trial) -> dict[str, Any]:
+def figures(scores: dict[str, Array], inside: Bools, delta: float) -> dict[str, Any]:
     """The result: of every score, and of the one with the larger bound."""
-    tests, error = {}, ERROR / len(scores)
+    tests: dict[str, dict[str, Any]] = {}
+    error = ERROR / len(scores)
     for name, values in scores.items():
         guesses, correct = guessed(values, inside)
-        bound = epsilon_lower(len(inside), guesses, correct, delta, error)
-        tpr = tpr_at(values, inside)
-        tests[name] = {"guesses": guesses, "correct": correct, "epsilon_lower": round(bound, 6), "tpr_at_fpr_0.001": tpr}
-    by = max(tests, key=lambda name: float(tests[name]["epsilon_lower"] or 0))
-    e = trial.evidence
+        bound = round(epsilon_lower(len(inside), guesses, correct, delta, error), 6)
+        tests[name] = {"guesses": guesses, "correct": correct, "epsilon_lower": bound}
+        tests[name]["tpr_at_fpr_0.001"] = tpr_at(values, inside)
+    by = max(tests, key=lambda name: float(tests[name]["epsilon_lower"]))
+    best = tests[by]
     return {
-        "canaries": len(inside), "inside": int(inside.sum()), "guesses": tests[by]["guesses"],
-        "correct": tests[by]["correct"], "confidence": 1 - ERROR, "by": by, "delta": delta,
-        "epsilon_lower": tests[by]["epsilon_lower"], "tpr_at_fpr_0.001": tests["all rounds"]["tpr_at_fpr_0.001"],
-        "largest": round(epsilon_lower(len(inside), int(tests[by]["guesses"] or 0), int(tests[by]["guesses"] or 0), delta, error), 6),
-        "noise_ratio": [round(x, 6) for x in noise_ratio(e.square, e.count)] if e.count else None, "tests": tests,
+        "canaries": len(inside), "inside": int(inside.sum()), "guesses": best["guesses"], "correct": best["correct"],
+        "confidence": 1 - ERROR, "by": by, "delta": delta, "epsilon_lower": best["epsilon_lower"],
+        "largest": round(epsilon_lower(len(inside), best["guesses"], best["guesses"], delta, error), 6),
+        "tpr_at_fpr_0.001": tests["all rounds"]["tpr_at_fpr_0.001"], "tests": tests,
     }  # fmt: skip
 
 
@@ -225,4 +263,5 @@ def final_scores(method: Method, model: Model, state: State, canaries: Canaries,
     scores = np.nan_to_num(scores)
     count = popularity[items].sum(1)
     known = np.stack([np.ones(many), count, np.log1p(count)], 1)
-    return np.asarray(scores - known @ np.linalg.lstsq(known, scores, rcond=None)[0])
+    rest = scores - known @ np.linalg.lstsq(known, scores, rcond=None)[0]
+    return np.asarray(rest / max(float(rest.std()), 1e-300))
