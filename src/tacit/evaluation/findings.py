@@ -44,8 +44,7 @@ class Attack:
         self.guesses: dict[str, Guess] = {}  # about the person who is shown
 
     def take(self, who: int, upload: Upload) -> None:
-        """One more upload; a full group is attacked and forgotten."""
-        upload = self.wire.seal.seal(upload) if self.wire.seal else upload
+        """One more upload, sealed where the wire seals; a full group is attacked and forgotten."""
         self.total = upload if self.total is None else self.total + upload
         self.group.append(who)
         if len(self.group) < self.size:
@@ -97,7 +96,9 @@ class Attack:
 
     def chosen(self, measure: int, only: Iterable[str] | None = None) -> tuple[Array, list[str]]:
         """By person: the figure, and the attack, which is the one that was best on the other half."""
-        at = [i for i, name in enumerate(self.names) if only is None or name in set(only)]
+        named = [i for i, name in enumerate(self.names) if name in set(only)] if only is not None else []
+        ours = [i for i, name in enumerate(self.names) if name != POPULARITY]  # popularity is the baseline, no attack
+        at = named or ours or list(range(len(self.names)))
         values, places = np.stack(self.values)[:, at, measure], np.array(self.places)
         first = places < np.median(places)
         best = np.zeros(len(values), np.int64)
@@ -191,6 +192,7 @@ def feed(
     for done, (who, upload) in enumerate(uploads, 1):
         for tried in found:
             left = sent(tried.step, who, upload, device)
+            left = tried.step.wire.seal.seal(left) if tried.step.wire.seal else left
             for attack in tried.attacks:
                 attack.take(who, left)
         if watch:

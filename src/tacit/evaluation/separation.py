@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 SMALL = 1e-6  # eigenvalues below this share of the largest are rounding
+CLEAR = 1e-4  # mean distance of a solution to 0 or 1 at which no other weights are tried
 TRIES = 4  # random weights; the solution nearest to 0 and 1 is kept
 
 
@@ -55,9 +56,11 @@ def separated(sums: Array, seed: int = 0) -> NDArray[np.bool_]:
         other = _squares((weights @ outer)[None], p)[0]
         people = back @ np.linalg.eigh(white.T @ other @ white)[1]  # [p, people], up to length
         lifted = people[i] * people[j]  # [p (p + 1) / 2, people]
-        shares = np.linalg.lstsq(lifted, outer.T, rcond=None)[0]
+        shares = np.linalg.pinv(lifted) @ outer.T
         units = shares / np.maximum(shares.max(1, keepdims=True), 1e-300)
         misfit = float(np.minimum(np.abs(units), np.abs(units - 1)).mean())
         if misfit < least:
             best, least = units > 0.5, misfit
+        if least < CLEAR:
+            break
     return best
