@@ -79,8 +79,16 @@ def label(text: str) -> str:
 
 
 def audit(
-    settings: Settings, task: Task, titles: Sequence[str], *, rounds: int | None = None, people: int = 300,
-    canaries: int | None = None, save: Path | None = None, watch: Watch | None = None, coin_seed: int | None = None,
+    settings: Settings,
+    task: Task,
+    titles: Sequence[str],
+    *,
+    rounds: int | None = None,
+    people: int = 300,
+    canaries: int | None = None,
+    save: Path | None = None,
+    watch: Watch | None = None,
+    coin_seed: int | None = None,
 ) -> dict[str, Any]:
     """The result that `--json` prints. An attacker who sees the uploads of rounds 1 to `rounds` (default: of the first)
     of a run of usual length guesses people's lists; one who sees the whole planned run guesses who took part
@@ -96,7 +104,9 @@ def audit(
     found: list[Tried] = []
     for part in together(steps, rounds):
         coming = everybody[: max(people, *(size for size in sizes_of(part) if size <= len(everybody)))]
-        shelf = Shelf(save, truth, about, {}, rounds - 1, titles, settings.seed) if save and part[-1] is steps[-1] else None
+        shelf = (
+            Shelf(save, truth, about, {}, rounds - 1, titles, settings.seed) if save and part[-1] is steps[-1] else None
+        )
         found += _attacked(part, made, federation, settings, rounds, truth, about, coming, shelf, watch)
     last = found[-1]
     if last.step.wire.seal is not None and last.step.method is not None:

@@ -262,7 +262,9 @@ class Ranked(NamedTuple):
         return Ranked(list(guesses), rank, np.sort(rank, 1), picks, np.array([own is not None for own in lists]))
 
 
-def judged(guesses: Mapping[str, Guess], ranked: Ranked, truth: NDArray[np.integer], near: NDArray[np.integer]) -> Array:
+def judged(
+    guesses: Mapping[str, Guess], ranked: Ranked, truth: NDArray[np.integer], near: NDArray[np.integer]
+) -> Array:
     """As `judge`; `ranked` are the guesses, and those with lists of several people are made about this person."""
     values = judge(ranked, truth, near)
     for place, guess in enumerate(guesses.values()):

@@ -71,8 +71,8 @@ class Canaries:
         return self.first + np.arange(len(self.histories))
 
     def uploads(self, method: Method, call: Call, wire: Stage, catalogue: int) -> tuple[dict[str, Any], Array]:
-        """(by name the contributions of all canaries, their weights), as if everybody took part. Private parameters stay
-        as they are: a canary that learnt its one item would soon have nothing more to send."""
+        """(by name the contributions of all canaries, their weights), as if everybody took part. Private parameters
+        stay as they are: a canary that learnt its one item would soon have nothing more to send."""
         follow = [name for name in call.down.params if name in method.rows]
         compact = bool(follow or self.store.rows) and not wire.whole
         call, keys = replace(call, wire=wire), keys_at(self.people, call.seat)

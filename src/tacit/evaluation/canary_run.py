@@ -124,9 +124,7 @@ class Trial:
                     e.along[at] += inner({n: value[at] for n, value in u.items()}, flat) / variance
         return total
 
-    def _alone(
-        self, call: Call, u: dict[str, Any], weights: Array, inside: Bools, like: Params
-    ) -> dict[str, Array]:
+    def _alone(self, call: Call, u: dict[str, Any], weights: Array, inside: Bools, like: Params) -> dict[str, Array]:
         """Noise on devices: the server sees every canary's upload by itself. Who is out sends nothing but noise."""
         e, variance = self.evidence, self.scale(u, call.seat.round)
         assert self.wire.client is not None

@@ -5,8 +5,8 @@ Canaries are extra people whom the audit adds to the federation, each with a his
 decides for each whether they take part. The attacker then guesses the coins. It is the strongest that differential
 privacy allows: it knows everybody's data, every round's release and the final model; it does not know the coins.
     all rounds    z = release - sum of the real people - half of all canaries' uploads, u = the upload of one canary.
-                  With Gaussian noise of deviation s and orthogonal uploads, sum over rounds of <z, u> / s^2 is the exact
-                  log likelihood ratio of "in" against "out". Uploads that overlap are decorrelated first (`ratios`).
+                  With Gaussian noise of deviation s and orthogonal uploads, the sum over rounds of <z, u> / s^2 is the
+                  exact log likelihood ratio of "in" against "out". Uploads that overlap are decorrelated first (`ratios`).
     final model   the score of the canary's own items in the final model, less what their popularity explains
 The highest scores are guessed as in, the lowest as out, a fixed share at each end, and the attacker abstains on the
 rest. `epsilon_lower` turns the number of correct guesses into the largest epsilon that they refute. The two scores are

@@ -1,10 +1,10 @@
 """Checks of released numbers that need no statistics of a whole audit: is the noise what it claims to be?
 
-    on_grid       every released number is a whole multiple of the public step
-    attainable    the values that can occur do not depend on the data. Version 0.6.0 released float32(v + float32(s g)):
-                  where v = 0 only the values float32(s g) occur, and any other value proves that v is not 0
-    predicted     the noise equals that of a generator whose seed is known
-    noise_ratio   the measured standard deviation of the noise over the stated one
+on_grid       every released number is a whole multiple of the public step
+attainable    the values that can occur do not depend on the data. Version 0.6.0 released float32(v + float32(s g)):
+              where v = 0 only the values float32(s g) occur, and any other value proves that v is not 0
+predicted     the noise equals that of a generator whose seed is known
+noise_ratio   the measured standard deviation of the noise over the stated one
 """
 
 from __future__ import annotations
