@@ -30,8 +30,7 @@ MEANING = {
     "sign": "Items that a person has move one way, items drawn as counter-examples the other: the direction tells them "
     "apart.",
     "decay": "Every row shrinks by the same factor. It is estimated and taken out; what is left tells the items.",
-    "lists": "The sum is taken apart by linear algebra into the lists of its people; the length of a list tells whose it "
-    "is.",
+    "lists": "The sum is taken apart by linear algebra into people’s lists; their lengths tell whose they are.",
     "counts": "The counts of all sums of all rounds are equations in people’s lists, and they are solved.",
 }
 SOURCES = {"all rounds": "releases of all rounds", "final model": "final model"}
@@ -39,8 +38,8 @@ LIMITS = (
     "Other attacks. A better one may exist; these figures are a floor for what leaks, never a ceiling.",
     "Later rounds. Lists were guessed from the rounds named above. Who keeps uploads of more rounds can put them "
     "together, and noise averages out; epsilon and the membership test count all planned rounds.",
-    "Epsilon itself. The membership test bounds it from below. A bound that is smaller than the printed epsilon does not "
-    "prove that epsilon.",
+    "Epsilon itself. The membership test bounds it from below. A bound below the printed epsilon does not prove "
+    "that epsilon.",
     "Knowledge from elsewhere. An attacker may know some of a person’s items already, or when the device was online.",
     "A server that cheats. The server here follows the protocol and reads what it gets. One that sends made-up tables, "
     "or that invents the other people of a sum, can learn more.",
@@ -171,8 +170,8 @@ def members(result: Result) -> str | None:
     runs = f" in {member['runs']} runs" if member["runs"] > 1 else ""
     rate = member["tpr_at_fpr_0.001"]
     return (
-        f"{member['canaries']:,} made-up people were added{runs}, each by a coin. Somebody who knows everything but the "
-        f"coins made {member['guesses']:,} guesses from the {SOURCES[member['by']]}, and {member['correct']:,} were "
+        f"{member['canaries']:,} made-up people were added{runs}, each by a coin. Who knows everything but the coins "
+        f"made {member['guesses']:,} guesses from the {SOURCES[member['by']]}, and {member['correct']:,} were "
         f"right: with {100 * member['confidence']:.0f} % confidence epsilon is at least {member['epsilon_lower']:.3g} "
         f"(so many guesses can show {member['largest']:.3g} at most). With one false alarm in 1,000, "
         f"{100 * (rate or 0):.1f} % of those who took part are found."

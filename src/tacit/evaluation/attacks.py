@@ -82,7 +82,7 @@ class Merged:
             self.scores[name] = self.scores.get(name, 0.0) + _z(guess.scores)
             self.rounds[name] = self.rounds.get(name, 0) + 1
             if guess.picks is not None:
-                self.votes[name] = self.votes.get(name, 0.0) + guess.picks
+                self.votes[name] = self.votes.get(name, 0.0) + guess.picks.astype(np.float64)
             if guess.lists is not None:
                 self.lists.setdefault(name, []).append(guess.lists)
 

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MOST = 2000  # canaries
 FEWEST = 20
-SHORT, REPEATS = 5, 3  # runs of at most so many rounds are repeated so many times
+SHORT, REPEATED = 5, 5000  # runs of at most so many rounds are repeated until there were so many canaries in all
 WHOLE = 20_000_000  # numbers of canaries' uploads in a round with local noise: every one of them is drawn
 EXACT = 1e-3  # of an upload's length: taken as the deviation where there is no noise
 
@@ -90,7 +90,7 @@ class Trial:
         variance, secret = self.scale(u, round), self.rate < 1
         z = {n: numbers(v) - numbers(real[n]) for n, v in self.released.last.items() if n in u}
         noise = {n: z[n] - part for n, part in combined(u, inside.astype(float)).items()}
-        half = combined(u, np.full(len(inside), self.rate / 2) if secret else 0.5 * present)
+        half = combined(u, np.full(len(inside), self.rate / 2) if secret else present.astype(float) / 2)
         z = {n: z[n] - half[n] for n in z}
         along, gram = inner(u, z) / variance, overlaps(u, None) / variance
         e.noise(noise, variance if deviation(self.stages, self.method, round) else 0.0)
@@ -190,7 +190,7 @@ def audit_membership(
     noisy = any(deviation(setup.stages, setup.method, round) for round in range(setup.rounds))
     if not noisy:  # the first round's exact sums tell every coin: later rounds and the final model add nothing
         setup = replace(setup, rounds=1)
-    repeats = REPEATS if noisy and setup.rounds <= SHORT else 1
+    repeats = int(np.clip(round(REPEATED / len(histories)), 1, 20)) if noisy and setup.rounds <= SHORT else 1
     if watch:
         watch.phase("training with canaries", repeats * setup.rounds, 0)
     trials, finals = [], []

@@ -6,7 +6,7 @@ decides for each whether they take part. The attacker then guesses the coins. It
 privacy allows: it knows everybody's data, every round's release and the final model; it does not know the coins.
     all rounds    z = release - sum of the real people - half of all canaries' uploads, u = the upload of one canary.
                   With Gaussian noise of deviation s and orthogonal uploads, the sum over rounds of <z, u> / s^2 is the
-                  exact log likelihood ratio of "in" against "out". Uploads that overlap are decorrelated first (`ratios`).
+                  exact log likelihood ratio of "in" against "out". Uploads that overlap are decorrelated (`ratios`).
     final model   the score of the canary's own items in the final model, less what their popularity explains
 The highest scores are guessed as in, the lowest as out, a fixed share at each end, and the attacker abstains on the
 rest. `epsilon_lower` turns the number of correct guesses into the largest epsilon that they refute. The two scores are
@@ -27,7 +27,7 @@ from scipy import sparse, stats
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-GUESSED = 0.05  # of the canaries, at each end
+GUESSED, FEWEST = 0.05, 20  # of the canaries at each end, and at least so many where there are enough
 ERROR = 0.05  # probability that a bound is too large
 FPR = 0.001
 HELD = 60_000_000  # numbers of canaries' uploads that are kept at once; beyond that overlaps are not computed
@@ -79,9 +79,9 @@ def epsilon_lower(canaries: int, guesses: int, correct: int, delta: float, error
 
 
 def guessed(scores: Array, inside: Bools, share: float = GUESSED) -> tuple[int, int]:
-    """(guesses, correct ones): the highest `share` of the scores as in, the lowest as out. Ties are broken by place,
-    which no coin influences."""
-    each = max(1, round(share * len(scores)))
+    """(guesses, correct ones): the highest `share` of the scores as in, the lowest as out. The number of guesses does
+    not depend on the scores, and ties are broken by place, which no coin influences."""
+    each = max(round(share * len(scores)), min(FEWEST, len(scores) // 4), 1)
     order = np.argsort(scores, kind="stable")
     return 2 * each, int((~inside[order[:each]]).sum() + inside[order[-each:]].sum())
 
@@ -134,6 +134,8 @@ class Evidence:
         [(G + 4)^-1 y]_i / [(G + 4)^-1]_ii. With orthogonal uploads that is y_i, which is exact."""
         if self.plain is not None:
             return self.plain
+        if not (self.gram - np.diag(np.diag(self.gram))).any():
+            return self.along
         inverse = np.linalg.inv(self.gram + PRIOR * np.eye(len(self.along)))
         return np.asarray((inverse @ self.along) / np.diag(inverse))
 
