@@ -19,7 +19,7 @@ from tacit.experiment import make_task
 from tacit.settings import Settings, plan
 from tacit.wire import draws, stages
 
-WIDE = "synthetic:60x1500x3000"  # many items: a canary for each
+WIDE = "synthetic:30x1500x900"  # many items: a canary for each
 
 
 @pytest.fixture

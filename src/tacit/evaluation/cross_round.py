@@ -123,7 +123,7 @@ def many_rounds(
     ):  # fmt: skip
         if watch:
             watch.round(done.number, None)
-    size = int(np.median(server.sizes)) if server.sizes else step.group
+    size = int(np.median(server.sizes)) if server.sizes and step.group == 1 else step.group
     attack = Attack(about, step, size, seat_of(noise_seed, 0, 0, size))
     together = server.over_rounds()
     nothing = Guess(about.known.popularity)
