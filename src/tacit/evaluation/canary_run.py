@@ -1,4 +1,4 @@
-"""One training run with canaries: evidence.membership turned into the figures of an audit (`audit_membership`)."""
+"""One training run with canaries, and the figures of the membership audit that follow from it (`audit_membership`)."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def epsilon_lower(canaries: int, guesses: int, correct: int, delta: float, error
     """The largest epsilon that these guesses refute at this error probability, from below; 0 where they refute none.
 
     >>> round(epsilon_lower(1000, 100, 100, 0.0), 3)
-    3.492
+    3.493
     """
 
     def refuted(epsilon: float) -> bool:
