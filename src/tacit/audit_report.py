@@ -30,11 +30,16 @@ MEANING = {
     "sign": "Items that a person has move one way, items drawn as counter-examples the other: the direction tells them "
     "apart.",
     "decay": "Every row shrinks by the same factor. It is estimated and taken out; what is left tells the items.",
+    "lists": "The sum is taken apart by linear algebra into people’s lists; their lengths tell whose they are.",
+    "counts": "The counts of all sums of all rounds are equations in people’s lists, and they are solved.",
 }
+SOURCES = {"all rounds": "releases of all rounds", "final model": "final model"}
 LIMITS = (
     "Other attacks. A better one may exist; these figures are a floor for what leaks, never a ceiling.",
-    "Several rounds. One round’s uploads were attacked. Who keeps a person’s uploads of many rounds can put them "
-    "together, and noise averages out; epsilon counts all rounds, this page does not.",
+    "Later rounds. Lists were guessed from the rounds named above. Who keeps uploads of more rounds can put them "
+    "together, and noise averages out; epsilon and the membership test count all planned rounds.",
+    "Epsilon itself. The membership test bounds it from below. A bound below the printed epsilon does not prove "
+    "that epsilon.",
     "Knowledge from elsewhere. An attacker may know some of a person’s items already, or when the device was online.",
     "A server that cheats. The server here follows the protocol and reads what it gets. One that sends made-up tables, "
     "or that invents the other people of a sum, can learn more.",
@@ -71,8 +76,8 @@ def render(result: Result, plot: Plot) -> str:
         headline=re.split(r"(\d+ of 100)", headline(result)),  # odd pieces: kept on one line
         verdict=verdict(result), tiles=tiles(result), plot=(plot, _uri(plot.light), _uri(plot.dark)),
         f1=grid(result, "f1"), auc=grid(result, "auc"), matched=grid(result, "matched_auc"),
-        attack=explain(result["attack"]), ratings=ratings(result), examples=examples(result), limits=LIMITS,
-        facts=facts(result), notes=result["notes"],
+        attack=explain(result["attack"]), ratings=ratings(result), members=members(result), examples=examples(result),
+        limits=LIMITS, facts=facts(result), notes=result["notes"],
     )  # fmt: skip
 
 
@@ -86,8 +91,16 @@ def title(result: Result) -> str:
 
 
 def subject(result: Result) -> str:
-    where = f"round {result['round']}" if result["round"] else "as they were saved"
+    where = "as they were saved" if not result["rounds"] else seen_rounds(result["rounds"])
     return f"{result['people']:,} people audited, {result['items']:,} items; {where}; {result['stages']}"
+
+
+def seen_rounds(rounds: int) -> str:
+    """
+    >>> seen_rounds(1), seen_rounds(6)
+    ('round 1', 'rounds 1 to 6')
+    """
+    return "round 1" if rounds == 1 else f"rounds 1 to {rounds}"
 
 
 def of_100(share: float) -> str:
@@ -97,20 +110,29 @@ def of_100(share: float) -> str:
 def headline(result: Result) -> str:
     """The finding in plain words.
 
-    >>> headline({"f1": 0.94, "popularity_f1": 0.34, "in_sum": 1, "sends": True})
-    'From one upload, somebody who runs the server recovers 94 of 100 items of a person’s list; knowing only what is \
-popular they would get 34 of 100.'
+    >>> headline({"f1": 0.94, "worst_f1": 1.0, "popularity_f1": 0.34, "in_sum": 1, "sends": True, "helped": True,
+    ...           "rounds": 1})
+    'From one upload, somebody who runs the server recovers 94 of 100 items of a person’s list (of the most exposed \
+person 100 of 100); knowing only what is popular they would get 34 of 100.'
     """
     if not result["sends"]:
         return (
             "Nothing is sent, so nobody learns anything from uploads. Knowing only what is popular, somebody gets "
             f"{of_100(result['popularity_f1'])} items of a person’s list."
         )
-    many = result["in_sum"]
+    many, rounds = result["in_sum"], result["rounds"] or 1
     source = "one upload" if many == 1 else f"the sum of {many:,} people’s uploads"
+    if rounds > 1:
+        source = f"{'uploads' if many == 1 else f'sums of {many:,} people’s uploads'} of {rounds:,} rounds"
+    if not result["helped"]:
+        return (
+            f"From {source}, no attack learns more of a person’s list than what is popular tells: "
+            f"{of_100(result['popularity_f1'])} items."
+        )
     return (
-        f"From {source}, somebody who runs the server recovers {of_100(result['f1'])} items of a person’s list; "
-        f"knowing only what is popular they would get {of_100(result['popularity_f1'])}."
+        f"From {source}, somebody who runs the server recovers {of_100(result['f1'])} items of a person’s list (of the "
+        f"most exposed person {of_100(result['worst_f1'])}); knowing only what is popular they would get "
+        f"{of_100(result['popularity_f1'])}."
     )
 
 
@@ -118,12 +140,42 @@ def verdict(result: Result) -> list[tuple[bool, str]]:
     """(whether it is good, what it means) of the configuration."""
     gap = result["f1"] - result["popularity_f1"]
     return [
+        *promise(result),
         (True, "This tells hardly more about a person than what is popular tells about everybody.")
         if gap <= CLOSE
         else (False, "This gives people’s lists away: “only model updates are sent” does not protect them here.")
         if result["f1"] >= 0.6
-        else (False, "This tells more about a person than what is popular does.")
+        else (False, "This tells more about a person than what is popular does."),
     ]
+
+
+def promise(result: Result) -> list[tuple[bool, str]]:
+    """Whether the membership test refutes the printed epsilon or the stated noise, where it does."""
+    member, epsilon = result["membership"], result["epsilon"]
+    out = []
+    if member and epsilon is not None and member["epsilon_lower"] > epsilon:
+        out.append(
+            (False, f"The printed epsilon {epsilon:.3g} is refuted: it is at least {member['epsilon_lower']:.3g}.")
+        )
+    if member and member["noise_ratio"] and member["noise_ratio"][2] < 0.99:
+        out.append((False, f"The noise has {member['noise_ratio'][0]:.3g} times the stated standard deviation."))
+    return out
+
+
+def members(result: Result) -> str | None:
+    """The membership test in words."""
+    member = result["membership"]
+    if not member:
+        return None
+    runs = f" in {member['runs']} runs" if member["runs"] > 1 else ""
+    rate = member["tpr_at_fpr_0.001"]
+    return (
+        f"{member['canaries']:,} made-up people were added{runs}, each by a coin. Who knows everything but the coins "
+        f"made {member['guesses']:,} guesses from the {SOURCES[member['by']]}, and {member['correct']:,} were "
+        f"right: with {100 * member['confidence']:.0f} % confidence epsilon is at least {member['epsilon_lower']:.3g} "
+        f"(so many guesses can show {member['largest']:.3g} at most). With one false alarm in 1,000, "
+        f"{100 * (rate or 0):.1f} % of those who took part are found."
+    )
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
@@ -131,12 +183,18 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
     low, high = result["intervals"]["f1"]
     found = [
         (of_100(result["f1"]), "items recovered (F1)", f"95 % interval {100 * low:.0f} to {100 * high:.0f}"),
+        (of_100(result["worst_f1"]), "of the most exposed person", ""),
         (of_100(result["popularity_f1"]), "by knowing what is popular", "no upload needed"),
         (of_100(result["random_f1"]), "by guessing blindly", ""),
     ]
-    epsilon = result["epsilon"]
-    small = f"for all {result['rounds']} rounds, delta {result['delta']:.1g}" if epsilon is not None else "no promise"
-    return [*found, (NONE if epsilon is None else f"{epsilon:.3g}", "epsilon of the run", small)]
+    epsilon, member = result["epsilon"], result["membership"]
+    planned = result["planned_rounds"]
+    small = f"for all {planned} rounds, delta {result['delta']:.1g}" if epsilon is not None else "no promise"
+    found.append((NONE if epsilon is None else f"{epsilon:.3g}", "epsilon of the run", small))
+    if member:
+        small = f"measured, {100 * member['confidence']:.0f} % confidence"
+        found.append((f"{member['epsilon_lower']:.3g}", "epsilon is at least", small))
+    return found
 
 
 def grid(result: Result, kind: str) -> dict[str, Any]:
@@ -156,10 +214,10 @@ def _cell(row: dict[str, Any] | None, kind: str, result: Result) -> dict[str, An
         return None
     low, high = row[f"{kind}_interval"]
     main = row["stages"] == result["stages"] and row["in_sum"] == result["in_sum"]
-    text = f"{row[kind]:.3f}"
     return {
         "value": row[kind],
-        "text": text,
+        "text": f"{row[kind]:.3f}",
+        "worst": f"{row['worst_f1']:.3f}" if kind == "f1" else None,
         "low": f"{low:.2f}",
         "high": f"{high:.2f}",
         "seen": row["seen"],
@@ -209,8 +267,8 @@ def facts(result: Result) -> list[tuple[str, str]]:
         "task",
         "method",
         "wire",
-        "round",
         "rounds",
+        "planned_rounds",
         "people",
         "items",
         "delta",

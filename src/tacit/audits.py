@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from .core import Seat, Upload
-from .engine.run import State
+from .engine.run import State, begin, run
 from .errors import SettingError
 from .evaluation.attacks import POPULARITY
-from .evaluation.audit import SIZES, Pairs, Step, Watch, World, order, pairs, produce, seat_of, sent, trained, world
-from .evaluation.findings import Tried, baselines, measure
+from .evaluation.audit import SIZES, Pairs, Step, Watch, World, order, pairs, produce, seat_of, seen, sent, world
+from .evaluation.canary_run import Setup, audit_membership
+from .evaluation.cross_round import many_rounds
+from .evaluation.findings import Tried, baselines, feed, measure
+from .evaluation.observed import noise_seed_of
 from .experiment import Silent
 from .federation import Federation, cohort_size
 from .saved_uploads import Saved, Shelf
@@ -27,10 +31,14 @@ from .wire.plan import ORDER, parse
 
 NOTHING, SAVED = "no stages", "as saved"
 SHOWN = 15  # guessed items of the person who is shown
-FIGURES = ("f1", "auc", "matched_auc", "upload_f1")
+FIGURES = ("f1", "worst_f1", "auc", "matched_auc", "upload_f1")
+QUIET = 0.99  # of the stated noise: what is certainly less is reported
+BROKEN = "The printed epsilon {:.3g} is refuted: epsilon is at least {:.3g} ({:.0f} % confidence)."
+WEAK = "The noise that was really added has {:.3g} times the stated standard deviation."
 BARE = {"wire": "", "epsilon": None, "delta": None}
 ANYWAY = "The data themselves are handed over: nothing has to be attacked."
 SILENT = "Nothing is sent, so nothing is told: the figures are those of popularity."
+NO_HELP = "No attack beats popularity: what the server sees did not help to guess people's items."
 INSIDE = "Devices add the noise, each a share: the server opens no sum without all of it."
 OUTSIDE = "The noise is added by the server, to the sum: it hides nobody from the server, which sees single uploads."
 
@@ -70,47 +78,115 @@ def label(text: str) -> str:
 
 
 def audit(
-    settings: Settings, task: Task, titles: Sequence[str], *, rounds: int | None = None, people: int = 300,
-    save: Path | None = None, watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The result that `--json` prints. The uploads of the last of `rounds` are attacked; where left out, those of the
-    first round of a run of usual length."""
+    settings: Settings,
+    task: Task,
+    titles: Sequence[str],
+    *,
+    rounds: int | None = None,
+    people: int = 300,
+    canaries: int | None = None,
+    save: Path | None = None,
+    watch: Watch | None = None,
+    coin_seed: int | None = None,
+) -> dict[str, Any]:
+    """The result that `--json` prints. An attacker who sees the uploads of rounds 1 to `rounds` (default: of the first)
+    of a run of usual length guesses people's lists; one who sees the whole planned run guesses who took part
+    (`canaries` at most are added for that in a run, 0: none)."""
     began, watch = time.perf_counter(), watch or Silent()
     settings, plain = checked(settings, task, rounds)
     rounds = rounds or 1
     federation = task.federation("final", plain.method.but(pooled=False), plain.sampling, None)
     steps, made = steps_of(settings, task, len(federation.members))
-    truth, everybody = pairs(federation, task.facts.kind, rounds - 1), order(federation.members, settings.seed)
-    draws = settings.seed if settings.noise_seed is None else settings.noise_seed
+    truth, everybody = pairs(federation, task.facts.kind, 0), order(federation.members, settings.seed)
+    draws = noise_seed_of(settings.seed, settings.noise_seed)
+    about = world(truth, everybody[:people], federation.catalogue, {})
     found: list[Tried] = []
     for part in together(steps, rounds):
-        method = part[0].method
-        state = _before(part[0], made, federation, settings, rounds, draws, watch)
-        shared = state.shared if state else {}
-        about = world(truth, everybody[:people], federation.catalogue, shared)
-        sizes = (size for size in (*SIZES, *(step.group for step in part)) if size <= len(everybody))
-        coming = everybody[: max(people, *sizes)]
-        uploads = (
-            produce(method, federation, state, coming)
-            if state and method
-            else handed(truth, coming, federation.catalogue)
+        coming = everybody[: max(people, *(size for size in sizes_of(part) if size <= len(everybody)))]
+        shelf = (
+            Shelf(save, truth, about, {}, rounds - 1, titles, settings.seed) if save and part[-1] is steps[-1] else None
         )
-        if save is not None and part[-1] is steps[-1]:
-            shelf = Shelf(save, truth, about, shared, rounds - 1, titles, settings.seed)
-            uploads = kept(uploads, shelf, part[-1], seat_of(draws, "devices", rounds - 1, len(coming)))
-        found += measure(part, uploads, about, len(coming), number=rounds - 1, seed=draws, watch=watch)
+        found += _attacked(part, made, federation, settings, rounds, truth, about, coming, shelf, watch)
+    last = found[-1]
+    if last.step.wire.seal is not None and last.step.method is not None:
+        attack = many_rounds(
+            last.step, made.model, federation, about, rounds, seed=settings.seed, noise_seed=draws,
+            cohort=settings.cohort, dropout=settings.dropout, watch=watch,
+        )  # fmt: skip
+        found[-1] = last._replace(attacks=[*(old for old in last.attacks if old.size < last.step.group), attack])
+    member = membership(settings, task, made, federation, about, canaries, draws, watch, coin_seed)
     promise = statement(made.wire.mechanism, made.rounds, made.delta) if made.wire.noisy else {}
+    notes = [*([ANYWAY] if plain.method.pooled else []), *task.notes, *made.notes]
     return {
         "data": settings.data, "task": task.facts.kind, "method": settings.method, "settings": made.shown,
-        "wire": settings.wire, "round": rounds, "rounds": made.rounds, "seed": settings.seed,
-        "epsilon": promise.get("epsilon"), "delta": promise.get("delta"),
-        **outcome(found, about, titles, [*([ANYWAY] if plain.method.pooled else []), *task.notes, *made.notes]),
+        "wire": settings.wire, "rounds": rounds, "planned_rounds": made.rounds, "seed": settings.seed,
+        "epsilon": promise.get("epsilon"), "epsilon_lower": member and member["epsilon_lower"],
+        "delta": promise.get("delta"), "tpr_at_fpr_0.001": member and member["tpr_at_fpr_0.001"],
+        **outcome(found, about, titles, [*lies(promise.get("epsilon"), member), *notes]), "membership": member,
         "seconds": round(time.perf_counter() - began, 3),
     }  # fmt: skip
 
 
+def _attacked(
+    part: list[Step], made: Plan, federation: Federation, settings: Settings, rounds: int, truth: Pairs, about: World,
+    coming: NDArray[np.int64], shelf: Shelf | None, watch: Watch,
+) -> list[Tried]:  # fmt: skip
+    """What attacks find in these steps, whose devices compute the same, over all rounds that are seen."""
+    draws, many = noise_seed_of(settings.seed, settings.noise_seed), len(coming)
+    found = [Tried.of(step, about, many, seat_of(draws, "noise", 0, many), rounds) for step in part]
+    method = part[0].method
+    if method is None or method.pooled:
+        feed(found, handed(truth, coming, federation.catalogue), about.known, many, seed=draws, watch=watch)
+    for number, state in enumerate(_states(part[0], made, federation, settings, rounds, draws)):
+        assert method is not None
+        uploads = produce(method, federation, state, coming)
+        if shelf is not None and number == rounds - 1:
+            shelf.sent_down(state.shared)
+            uploads = kept(uploads, shelf, part[-1], seat_of(draws, "devices", number, many))
+        known = replace(about.known, shared={name: value.numpy() for name, value in state.shared.items()})
+        feed(found, uploads, known, many, number=number, seed=draws, watch=watch)
+    for tried in found:
+        for attack in tried.attacks:
+            attack.finish()
+    return found
+
+
+def sizes_of(part: list[Step]) -> tuple[int, ...]:
+    """People whose uploads are added up."""
+    return (*SIZES, *(step.group for step in part))
+
+
+def membership(
+    settings: Settings, task: Task, made: Plan, federation: Federation, about: World, canaries: int | None, draws: int,
+    watch: Watch, coin_seed: int | None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """The membership audit of the whole planned run; None where it does not apply."""
+    text = prefixes(settings, made)[-1]
+    stages, method = dict(parse(text)), made.wire.method
+    if canaries == 0 or method.pooled:
+        return None
+    still = ",".join(piece for piece in text.split(",") if not piece.startswith("local"))
+    quiet = plan(settings.model_copy(update=BARE | {"wire": still}), task.facts).wire.stage
+    setup = Setup(
+        method, made.model, federation, made.wire.stage, quiet, stages, made.rounds, about.known.popularity,
+        made.wire.mechanism.rate if made.wire.mechanism and not made.wire.mechanism.local else 1.0,
+        task.facts.scale[1] if task.facts.kind == "ratings" else 1.0, settings.cohort, settings.dropout, settings.seed,
+    )  # fmt: skip
+    return audit_membership(setup, made.delta, most=canaries, noise_seed=draws, coin_seed=coin_seed, watch=watch)
+
+
+def lies(epsilon: float | None, member: dict[str, Any] | None) -> list[str]:
+    """Notes where the noise is not what the configuration states."""
+    out = []
+    if member and epsilon is not None and member["epsilon_lower"] > epsilon:
+        out.append(BROKEN.format(epsilon, member["epsilon_lower"], 100 * member["confidence"]))
+    if member and member["noise_ratio"] and member["noise_ratio"][2] < QUIET:
+        out.append(WEAK.format(member["noise_ratio"][0]))
+    return out
+
+
 def checked(settings: Settings, task: Task, rounds: int | None) -> tuple[Settings, Plan]:
-    """The settings with so many rounds, and the plan without stages; what cannot be audited is refused."""
+    """The settings, and the plan without stages; what cannot be audited is refused."""
     if task.facts.kind not in ("ranking", "ratings"):
         raise SettingError(
             f"tacit audit looks for lists of items, and {settings.data} has none: its task is {task.facts.kind}. Use "
@@ -118,23 +194,27 @@ def checked(settings: Settings, task: Task, rounds: int | None) -> tuple[Setting
         )
     plain = plan(settings.model_copy(update=BARE | {"rounds": None}), task.facts)
     if not plain.method.release:
-        return settings.model_copy(update={"rounds": rounds}), plain
+        most = settings.rounds or plain.rounds
+        return settings.model_copy(update={"rounds": max(most, rounds or 1)}), plain
     if rounds and rounds > len(plain.method.release):
         many = len(plain.method.release)
         raise SettingError(f"--rounds {rounds} was asked for; {settings.method} sends {many} times. Give 1 to {many}.")
     return settings.model_copy(update={"rounds": None}), plain
 
 
-def _before(
-    step: Step, made: Plan, federation: Federation, settings: Settings, rounds: int, draws: int, watch: Watch
-) -> State | None:
-    """The state in which the uploads are made; None where the data themselves are handed over."""
+def _states(
+    step: Step, made: Plan, federation: Federation, settings: Settings, rounds: int, draws: int
+) -> Iterator[State]:
+    """The state before each of the rounds; none where the data themselves are handed over."""
     if step.method is None or step.method.pooled:
-        return None
-    return trained(
-        step, made.model, federation, rounds, seed=settings.seed, watch=watch, noise_seed=draws,
-        cohort=settings.cohort, dropout=settings.dropout,
-    )  # fmt: skip
+        return
+    state = begin(step.method, made.model, federation, settings.seed)
+    yield state
+    for done in run(
+        step.method, made.model, federation, rounds=rounds - 1, seed=settings.seed, wire=step.wire, state=state,
+        noise_seed=draws, cohort=settings.cohort, dropout=settings.dropout,
+    ):  # fmt: skip
+        yield done.state
 
 
 def together(steps: list[Step], rounds: int) -> list[list[Step]]:
@@ -161,7 +241,7 @@ def handed(truth: Pairs, people: NDArray[np.int64], items: int) -> Iterator[tupl
 def kept(uploads: Iterator[tuple[int, Upload]], shelf: Shelf, step: Step, seat: Seat) -> Iterator[tuple[int, Upload]]:
     """The same, written down as they leave the device on their way."""
     for who, upload in uploads:
-        shelf.keep(who, sent(step, who, upload, seat))
+        shelf.keep(who, seen(step, sent(step, who, upload, seat), seat, noise=False))
         yield who, upload
 
 
@@ -172,8 +252,9 @@ def audit_saved(saved: Saved, watch: Watch | None = None) -> dict[str, Any]:
     found = measure([step], saved.uploads(), saved.world, many, seed=saved.seed, watch=watch)
     kind = "ranking" if saved.world.ratings is None else "ratings"
     return {
-        "data": None, "task": kind, "method": None, "settings": {}, "wire": "", "round": None, "rounds": None,
-        "seed": saved.seed, "epsilon": None, "delta": None, **outcome(found, saved.world, saved.titles, []),
+        "data": None, "task": kind, "method": None, "settings": {}, "wire": "", "rounds": None,
+        "planned_rounds": None, "seed": saved.seed, "epsilon": None, "epsilon_lower": None, "delta": None,
+        "tpr_at_fpr_0.001": None, **outcome(found, saved.world, saved.titles, []), "membership": None,
         "seconds": round(time.perf_counter() - began, 3),
     }  # fmt: skip
 
@@ -186,13 +267,14 @@ def outcome(found: list[Tried], about: World, titles: Sequence[str], notes: list
     head = next(row for row in mine if row["in_sum"] == min(step.group, max(r["in_sum"] for r in mine)))
     told = baselines(about)
     sends = any(name != POPULARITY for name in attacks[0].names)
-    notes = [*([] if sends else [SILENT]), *notes]
+    helped = sends and head["f1"] > told["popularity_f1"]
+    notes = [*([] if sends else [SILENT]), *([NO_HELP] if sends and not helped else []), *notes]
     if step.wire.server:
         notes.insert(0, INSIDE if step.wire.seal else OUTSIDE)
     shown = {tried.step.label: example(tried, about, titles) for tried in (found[0], found[-1])}
     return {
         "stages": step.label, "people": head["people"], "items": about.known.items, "in_sum": head["in_sum"],
-        **{name: head[name] for name in FIGURES}, "attack": head["attack"], "sends": sends,
+        **{name: head[name] for name in FIGURES}, "attack": head["attack"], "sends": sends, "helped": helped,
         **{name: value for name, value in told.items() if not name.endswith("interval")},
         "intervals": {name.removesuffix("_interval"): value for name, value in (head | told).items()
                       if name.endswith("interval")},
@@ -210,6 +292,7 @@ def example(tried: Tried, about: World, titles: Sequence[str]) -> dict[str, Any]
     if told is None:
         return {}
     name, guess = told
+    guess = guess.about(len(truth))
     best = np.argsort(-np.where(guess.picks, guess.scores, -np.inf) if guess.picks is not None else -guess.scores)
     many = min(SHOWN, len(truth) if guess.picks is None else int(guess.picks.sum()))
     mine = set(truth.tolist())

@@ -35,6 +35,7 @@ from .progress import Elsewhere, Progress, Silent, Stopwatch, Watch
 from .promises import is_private, phase_key, privacy_statement, sentence
 from .rating_tasks import ratings
 from .runs import RunFolder
+from .secure_leak import leak_note, secure_leak
 from .settings import Plan, Settings, plan
 from .tasks import Task, ranking
 from .wire.packing import pack
@@ -120,6 +121,8 @@ def _execute(
     result = _judge(made, task, settings, progress, _received(final, settings), settled - begun)
     if result["privacy"] and (total := noted_total(folder)):
         result["privacy"]["ledger"] = total
+    if fleet is None and (leak := secure_leak(made, task, settings, watch)):
+        result |= {"secure": leak, "notes": [*leak_note(leak), *result["notes"]]}
     if fleet:
         hidden = {"nodes", "people", "refused"} if is_private(settings) else set()  # nobody is told who was asked
         history = [{n: v for n, v in entry.items() if n not in hidden} for entry in fleet.note()["history"]]

@@ -155,11 +155,15 @@ class Shelf:
         about = {"items": world.known.items, "audited": len(world.people), "seed": seed}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / DOWNLOAD, encode(Download(shared, torch.tensor(float(number)))))
+            self.sent_down(shared)
             write_atomically(folder / ABOUT, json.dumps(about).encode())
             write_atomically(folder / TRUTH, _table(truth, titles).encode())
         except OSError as error:
             raise RunError(f"Uploads cannot be written to {folder}: {error}. Choose another folder.") from error
+
+    def sent_down(self, shared: Params) -> None:
+        """Write what devices received before these uploads."""
+        write_atomically(self.folder / DOWNLOAD, encode(Download(shared, torch.tensor(float(self.number)))))
 
     def keep(self, who: int, upload: Upload) -> None:
         write_atomically(self.folder / f"{who}.safetensors", encode(upload, Head(0, self.number, who)))

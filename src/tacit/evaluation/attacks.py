@@ -7,6 +7,7 @@ what the server knows: the method's messages, what was downloaded, and how many 
             turned the way of popular items, or of the fewer
     decay   of a method that shrinks every row (FedRAP): the common factor is estimated, and what is left is attacked
     read    of messages that are counts: they are read
+    lists   of FedALS's sums: the lists of all people in a sum, separated (evaluation/separation.py)
 Each is also tried together with popularity, which is what helps against noise and sums. Nothing here draws.
 """
 
@@ -20,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from .separation import counted, factors, separated
+
 Array = NDArray[np.float64]
-POPULARITY = "popularity"
+POPULARITY, LISTS = "popularity", "lists"
 WITH = (0.3, 1.0, 3.0)  # how much popularity counts beside what an upload tells, both as z-scores
 CLEAR = 2.0  # standard errors by which popular items must be on one side
 FAINT = 1e-3  # of the largest changes: what is smaller is rounding
@@ -43,6 +46,14 @@ class Known:
 class Guess(NamedTuple):
     scores: Array  # [items]
     picks: NDArray[np.bool_] | None = None  # [items]: a list of its own; None: the best scores, as many as told
+    lists: NDArray[np.bool_] | None = None  # [people, items]: lists of the people of a sum, without names
+
+    def about(self, items: int) -> Guess:
+        """The guess about a person with so many items: of lists without names, the one of the nearest length."""
+        if self.lists is None or not len(self.lists):
+            return self
+        mine = self.lists[int(np.argmin(np.abs(self.lists.sum(1) - items)))]
+        return Guess(mine.astype(np.float64), mine)
 
 
 def attacks(total: Mapping[str, NDArray], known: Known) -> dict[str, Guess]:
@@ -54,6 +65,36 @@ def attacks(total: Mapping[str, NDArray], known: Known) -> dict[str, Guess]:
         if guess.picks is None:
             found |= {f"{name} + {w:g} popularity": Guess(_z(guess.scores) + w * prior) for w in WITH}
     return found
+
+
+class Merged:
+    """The guesses of several rounds about the same people, one for each attack: the mean of its standardised scores
+    over the rounds in which it applies, what at least half of its own lists name, and all lists without names."""
+
+    def __init__(self) -> None:
+        self.scores: dict[str, Array] = {}
+        self.votes: dict[str, Array] = {}
+        self.lists: dict[str, list[NDArray[np.bool_]]] = {}
+        self.rounds: dict[str, int] = {}
+
+    def add(self, guesses: Mapping[str, Guess]) -> None:
+        for name, guess in guesses.items():
+            self.scores[name] = self.scores.get(name, 0.0) + _z(guess.scores)
+            self.rounds[name] = self.rounds.get(name, 0) + 1
+            if guess.picks is not None:
+                self.votes[name] = self.votes.get(name, 0.0) + guess.picks.astype(np.float64)
+            if guess.lists is not None:
+                self.lists.setdefault(name, []).append(guess.lists)
+
+    def guesses(self) -> dict[str, Guess]:
+        return {
+            name: Guess(
+                scores / self.rounds[name],
+                self.votes[name] >= self.rounds[name] / 2 if name in self.votes else None,
+                np.concatenate(self.lists[name]) if name in self.lists else None,
+            )
+            for name, scores in self.scores.items()
+        }
 
 
 def alone(name: str) -> bool:
@@ -71,6 +112,8 @@ def _alone(total: Mapping[str, NDArray], known: Known) -> Iterator[tuple[str, Gu
         if len(value) != known.items or value.ndim < 2:
             continue
         flat = value.reshape(known.items, -1)
+        if name == "sums" and factors(flat.shape[1]):
+            yield f"{LISTS} of {name}", Guess(np.zeros(known.items), np.zeros(known.items, bool), separated(flat))
         yield from _of_rows(name, flat, known)
         table = known.shared.get(name)
         if table is not None and table.shape == value.shape:
@@ -122,7 +165,7 @@ def _read(name: str, value: Array, items: int) -> Array | None:
     """How many people have each item, where a message says so."""
     if value.shape == (items,):
         return value
-    if name == "sums" and value.ndim == 2:  # FedALS: the last column counts
+    if name == "sums" and value.ndim == 2 and counted(value.shape[1]):  # FedALS: the last column counts
         return value[:, -1]
     if value.shape == (items * (items + 1) // 2,) and items > 1:  # the upper half of x x': its diagonal
         return value[np.concatenate([[0], np.cumsum(np.arange(items, 1, -1))])]
@@ -157,7 +200,8 @@ def stars(total: Mapping[str, NDArray], known: Known) -> Array | None:
     if {"stars", "count"} <= value.keys():  # popularity: the ratings themselves
         taken = value["count"] > value["count"].max() / 2  # clipped or not
         return _clipped(np.where(taken, value["stars"] / np.where(taken, value["count"], 1.0), np.nan), known)
-    if "sums" in value:  # FedALS: r x, where the last entry of x is 1, so that r is what is left of a rating
+    if "sums" in value and counted(value["sums"].shape[1]):
+        # FedALS: r x, where the last entry of x is 1, so that r is what is left of a rating
         taken = value["sums"][:, -1] > value["sums"][:, -1].max() / 2
         left = value["sums"][:, -2] / np.where(taken, value["sums"][:, -1], 1.0)
         return _placed(left, taken, known, known.step)
@@ -217,6 +261,17 @@ class Ranked(NamedTuple):
         picks = np.stack([np.zeros(scores.shape[1], bool) if own is None else own for own in lists])
         rank = rankdata(scores, axis=1)
         return Ranked(list(guesses), rank, np.sort(rank, 1), picks, np.array([own is not None for own in lists]))
+
+
+def judged(
+    guesses: Mapping[str, Guess], ranked: Ranked, truth: NDArray[np.integer], near: NDArray[np.integer]
+) -> Array:
+    """As `judge`; `ranked` are the guesses, and those with lists of several people are made about this person."""
+    values = judge(ranked, truth, near)
+    for place, guess in enumerate(guesses.values()):
+        if guess.lists is not None:
+            values[place] = judge(Ranked.of({"": guess.about(len(truth))}), truth, near)[0]
+    return values
 
 
 def judge(guesses: Ranked, truth: NDArray[np.integer], near: NDArray[np.integer]) -> Array:

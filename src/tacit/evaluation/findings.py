@@ -9,7 +9,7 @@ little too narrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..core import Seat, Upload
 from ..wire.rng import derive
-from .attacks import POPULARITY, Guess, Ranked, alone, attacks, judge, stars
+from .attacks import POPULARITY, Guess, Known, Merged, Ranked, alone, attacks, judge, judged, stars
 from .audit import SIZES, Step, Watch, World, seat_of, seen, sent
 from .metrics import interval, rating_intervals, rating_metrics
 
@@ -25,11 +25,13 @@ Array = NDArray[np.float64]
 
 
 class Attack:
-    """Everything that is tried on sums of one size. Uploads come one by one: all of them would not fit."""
+    """Everything that is tried on sums of one size. Uploads come one by one: all of them would not fit. With several
+    rounds the same people stand together in every round, and guesses are merged before they are judged (`finish`)."""
 
-    def __init__(self, world: World, step: Step, size: int, seat: Seat) -> None:
+    def __init__(self, world: World, step: Step, size: int, seat: Seat, rounds: int = 1) -> None:
         self.world, self.wire, self.size, self.seat, self.shown = world, step.wire, size, seat, world.usual
-        self.step = step
+        self.step, self.rounds, self.known = step, rounds, world.known
+        self.merged: dict[tuple[int, ...], Merged] = {}  # by the people of a group
         self.place = {int(who): place for place, who in enumerate(world.people)}
         self.group: list[int] = []
         self.total: Upload | None = None
@@ -41,8 +43,7 @@ class Attack:
         self.guesses: dict[str, Guess] = {}  # about the person who is shown
 
     def take(self, who: int, upload: Upload) -> None:
-        """One more upload; a full group is attacked and forgotten."""
-        upload = self.wire.seal.seal(upload) if self.wire.seal else upload
+        """One more upload, sealed where the wire seals; a full group is attacked and forgotten."""
         self.total = upload if self.total is None else self.total + upload
         self.group.append(who)
         if len(self.group) < self.size:
@@ -54,24 +55,48 @@ class Attack:
         self.group, self.total, self.groups = [], None, self.groups + 1
 
     def _attack(self, total: dict[str, NDArray]) -> None:
-        guesses = attacks(total, self.world.known)
+        group = tuple(who for who in self.group if who in self.place)  # others are only added
+        if not group:
+            return
+        guesses = attacks(total, self.known)
+        if self.rounds == 1:
+            self.record(group, guesses)
+        else:
+            self.merged.setdefault(group, Merged()).add(guesses)
+        if self.world.ratings is not None and self.size == 1 and len(self.errors) < len(self.world.people):
+            told, means = stars(total, self.known), self.known.means
+            if told is not None and means is not None:
+                place = self.place[group[0]]
+                truth = self.world.lists[place]
+                guess = np.where(np.isnan(told[truth]), means[truth], told[truth])
+                self.errors.append(guess - self.world.ratings[place])
+
+    def record(self, group: Iterable[int], guesses: Mapping[str, Guess]) -> None:
+        """Hold guesses about these people against the truth."""
         ranked = Ranked.of(guesses)
         self.names = ranked.names
-        for place in [self.place[who] for who in self.group if who in self.place]:  # others are only added
+        for place in [self.place[who] for who in group]:
             truth = self.world.lists[place]
             self.places.append(place)
-            self.values.append(judge(ranked, truth, self.world.near[place]))
+            self.values.append(judged(guesses, ranked, truth, self.world.near[place]))
             if place == self.shown:
-                self.guesses = guesses
-            if self.world.ratings is not None and self.size == 1:
-                told, means = stars(total, self.world.known), self.world.known.means
-                if told is not None and means is not None:
-                    guess = np.where(np.isnan(told[truth]), means[truth], told[truth])
-                    self.errors.append(guess - self.world.ratings[place])
+                self.guesses = {name: guess.about(len(truth)) for name, guess in guesses.items()}
+
+    def begin(self, seat: Seat, known: Known) -> None:
+        """Another round, with this seat of the server and this knowledge."""
+        self.seat, self.known, self.group, self.total, self.groups = seat, known, [], None, 0
+
+    def finish(self) -> None:
+        """Judge what several rounds told."""
+        for group, merged in self.merged.items():
+            self.record(group, merged.guesses())
+        self.merged = {}
 
     def chosen(self, measure: int, only: Iterable[str] | None = None) -> tuple[Array, list[str]]:
         """By person: the figure, and the attack, which is the one that was best on the other half."""
-        at = [i for i, name in enumerate(self.names) if only is None or name in set(only)]
+        named = [i for i, name in enumerate(self.names) if name in set(only)] if only is not None else []
+        ours = [i for i, name in enumerate(self.names) if name != POPULARITY]  # popularity is the baseline, no attack
+        at = named or ours or list(range(len(self.names)))
         values, places = np.stack(self.values)[:, at, measure], np.array(self.places)
         first = places < np.median(places)
         best = np.zeros(len(values), np.int64)
@@ -86,6 +111,8 @@ class Attack:
         for measure, kind in enumerate(("f1", "auc", "matched_auc")):
             values, names = self.chosen(measure)
             row |= {kind: _round(values), f"{kind}_interval": interval(values)}
+            if kind == "f1":
+                row["worst_f1"] = round(float(values.max()), 6)
             row["attack" if kind == "f1" else f"{kind}_attack"] = " / ".join(dict.fromkeys(names))
         pure = [name for name in self.names if alone(name)]
         row["upload_f1"] = _round(self.chosen(0, pure)[0]) if pure else None
@@ -134,25 +161,37 @@ class Tried(NamedTuple):
     attacks: list[Attack]  # by how many are added up
 
     @staticmethod
-    def of(step: Step, world: World, people: int, seat: Seat) -> Tried:
+    def of(step: Step, world: World, people: int, seat: Seat, rounds: int = 1) -> Tried:
         sizes = sorted({min(size, people) for size in (*SIZES, step.group) if size <= max(people, step.group)})
-        return Tried(step, [Attack(world, step, size, seat) for size in sizes if size <= people])
+        return Tried(step, [Attack(world, step, size, seat, rounds) for size in sizes if size <= people])
 
 
 def measure(
     steps: Sequence[Step], uploads: Iterable[tuple[int, Upload]], world: World, people: int, *, number: int = 0,
     seed: int = 0, watch: Watch | None = None,
 ) -> list[Tried]:  # fmt: skip
-    """What attacks find, by step. `uploads` come from devices before any stage, `people` of them."""
+    """What attacks find in one round, by step. `uploads` come from devices before any stage, `people` of them."""
+    tried = [Tried.of(step, world, people, seat_of(seed, "noise", number, people)) for step in steps]
+    feed(tried, uploads, world.known, people, number=number, seed=seed, watch=watch)
+    return tried
+
+
+def feed(
+    found: Sequence[Tried], uploads: Iterable[tuple[int, Upload]], known: Known, people: int, *, number: int = 0,
+    seed: int = 0, watch: Watch | None = None,
+) -> None:  # fmt: skip
+    """One round's uploads, for all attacks; `known` is what everybody knows in that round."""
     device, noise = seat_of(seed, "devices", number, people), seat_of(seed, "noise", number, people)
-    found = [Tried.of(step, world, people, noise) for step in steps]
+    for tried in found:
+        for attack in tried.attacks:
+            attack.begin(noise, known)
     if watch:
-        watch.phase(f"attacking, {steps[-1].label}", people, 0)
+        watch.phase(f"attacking, {found[-1].step.label}", people, 0)
     for done, (who, upload) in enumerate(uploads, 1):
         for tried in found:
             left = sent(tried.step, who, upload, device)
+            left = tried.step.wire.seal.seal(left) if tried.step.wire.seal else left
             for attack in tried.attacks:
                 attack.take(who, left)
         if watch:
             watch.round(done, None)
-    return found

@@ -1,0 +1,217 @@
+"""The membership audit: the theorem against other computations, scores that are exact, and lies that are found out."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from mechanism_060 import server_noise
+from tacit.audits import audit
+from tacit.data.sources import load
+from tacit.evaluation.canaries import design
+from tacit.evaluation.membership import Evidence, coins, epsilon_lower, guessed, p_value, tpr_at
+from tacit.evaluation.noise_checks import attainable, noise_ratio, on_grid, predicted
+from tacit.evaluation.observed import deviation
+from tacit.experiment import make_task
+from tacit.settings import Settings, plan
+from tacit.wire import noise
+
+WIDE = "synthetic:30x1500x900"  # many items: a canary for each
+
+
+@pytest.fixture
+def quiet_noise(monkeypatch):
+    """A sampler that draws a quarter of the stated deviation behind the audit's back."""
+    exact = noise.discrete_gaussian
+    monkeypatch.setattr(noise, "discrete_gaussian", lambda sigma, *args: exact(sigma / 4, *args))
+
+
+@cache
+def task_of(data: str, method: str):
+    loaded = load(data)
+    return make_task(Settings(data=data, method=method), loaded), loaded.titles
+
+
+def audited(method: str, wire: str = "", epsilon: float | None = None, data: str = WIDE, **values):
+    settings = Settings(data=data, method=method, wire=wire, epsilon=epsilon, **values)
+    return audit(settings, *task_of(data, method), people=4, coin_seed=1)
+
+
+# The theorem
+
+
+def tail(guesses: int, correct: int, q: float) -> float:
+    """P[Binomial(guesses, q) >= correct], by adding up."""
+    return sum(math.comb(guesses, i) * q**i * (1 - q) ** (guesses - i) for i in range(correct, guesses + 1))
+
+
+@pytest.mark.parametrize("m,r,v", [(100, 100, 75), (1000, 100, 75), (50, 20, 20), (50, 20, 0), (30, 10, 6)])
+@pytest.mark.parametrize("epsilon,delta", [(0.0, 0.0), (1.0, 1e-4), (2.5, 1e-3), (0.3, 0.01)])
+def test_the_p_value_is_that_of_another_computation(m, r, v, epsilon, delta):
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+    slope = max((tail(r, max(v - i, 0), q) - tail(r, v, q)) / i for i in range(1, m + 1))
+    expected = min(1.0, tail(r, v, q) + 2 * m * delta * slope)
+    assert p_value(m, r, v, epsilon, delta) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_bound_is_the_largest_epsilon_that_is_refuted():
+    bound = epsilon_lower(1000, 100, 90, 1e-5)
+    assert p_value(1000, 100, 90, bound - 1e-6, 1e-5) < 0.05 <= p_value(1000, 100, 90, bound + 1e-6, 1e-5)
+    assert epsilon_lower(1000, 100, 50, 1e-5) == 0.0
+    assert epsilon_lower(1000, 100, 90, 1e-5) < epsilon_lower(1000, 100, 90, 0.0) < epsilon_lower(1000, 100, 95, 0.0)
+    # all correct and no delta: q^r = error
+    q = 0.05 ** (1 / 100)
+    assert epsilon_lower(100, 100, 100, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)
+    with pytest.raises(ValueError, match="correct=11"):
+        p_value(10, 10, 11, 1.0, 0.0)
+
+
+def test_the_bound_of_randomised_response_is_too_large_in_one_of_twenty_at_most():
+    """The mechanism for which the theorem is tight: every coin is told right with e / (1 + e), epsilon 1. The error
+    probability is exact; 400 simulated audits may be above 20 by chance, and above 34 once in a thousand times."""
+    q = math.e / (1 + math.e)
+    least = next(v for v in range(301) if epsilon_lower(300, 300, v, 0.0) > 1.0)
+    assert 0.03 < tail(300, least, q) <= 0.05
+    right = (np.random.default_rng(0).random((400, 300)) < q).sum(1)
+    assert (right >= least).sum() <= 34
+
+
+def simulated(sigma: float, rng: np.random.Generator, canaries: int = 1000) -> float:
+    """One audit of a sum of orthogonal unit vectors with noise of deviation `sigma`, stated as 1.6 (epsilon 3)."""
+    inside = rng.random(canaries) < 0.5
+    z = inside - 0.5 + sigma * rng.standard_normal(canaries)
+    evidence = Evidence(z / 1.6**2, np.eye(canaries) / 1.6**2)
+    guesses, correct = guessed(evidence.ratios(), inside)
+    return epsilon_lower(canaries, guesses, correct, 1e-6)
+
+
+def test_the_gaussian_mechanism_is_not_accused_and_a_quarter_of_its_noise_is():
+    rng = np.random.default_rng(1)
+    assert sum(simulated(1.6, rng) > 3.0 for _ in range(400)) <= 20
+    assert sum(simulated(0.4, rng) > 3.0 for _ in range(40)) >= 20
+
+
+# Scores
+
+
+def test_scores_of_uploads_that_do_not_overlap_are_exact_log_likelihood_ratios():
+    """Two rounds with other deviations: sum of (<release - rest, u> - |u|^2 / 2) / s^2."""
+    rng = np.random.default_rng(2)
+    lengths, seen, expected = rng.random((2, 5)) + 0.5, rng.standard_normal((2, 5)), np.zeros(5)
+    evidence = Evidence.none(5)
+    for u, z, s in zip(lengths, seen, (0.7, 1.3)):
+        expected += (z * u - u**2 / 2) / s**2
+        evidence.along += (z - u / 2) * u / s**2
+        evidence.gram += np.diag(u**2) / s**2
+    assert evidence.ratios() == pytest.approx(expected)
+
+
+def test_overlapping_uploads_are_decorrelated():
+    rng = np.random.default_rng(3)
+    u = rng.standard_normal((40, 60)) + 2.0  # far from orthogonal
+    inside = rng.random(40) < 0.5
+    z = (inside - 0.5) @ u + 0.1 * rng.standard_normal(60)
+    joint, single = Evidence(u @ z / 0.01, u @ u.T / 0.01).ratios(), u @ z
+    assert ((joint > 0) == inside).all() and not ((single > 0) == inside).all()
+
+
+def test_guesses_and_rates_are_exact():
+    scores = np.array([5.0, 4, 3, 2, 1, 0, -1, -2])
+    inside = np.array([True, False, True, True, False, False, True, False])
+    assert guessed(scores, inside, 0.25) == (4, 2)
+    assert tpr_at(scores, inside) == 0.25  # above the largest score of somebody who was out
+    assert tpr_at(scores, inside, 0.25) == 0.75  # one of four may be above
+    assert tpr_at(scores, inside, others=[9.0]) == 0.0
+    assert tpr_at(scores, np.ones(8, bool)) is None
+    assert coins(64).dtype == bool and (coins(50, 1) == coins(50, 1)).all()
+    assert [h.tolist() for h in design(np.array([1.0, 3, 2]), 2)] == [[1], [2]]
+
+
+# Configurations
+
+
+CLAIMS = [
+    ("popularity", "clip=1.0", 1.0, {}),
+    ("fedveil", "", 3.0, {}),
+    ("fedmf", "clip=1.0", 3.0, {"rounds": 3}),
+]
+
+
+@pytest.mark.parametrize("method,wire,epsilon,values", CLAIMS)
+def test_an_honest_epsilon_is_not_refuted(method, wire, epsilon, values):
+    result = audited(method, wire, epsilon, **values)
+    assert result["epsilon"] == pytest.approx(epsilon, rel=0.01)
+    assert 0 < result["epsilon_lower"] <= result["epsilon"]
+    low, high = result["membership"]["noise_ratio"][1:]
+    assert low < 1.02 and high > 0.98
+    assert not any("refuted" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize("method,wire,epsilon,values", CLAIMS)
+def test_a_quarter_of_the_noise_is_found_out(method, wire, epsilon, values, quiet_noise):
+    result = audited(method, wire, epsilon, **values)
+    assert result["epsilon_lower"] > result["epsilon"]
+    assert result["membership"]["noise_ratio"][0] == pytest.approx(0.25, rel=0.05)
+    assert any("refuted" in note for note in result["notes"]) and any("0.25" in note for note in result["notes"])
+
+
+def test_noise_of_devices_and_of_sealed_groups_is_audited(quiet_noise):
+    for wire in ("clip=1.0,local", "clip=1.0,secure=10", "clip=1.0,secure"):
+        member = audited("popularity", wire, 3.0)["membership"]
+        assert member["noise_ratio"][0] == pytest.approx(0.25, rel=0.05), wire
+        assert member["epsilon_lower"] > 1.0, wire
+
+
+def test_sums_without_noise_tell_every_coin():
+    result = audited("fedmf", "secure=10")
+    member = result["membership"]
+    assert result["epsilon"] is None and member["noise_ratio"] is None
+    assert member["correct"] == member["guesses"] and result["epsilon_lower"] == member["largest"] > 3
+    assert result["tpr_at_fpr_0.001"] == 1.0
+
+
+def test_where_there_is_nothing_to_guess_from_there_is_no_bound():
+    for method, wire in (("local", ""), ("centralised", ""), ("fedmf", "median")):
+        result = audited(method, wire, data="synthetic:60x80x900")
+        assert result["epsilon_lower"] is result["membership"] is result["tpr_at_fpr_0.001"] is None
+
+
+def test_secret_sampling_is_not_refuted():
+    result = audited("popularity", "clip=1.0,noise=0.9", cohort=0.2)
+    assert result["membership"]["epsilon_lower"] <= result["epsilon"]
+
+
+def test_the_stated_deviation_is_that_of_the_accountant():
+    method = plan(Settings(data=WIDE, method="fedveil", epsilon=3.0), task_of(WIDE, "fedveil")[0].facts).method
+    (bound, share), noise = method.release[1], 1.7
+    assert deviation({"noise": noise}, method, 1) == pytest.approx(noise * bound / math.sqrt(share))
+    assert deviation({"clip": 0.5}, method.but(release=()), 0) == 0.0
+    assert deviation({"clip": 0.5, "local": 2.0}, method.but(release=()), 7) == 1.0
+
+
+# The noise itself
+
+
+def test_values_that_depend_on_the_data_are_told_from_a_grid():
+    """Version 0.6.0 released float32(v + float32(s g)): a value off the grid of float32(s g) names who has an item."""
+    rng = np.random.default_rng(4)
+    assert on_grid(rng.integers(-1000, 1000, 100) * 2.0**-12, 2.0**-12)
+    assert not on_grid(rng.standard_normal(10).astype(np.float32), 2.0**-12)
+    assert on_grid(np.arange(5) * 0.1, 0.1) and not on_grid([math.inf], 0.5)
+    with pytest.raises(ValueError, match="positive"):
+        on_grid([1.0], 0.0)
+    whole = lambda v, d: np.rint(v * 64) / 64 + np.random.default_rng(d).integers(-99, 99, 20) / 64
+    real = lambda v, d: v + np.random.default_rng(d).standard_normal(20)
+    assert attainable(whole, [0.0, 0.3, 1.0], 1 / 64) and not attainable(real, [0.0, 0.3], 1 / 64)
+
+
+def test_noise_of_a_known_seed_is_recognised():
+    generator = lambda seed, shape: server_noise(seed, "item", math.prod(shape)).reshape(shape)
+    assert predicted(generator(7, (5, 4)), generator, range(10)) == 7
+    assert predicted(np.ones((5, 4)), generator, range(10)) is None
+    noise = torch.randn(20_000, generator=torch.Generator().manual_seed(0)).double() / 4
+    assert noise_ratio(float((noise**2).sum()), len(noise))[0] == pytest.approx(0.25, rel=0.02)
