@@ -4,6 +4,7 @@ Every message starts a new process, so a node is what lies on its disk (`store`)
     catalogue-HASH.json              the items of a federation
     RUN/shard.safetensors            this node's people, where it brought its own file
     RUN/PHASE-N.safetensors          their private parameters after N rounds: touched rows, written whole or not at all
+    RUN/answers.json                 which order this node answered in each round of a run with noise
     secret                           32 bytes that this node's noise and rounding are drawn from; nobody else knows them
 The server says which N to go on from, so a round that was computed and never counted (a late answer, a server that
 died) is as if it had not been. Private parameters and data never leave; they are on disk before the answer goes out.
@@ -11,9 +12,11 @@ died) is as if it had not been. Private parameters and data never leave; they ar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -27,13 +30,12 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..core import Download, Params, Seat, Stage, Upload
 from ..costs import gradients, threads
-from ..engine.backends import Call, choose, collect, one_of, stacked, staged, wide
+from ..engine.backends import Call, Outcome, choose, collect, one_of, stacked, staged, wide
 from ..engine.checkpoint import load_params, save_params
 from ..engine.run import State
 from ..engine.store import Store
 from ..errors import DataError, RunError, SettingError, TacitError
 from ..evaluation.tally import tally
-from ..promises import is_private
 from ..settings import Plan, Settings, plan
 from ..tasks import Facts, People, Task
 from ..wholefile import write_atomically
@@ -43,10 +45,11 @@ from ..wire.plan import upload_of
 from ..wire.rng import KEY_BYTES, derive, fresh_key
 from ..wire.secure import SecureSum, to_words
 from .messages import FactsWords, Hello, Order, Refusal, Told, Trained, line
+from .seals import ANSWERED_OTHERWISE
 from .shards import Shard, bring, catalogue_hash, load_shard
 
 Answer = Hello | Trained | Told | Refusal
-Config = Mapping[str, Any]  # of a node: data, store, name
+Config = Mapping[str, Any]  # of a node: data, store, name, secure, fewest, least_noise
 Make = Callable[["Node", Order], "Home"]
 
 
@@ -77,6 +80,19 @@ class Node:
                 f"This node's store {place} cannot be made ({error.strerror}). Choose another."
             ) from error
         return Path(str(place))
+
+    @cached_property
+    def fewest(self) -> int:
+        """The node answers for so many people at once, or not at all."""
+        found = _number(self.config, "fewest", 1)
+        if found != int(found):
+            raise SettingError(f"fewest must be a whole number, got {found:g}. Change it in node.toml.")
+        return int(found)
+
+    @cached_property
+    def least_noise(self) -> float:
+        """The smallest standard deviation of this node's own noise, as a multiple of the bound on one person."""
+        return _number(self.config, "least_noise", 0.0)
 
     def answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         """What to say to an order. What whoever runs the node can mend is said in words, and not raised."""
@@ -117,6 +133,7 @@ class Node:
         home = self.make(self, order)
         task, own = home.task, home.own
         trial = home.plan or plan(settings_of(order), task.facts)
+        self.some_noise(trial)
         members = {
             phase: np.intersect1d(task.federation(phase, trial.method, trial.sampling, None).members, own)
             for phase in ("search", "final")
@@ -213,21 +230,18 @@ class Node:
         return told, encode(upload, Head(order.run, order.round, order.place))
 
     def sealed(self, order: Order, blob: bytes) -> tuple[NDArray[np.int64], Trained]:
-        """The same as whole numbers, for a sum that is seen only as a sum; nothing sound to say is zeros, with this
-        node's share of the noise."""
-        home = self._planned(order)
-        assert home.plan is not None
+        """The same as whole numbers, for a sum that is seen only as a sum. A node with nothing sound to send sends
+        zeros, so that masks still cancel."""
+        made = self._planned(order).plan
+        assert made is not None
         upload, told = self.round(order, blob)
         if upload is None:
-            shared, _ = home.plan.method.init(home.plan.model.init(torch.Generator().manual_seed(home.plan.seed)))
-            down = received(blob, shared, settings_of(order), order.round)
-            like = sample(home.plan, home.task.facts, down)
-            upload = Upload({n: torch.zeros_like(v) for n, v in like.total.items()}, torch.zeros(()))
-            upload = self.noised(order, home.plan, upload, 0)
-        words = 64 if home.plan.wire.noisy else None
+            upload = _zeros(self._sample(order, blob))
+        words = 64 if made.wire.noisy else None
         return to_words(SecureSum(most=order.nodes, words=words).seal(upload), np.uint64).view(np.int64), told
 
     def round(self, order: Order, blob: bytes) -> tuple[Upload | None, Trained]:
+        """One round of this node's people: their sum with this node's noise, or None where there is nothing to send."""
         began = time.perf_counter()
         home = self._planned(order)
         made, task = home.plan, home.task
@@ -236,34 +250,49 @@ class Node:
         federation = task.federation(order.phase, made.method, made.sampling, None)
         members = np.intersect1d(federation.members, home.own)
         people = members if order.asked is None else np.intersect1d(np.array(order.asked, np.int64), members)
-        if 0 < len(people) < int(self.config.get("fewest", 1)):
-            raise SettingError(f"This node answers for {self.config['fewest']} people or more at once (fewest).")
+        if 0 < len(people) < self.fewest:
+            raise SettingError(f"This node answers for {self.fewest} people or more at once (fewest).")
         self.enough_noise(order, made)
         store = self.private(order, home, initial, made.method.rows)
         settings, wire = settings_of(order), at_node(made.wire.stage)
         down = received(blob, shared, settings, order.round)
-        if not len(people):
-            self.keep(order, home, store)
-            return None, Trained(answered=0)
-        call = Call(down, people, federation.examples(people, order.round), self._seat(order), wire, people, order.run)
-        method = made.method.but(kernel=made.method.kernel and (made.method.exact or made.method.kernel))
-        found = collect(choose(settings.backend, method, wire), method, call, store)
+        request = self._request(order, people, blob)
+        if made.wire.noisy and made.wire.stage.seal is None:  # in a secure sum seals.json does this
+            self._answer_once(order, request)
+        seat = self._seat(order, made, request)
+        found = Outcome(None, Counter(), None, 0)
+        if len(people):
+            call = Call(down, people, federation.examples(people, order.round), seat, wire, people, order.run)
+            method = made.method.but(kernel=made.method.kernel and (made.method.exact or made.method.kernel))
+            found = collect(choose(settings.backend, method, wire), method, call, store)
         self.keep(order, home, store)
         told = Trained(
             answered=found.answered, refused=dict(found.refused), seconds=round(time.perf_counter() - began, 3)
         )
-        if not found.upload or not found.answered:
-            return None, told
-        return small(self.noised(order, made, wide(found.upload), found.answered)), told
+        upload = found.upload if found.answered else None
+        if _hides_counts(made):
+            if found.refused:
+                shown = ", ".join(f"{reason}: {number}" for reason, number in found.refused.items())
+                print(f"{self.name}: updates were refused in round {order.round + 1} ({shown}).", flush=True)  # noqa: T201
+            weight = torch.tensor(float(len(people)))
+            total = (upload or _zeros(self._sample(order, blob))).total
+            upload, told = Upload(total, weight), Trained(answered=len(people))
+        return None if upload is None else small(self._noised(order, made, wide(upload), seat, told.answered)), told
 
-    def noised(self, order: Order, made: Plan, upload: Upload, answered: int) -> Upload:
+    def _sample(self, order: Order, blob: bytes) -> Upload:
+        """What an answer to this order looks like."""
+        home = self._planned(order)
+        assert home.plan is not None
+        shared, _ = home.plan.method.init(home.plan.model.init(torch.Generator().manual_seed(home.plan.seed)))
+        return sample(home.plan, home.task.facts, received(blob, shared, settings_of(order), order.round))
+
+    def _noised(self, order: Order, made: Plan, upload: Upload, seat: Seat, answered: int) -> Upload:
         """The sum of this node's people with this node's own noise: for local noise that of every person, and otherwise
         the share that the round asks of every node."""
         stage = made.wire.stage
         if stage.share is None:
             return upload
         shares = float(answered) if stage.local else order.shares
-        seat = self._seat(order)
         return stage.share(upload, seat._replace(key=derive(seat.key, "noise"), shares=shares))
 
     def tell(self, order: Order, blob: bytes) -> Told:
@@ -277,11 +306,24 @@ class Node:
         state = State(down.params, {}, store, order.round)
         common = (made.method, made.model, state, made.sampling)
         if order.what == "validate":
-            return Told(seen=tally(task.chosen(*common)) if task.chosen and task.validate else None)
+            return self._enough_people({"seen": tally(task.chosen(*common)) if task.chosen and task.validate else None})
         seen = tally(task.judge(*common, task.seen, None)) if len(task.seen) else None
         new = tally(task.judge(*common, task.newcomers, order.passes)) if len(task.newcomers) else None
         members = task.federation("final", made.method, made.sampling, None).members
-        return Told(seen=seen, new=new, gradients=gradients(made, task, state) if len(members) else None)
+        many = 0 < len(members) >= self.fewest
+        found = self._enough_people({"seen": seen, "new": new})
+        return found.model_copy(update={"gradients": gradients(made, task, state) if many else None})
+
+    def _enough_people(self, parts: dict[str, dict[str, Any] | None]) -> Told:
+        """Metrics of `fewest` people and more; what is of fewer is left out, and told to be. Refused where that is all:
+        the metrics of one person are that person's own figures."""
+        few = [name for name, part in parts.items() if part and part["people"] < self.fewest]
+        kept = {name: part for name, part in parts.items() if part and name not in few}
+        if few and not kept:
+            raise SettingError(
+                f"This node tells metrics of {self.fewest} people or more at once (fewest), and has fewer to judge."
+            )
+        return Told(**kept, too_few=few)
 
     def _planned(self, order: Order) -> Home:
         home = self.make(self, order)
@@ -292,30 +334,90 @@ class Node:
         threads(settings_of(order).threads)
         return home
 
-    def enough_noise(self, order: Order, made: Plan) -> None:
-        """Refuse an order with less noise than this node allows, or with none where the run promises some.
-        `least_noise` is the standard deviation of the node's own noise, as a multiple of what one person can change."""
-        stage, mechanism = made.wire.stage, made.wire.mechanism
-        least = float(self.config.get("least_noise", 0.0))
-        whole = mechanism.deviation(order.round) if mechanism else 0.0
-        own = whole if stage.local else whole * math.sqrt(order.shares)
-        if made.wire.noisy and not stage.local and not order.shares:
-            raise SettingError("The federation promises noise and asks this node for none. Nothing was sent.")
-        if own < least:
+    def some_noise(self, made: Plan) -> None:
+        """Refuse a run without noise that an epsilon could be computed for, where `least_noise` asks for some."""
+        if self.least_noise and made.wire.mechanism is None:
             raise SettingError(
-                f"This node adds noise of at least {least:g} x the bound (least_noise), and the federation asks for "
-                f"{own:.3g} x. Nothing was sent. Ask for more noise, or lower least_noise in node.toml."
+                f"This node adds noise of at least {self.least_noise:g} x the bound on one person's upload "
+                "(least_noise), and this run has no such noise. Nothing was sent. Run with --epsilon, or with --wire "
+                "clip=1,noise=1, or take least_noise out of node.toml."
             )
 
-    def _seat(self, order: Order) -> Seat:
+    def enough_noise(self, order: Order, made: Plan) -> None:
+        """Refuse an order with less noise than this node allows, or with none where the run promises some. What counts
+        is the noise that this node adds itself: the server decides how many others there are, and whether there are."""
+        self.some_noise(made)
+        stage, mechanism = made.wire.stage, made.wire.mechanism
+        if made.wire.noisy and not stage.local and not order.shares:
+            raise SettingError("The federation promises noise and asks this node for none. Nothing was sent.")
+        whole = mechanism.deviation(order.round) if mechanism else 0.0
+        own = whole if stage.local else whole * math.sqrt(order.shares)
+        if own < self.least_noise * (1 - 1e-9):  # as much as was asked for, up to the rounding of a square root
+            raise SettingError(
+                f"This node adds noise of at least {self.least_noise:g} x the bound on one person's upload "
+                f"(least_noise), and the federation asks it for {own:.3g} x. Nothing was sent. Ask for more noise, or "
+                "lower least_noise in node.toml."
+            )
+
+    # What this node draws from, and which orders it answers
+
+    def _request(self, order: Order, people: People, blob: bytes) -> str:
+        """A digest of all that this node's answer depends on. It is a part of the key that noise is drawn from: two
+        different orders of one round never get the same noise, which their difference would be free of."""
+        words = [self.name, order.run, order.phase, order.round, order.base, order.shares, order.people, order.settings]
+        digest = hashlib.sha256(json.dumps([*words, people.tolist(), order.facts], sort_keys=True).encode())
+        digest.update(blob)
+        return digest.hexdigest()
+
+    def _answer_once(self, order: Order, request: str) -> None:
+        """Answer one order for each round of a run with noise, as often as it comes: the same order has the same
+        answer. A second answer to another order would be a second release, which no epsilon counts."""
+        path, name = self.folder(order) / "answers.json", f"{order.phase} {order.round}"
+        try:
+            found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+            before = found.get(name)
+        except (OSError, ValueError, AttributeError) as error:
+            raise RunError(f"{path} cannot be read ({error}). Restore this node's store from a copy.") from error
+        if before is None:
+            write_atomically(path, json.dumps(found | {name: request}).encode(), 0o600)
+        elif before != request:
+            raise RunError(f"Round {order.round + 1} of {order.phase} {ANSWERED_OTHERWISE}. Nothing was sent.")
+
+    def _seat(self, order: Order, made: Plan, request: str) -> Seat:
         """What this node's devices draw from: in runs with noise its own secret, which nobody else knows."""
-        if order.key and not is_private(settings_of(order)):
+        if order.key and not made.wire.noisy:
             return Seat(bytes.fromhex(order.key), order.round, order.people)
+        return Seat(derive(self._secret(), order.run, order.phase, order.round, request), order.round, order.people)
+
+    def _secret(self) -> bytes:
         path = self.store / "secret"
         if not path.exists():
             write_atomically(path, fresh_key(), 0o600)
-        key = derive(path.read_bytes(), order.run, order.phase, order.round)
-        return Seat(key, order.round, order.people)
+        found = path.read_bytes()
+        if len(found) != KEY_BYTES:
+            raise RunError(
+                f"{path} holds {len(found)} bytes, not {KEY_BYTES}. Remove it: the node draws a new one by itself."
+            )
+        return found
+
+
+def _number(config: Config, name: str, usual: float) -> float:
+    """A number of node.toml that is not negative."""
+    value = config.get(name, usual)
+    right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    if not right:
+        raise SettingError(f"{name} must be a number, 0 or more, got {value!r}. Change it in node.toml.")
+    return float(value)
+
+
+def _zeros(like: Upload) -> Upload:
+    return Upload({name: torch.zeros_like(value) for name, value in like.total.items()}, torch.zeros(()))
+
+
+def _hides_counts(made: Plan) -> bool:
+    """Whether the run's promise is against the server too: then how many of the people who were asked had something
+    sound to send is not told, and those who had not send zeros with noise."""
+    return made.wire.noisy and (made.wire.stage.local or made.wire.stage.seal is not None)
 
 
 def small(upload: Upload) -> Upload:
