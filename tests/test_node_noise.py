@@ -25,6 +25,7 @@ from tacit.flower import client_app
 from tacit.flower.job import open_or_make
 from tacit.flower.messages import Order, Refusal, Trained, words_of
 from tacit.flower.node import Node
+from tacit.flower.node_noise import NodeNoise
 from tacit.flower.roll import Roll
 from tacit.flower.server import Fleet
 from tacit.runs import RunFolder
@@ -119,7 +120,7 @@ class World:
 def one_key(monkeypatch):
     """The rule of version 0.6.0: every node draws from the key that stands in the order."""
     rule = lambda node, order, made, request: Seat(bytes.fromhex(order.key), order.round, order.people)
-    monkeypatch.setattr(Node, "_seat", rule)
+    monkeypatch.setattr(NodeNoise, "seat", rule)
 
 
 # H2: noise that the server knows

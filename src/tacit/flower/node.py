@@ -12,12 +12,10 @@ died) is as if it had not been. Private parameters and data never leave; they ar
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,28 +26,25 @@ import torch
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..core import Download, Params, Seat, Stage, Upload
+from ..core import Params, Stage, Upload
 from ..costs import gradients, threads
-from ..engine.backends import Call, Outcome, choose, collect, one_of, stacked, staged, wide
+from ..engine.backends import Call, Outcome, choose, collect, wide
 from ..engine.checkpoint import load_params, save_params
 from ..engine.run import State
 from ..engine.store import Store
 from ..errors import DataError, RunError, SettingError, TacitError
 from ..evaluation.tally import tally
-from ..settings import Plan, Settings, plan
-from ..tasks import Facts, People, Task
+from ..settings import Plan, plan
+from ..tasks import People, Task
 from ..wholefile import write_atomically
-from ..wire.ledger import Head, encode, read_download
-from ..wire.packing import unpack
-from ..wire.plan import upload_of
-from ..wire.rng import KEY_BYTES, derive, fresh_key
+from ..wire.ledger import Head, encode
 from ..wire.secure import SecureSum, to_words
-from .messages import FactsWords, Hello, Order, Refusal, Told, Trained, line
-from .seals import ANSWERED_OTHERWISE
+from .messages import Hello, Order, Refusal, Told, Trained, line
+from .node_noise import Config, NodeNoise, number_in
+from .reading import facts_of, received, sample, settings_of
 from .shards import Shard, bring, catalogue_hash, load_shard
 
 Answer = Hello | Trained | Told | Refusal
-Config = Mapping[str, Any]  # of a node: data, store, name, secure, fewest, least_noise
 Make = Callable[["Node", Order], "Home"]
 
 
@@ -82,17 +77,16 @@ class Node:
         return Path(str(place))
 
     @cached_property
+    def noise(self) -> NodeNoise:
+        return NodeNoise(self.config, self.store, self.name)
+
+    @cached_property
     def fewest(self) -> int:
         """The node answers for so many people at once, or not at all."""
-        found = _number(self.config, "fewest", 1)
+        found = number_in(self.config, "fewest", 1)
         if found != int(found):
             raise SettingError(f"fewest must be a whole number, got {found:g}. Change it in node.toml.")
         return int(found)
-
-    @cached_property
-    def least_noise(self) -> float:
-        """The smallest standard deviation of this node's own noise, as a multiple of the bound on one person."""
-        return _number(self.config, "least_noise", 0.0)
 
     def answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         """What to say to an order. What whoever runs the node can mend is said in words, and not raised."""
@@ -133,7 +127,7 @@ class Node:
         home = self.make(self, order)
         task, own = home.task, home.own
         trial = home.plan or plan(settings_of(order), task.facts)
-        self.some_noise(trial)
+        self.noise.require_some(trial)
         members = {
             phase: np.intersect1d(task.federation(phase, trial.method, trial.sampling, None).members, own)
             for phase in ("search", "final")
@@ -252,14 +246,14 @@ class Node:
         people = members if order.asked is None else np.intersect1d(np.array(order.asked, np.int64), members)
         if 0 < len(people) < self.fewest:
             raise SettingError(f"This node answers for {self.fewest} people or more at once (fewest).")
-        self.enough_noise(order, made)
+        self.noise.require_enough(order, made)
         store = self.private(order, home, initial, made.method.rows)
         settings, wire = settings_of(order), at_node(made.wire.stage)
         down = received(blob, shared, settings, order.round)
-        request = self._request(order, people, blob)
+        request = self.noise.request(order, people, blob)
         if made.wire.noisy and made.wire.stage.seal is None:  # in a secure sum seals.json does this
-            self._answer_once(order, request)
-        seat = self._seat(order, made, request)
+            self.noise.answer_once(order, self.folder(order), request)
+        seat = self.noise.seat(order, made, request)
         found = Outcome(None, Counter(), None, 0)
         if len(people):
             call = Call(down, people, federation.examples(people, order.round), seat, wire, people, order.run)
@@ -277,7 +271,7 @@ class Node:
             weight = torch.tensor(float(len(people)))
             total = (upload or _zeros(self._sample(order, blob))).total
             upload, told = Upload(total, weight), Trained(answered=len(people))
-        return None if upload is None else small(self._noised(order, made, wide(upload), seat, told.answered)), told
+        return None if upload is None else small(self.noise.add(order, made, wide(upload), seat, told.answered)), told
 
     def _sample(self, order: Order, blob: bytes) -> Upload:
         """What an answer to this order looks like."""
@@ -285,15 +279,6 @@ class Node:
         assert home.plan is not None
         shared, _ = home.plan.method.init(home.plan.model.init(torch.Generator().manual_seed(home.plan.seed)))
         return sample(home.plan, home.task.facts, received(blob, shared, settings_of(order), order.round))
-
-    def _noised(self, order: Order, made: Plan, upload: Upload, seat: Seat, answered: int) -> Upload:
-        """The sum of this node's people with this node's own noise: for local noise that of every person, and otherwise
-        the share that the round asks of every node."""
-        stage = made.wire.stage
-        if stage.share is None:
-            return upload
-        shares = float(answered) if stage.local else order.shares
-        return stage.share(upload, seat._replace(key=derive(seat.key, "noise"), shares=shares))
 
     def tell(self, order: Order, blob: bytes) -> Told:
         """Sums of metrics of this node's people: for choosing the round, or, at the end, for the result."""
@@ -323,7 +308,7 @@ class Node:
             raise SettingError(
                 f"This node tells metrics of {self.fewest} people or more at once (fewest), and has fewer to judge."
             )
-        return Told(**kept, too_few=few)
+        return Told.model_validate({**kept, "too_few": few})
 
     def _planned(self, order: Order) -> Home:
         home = self.make(self, order)
@@ -333,81 +318,6 @@ class Node:
             raise SettingError("The federation asked for what no node does. Use another method.")
         threads(settings_of(order).threads)
         return home
-
-    def some_noise(self, made: Plan) -> None:
-        """Refuse a run without noise that an epsilon could be computed for, where `least_noise` asks for some."""
-        if self.least_noise and made.wire.mechanism is None:
-            raise SettingError(
-                f"This node adds noise of at least {self.least_noise:g} x the bound on one person's upload "
-                "(least_noise), and this run has no such noise. Nothing was sent. Run with --epsilon, or with --wire "
-                "clip=1,noise=1, or take least_noise out of node.toml."
-            )
-
-    def enough_noise(self, order: Order, made: Plan) -> None:
-        """Refuse an order with less noise than this node allows, or with none where the run promises some. What counts
-        is the noise that this node adds itself: the server decides how many others there are, and whether there are."""
-        self.some_noise(made)
-        stage, mechanism = made.wire.stage, made.wire.mechanism
-        if made.wire.noisy and not stage.local and not order.shares:
-            raise SettingError("The federation promises noise and asks this node for none. Nothing was sent.")
-        whole = mechanism.deviation(order.round) if mechanism else 0.0
-        own = whole if stage.local else whole * math.sqrt(order.shares)
-        if own < self.least_noise * (1 - 1e-9):  # as much as was asked for, up to the rounding of a square root
-            raise SettingError(
-                f"This node adds noise of at least {self.least_noise:g} x the bound on one person's upload "
-                f"(least_noise), and the federation asks it for {own:.3g} x. Nothing was sent. Ask for more noise, or "
-                "lower least_noise in node.toml."
-            )
-
-    # What this node draws from, and which orders it answers
-
-    def _request(self, order: Order, people: People, blob: bytes) -> str:
-        """A digest of all that this node's answer depends on. It is a part of the key that noise is drawn from: two
-        different orders of one round never get the same noise, which their difference would be free of."""
-        words = [self.name, order.run, order.phase, order.round, order.base, order.shares, order.people, order.settings]
-        digest = hashlib.sha256(json.dumps([*words, people.tolist(), order.facts], sort_keys=True).encode())
-        digest.update(blob)
-        return digest.hexdigest()
-
-    def _answer_once(self, order: Order, request: str) -> None:
-        """Answer one order for each round of a run with noise, as often as it comes: the same order has the same
-        answer. A second answer to another order would be a second release, which no epsilon counts."""
-        path, name = self.folder(order) / "answers.json", f"{order.phase} {order.round}"
-        try:
-            found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-            before = found.get(name)
-        except (OSError, ValueError, AttributeError) as error:
-            raise RunError(f"{path} cannot be read ({error}). Restore this node's store from a copy.") from error
-        if before is None:
-            write_atomically(path, json.dumps(found | {name: request}).encode(), 0o600)
-        elif before != request:
-            raise RunError(f"Round {order.round + 1} of {order.phase} {ANSWERED_OTHERWISE}. Nothing was sent.")
-
-    def _seat(self, order: Order, made: Plan, request: str) -> Seat:
-        """What this node's devices draw from: in runs with noise its own secret, which nobody else knows."""
-        if order.key and not made.wire.noisy:
-            return Seat(bytes.fromhex(order.key), order.round, order.people)
-        return Seat(derive(self._secret(), order.run, order.phase, order.round, request), order.round, order.people)
-
-    def _secret(self) -> bytes:
-        path = self.store / "secret"
-        if not path.exists():
-            write_atomically(path, fresh_key(), 0o600)
-        found = path.read_bytes()
-        if len(found) != KEY_BYTES:
-            raise RunError(
-                f"{path} holds {len(found)} bytes, not {KEY_BYTES}. Remove it: the node draws a new one by itself."
-            )
-        return found
-
-
-def _number(config: Config, name: str, usual: float) -> float:
-    """A number of node.toml that is not negative."""
-    value = config.get(name, usual)
-    right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    if not right:
-        raise SettingError(f"{name} must be a number, 0 or more, got {value!r}. Change it in node.toml.")
-    return float(value)
 
 
 def _zeros(like: Upload) -> Upload:
@@ -431,40 +341,3 @@ def small(upload: Upload) -> Upload:
 def at_node(stage: Stage) -> Stage:
     """What of a wire happens before a node's sum."""
     return Stage(client=stage.client, whole=stage.whole, random=stage.random)
-
-
-def settings_of(order: Order) -> Settings:
-    try:
-        return Settings(**order.settings)
-    except (TypeError, ValueError) as error:
-        raise SettingError(
-            f"The federation's settings are not of this tacit ({str(error).splitlines()[0]})."
-        ) from error
-
-
-def facts_of(words: Mapping[str, Any]) -> Facts:
-    try:
-        told = FactsWords.model_validate({**words, "scale": list(words["scale"]), "shape": list(words["shape"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise SettingError(
-            f"Facts were told that are not of this tacit ({line(str(error).splitlines()[0])})."
-        ) from error
-    low, high = told.scale
-    return Facts(**(told.model_dump() | {"scale": (low, high), "shape": tuple(told.shape)}))
-
-
-def received(blob: bytes, like: Params, settings: Settings, round: int) -> Download:
-    """The shared parameters out of a download, if they are of this method."""
-    try:
-        found = unpack(read_download(blob).params, like, settings.download)
-    except ValueError as error:
-        raise RunError(f"What the federation sent is not a download of this method ({error}).") from error
-    return Download(found, torch.tensor(float(round)))
-
-
-def sample(made: Plan, facts: Facts, down: Download) -> Upload:
-    """What an answer to this download looks like, after the wire's first half: names, shapes, types."""
-    shape = facts.shape or ((facts.width,) if facts.width else ())
-    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
-    upload = Upload(upload_of(made.method, made.model, inputs, down), torch.ones(()))
-    return one_of(staged(made.wire.stage, Seat(b"", int(down.round), 1.0), stacked([upload]), [bytes(KEY_BYTES)]))

@@ -33,9 +33,9 @@ from ..wire.admission import Door, refusal
 from ..wire.ledger import encode
 from ..wire.packing import pack
 from ..wire.secure import SecureSum, from_words
-from .checks import aux_of, bears, sound, tallies
+from .checks import aux_of, bears, left_out, sound, tallies
 from .messages import Order, Refusal, Told, Trained, line
-from .node import facts_of, sample
+from .reading import facts_of, sample
 from .roll import Member, Roll, said
 from .seals import ANSWERED, ANSWERED_OTHERWISE
 from .secagg import fewest, secure_sum
@@ -327,24 +327,9 @@ class Fleet:
                 + ", and resume."
             )
         if what == "judge":
-            self._note_left_out(told, refused)
+            names = {key: member.name for key, member in self.roll.members.items()}
+            self.notes += left_out(names, told, refused)
         return [told[key] for key in sorted(told)]
-
-    def _note_left_out(self, told: dict[str, Told], refused: set[str]) -> None:
-        """Say in the result whose metrics are not in it, and why."""
-        silent = [m.name for key, m in self.roll.members.items() if key not in told and key not in refused]
-        unwilling = [m.name for key, m in self.roll.members.items() if key in refused and key not in told]
-        if silent:
-            self.notes.append(f"Judged without {', '.join(silent)}, who did not answer at the end.")
-        if unwilling:
-            self.notes.append(f"Judged without {', '.join(unwilling)}, who refused to tell metrics of their people.")
-        for part, people in (("seen", "people who took part"), ("new", "new people")):
-            few = [self.roll.members[key].name for key in sorted(told) if part in told[key].too_few]
-            if few:
-                self.notes.append(
-                    f"The metrics of {people} are without those of {', '.join(few)}: too few of them are there "
-                    "(fewest in node.toml)."
-                )
 
 
 def _most(member: Member, what: str) -> tuple[int, int]:
