@@ -39,10 +39,12 @@ def facts_of(task: str, federation: Federation, width: int = 6) -> Facts:
 
 
 def nodes_of(
-    method: Method, model: Model, federation: Federation, facts: Facts, folder: Path, wire: Stage | None = None
-) -> tuple[LocalGrid, Plan, dict[int, Node]]:
-    """A node for a third of the people each, over the same method and model; every message goes through bytes."""
-    words = Wire(method, wire or Stage(), None, False)
+    method: Method, model: Model, federation: Federation, facts: Facts, folder: Path, wire: Wire | None = None,
+    ids: tuple[int, ...] = NODES, **more: Any,
+) -> tuple[LocalGrid, Plan, dict[int, Node]]:  # fmt: skip
+    """Nodes with an equal part of the people each, over the same method and model; every message goes through bytes.
+    `more` stands in every node's configuration."""
+    words = wire or Wire(method, Stage(), None, False)
     made = Plan(model, method, Sampling(), 9, 1, 0.0, 0, 1, {}, (), words, 1e-6)  # seed 1
     nobody = np.zeros(0, np.int64)
     task = Task(
@@ -50,10 +52,10 @@ def nodes_of(
         lambda *_: Judged({}), nobody, nobody, lambda: None, ("loss", -1),
     )  # fmt: skip
     apps, nodes = {}, {}
-    for number, own in zip(NODES, np.array_split(np.arange(federation.people), len(NODES))):
+    for number, own in zip(ids, np.array_split(np.arange(federation.people), len(ids))):
         here = replace(task, facts=replace(facts, people=len(own)))
         make = lambda node, order, own=own, here=here: Home(here, own, made)
-        config = {"store": str(folder / f"node-{number}"), "name": f"node-{number}"}
+        config = {"store": str(folder / f"node-{number}"), "name": f"node-{number}", **more}
         apps[number] = (client_app(make), new_context(number, **config))
         nodes[number] = Node(config, make)
     return LocalGrid(apps), made, nodes

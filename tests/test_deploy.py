@@ -27,8 +27,7 @@ from tacit.flower.checks import common
 from tacit.flower.deploy import read_catalogue, write_deployment
 from tacit.flower.federate import Federation
 from tacit.flower.job import open_or_make
-from tacit.flower.node import Node
-from tacit.promises import SECRET
+from tacit.flower.messages import words_of
 from tacit.settings import Settings
 
 ITEMS = "item,title,genres\n10,Ten,Drama\n9,Nine,\n11,,Comedy\n"
@@ -42,7 +41,7 @@ def written(tmp_path_factory):
     (place / "items.csv").write_text(ITEMS)
     words = ["federate", "--write-app", place / "out", "--catalogue", place / "items.csv", "--host", HOST]
     words += ["--nodes", 2, "--rounds", 3, "--wire", "clip=1", "--method", "fedmf", "--epsilon", 5]
-    done = CliRunner().invoke(cli.app, [*map(str, words), "--noise-seed", "secret", "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(cli.app, [*map(str, words), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return place / "out", json.loads(done.stdout)
 
@@ -147,42 +146,51 @@ def test_the_app_can_be_bundled_and_tells_no_secret(written):
     bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder / "server/app")))  # this goes to every node
     assert {"federation.py", "pyproject.toml", "LICENSE"} <= set(bundle.namelist())
     words = json.loads(str(config_of(folder)["settings"]))
-    assert words["noise_seed"] == "secret"
+    assert words["noise_seed"] is None and "key" not in "".join(words)
     assert words["method"] == "fedmf" and words["epsilon"] == 5 and words["data"] == "items"
-    Settings(**{**words, "noise_seed": None})  # all others are as this tacit reads them
+    Settings(**words)
 
 
-def test_the_server_draws_the_secret_seed_itself(written, tmp_path):
+def test_the_server_draws_its_secret_key_itself(written, tmp_path):
     folder, _ = written
     config = config_of(folder) | {"catalogue": str(folder / "server/catalogue.json")}
     made = [open_or_make(tmp_path / name, config) for name in "ab"]
-    seeds = [run.settings().noise_seed for run in made]
-    assert seeds[0] != seeds[1] and min(seeds) >= SECRET
-    assert stat.S_IMODE((made[0].path / "settings.json").stat().st_mode) == 0o600
+    keys = [run.noise_key() for run in made]
+    assert keys[0] != keys[1] and made[0].number != made[1].number
+    for name in ("settings.json", "noise.key"):
+        assert stat.S_IMODE((made[0].path / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(made[0].path.stat().st_mode) == 0o700
     again = open_or_make(tmp_path / "a", config)
-    assert again.settings().noise_seed == seeds[0]
-    assert common(again.settings(), again.number, "x")["settings"]["noise_seed"] is None  # what nodes are told
+    assert again.noise_key() == keys[0] and again.number == made[0].number
+    told = common(again.settings(), again.number, "x")  # what stands in every order
+    assert "noise_seed" not in told["settings"] and keys[0].hex() not in json.dumps(told)
     items = again.read("items.json")
-    assert (
-        items["names"] == ["9", "10", "11"] and items["titles"] == ["Nine", "Ten", "11"] and items["counts"] == [0] * 3
-    )
+    assert items["names"] == ["9", "10", "11"] and items["titles"] == ["Nine", "Ten", "11"]
+    assert "counts" not in items
 
 
-@pytest.mark.parametrize("seed", [SECRET + 5, 5])
-def test_nodes_get_no_key_from_which_a_secret_seed_follows(tmp_path, monkeypatch, seed):
-    keys, real = [], Node._seat
-    monkeypatch.setattr(Node, "_seat", lambda node, order: (keys.append(order.key), real(node, order))[1])
-    words = {
-        "data": "synthetic:60x40x900",
-        "method": "fedmf",
-        "wire": "clip=1,noise=1",
-        "noise_seed": seed,
-        "rounds": 2,
-    }
+@pytest.mark.parametrize(("wire", "keys"), [("clip=1,noise=1", 0), ("quantise=8", 2)])
+def test_nodes_get_no_key_where_there_is_noise(tmp_path, wire, keys):
+    """Without noise they get a key for random rounding in each round, so that a federation equals the simulator."""
+    words = {"data": "synthetic:60x40x900", "method": "fedmf", "wire": wire, "rounds": 2}
     folder, grid = dealt(tmp_path / "run", 2, **words)
-    assert served(folder, grid, 2)["rounds"] == 2
-    assert len(keys) == 4  # two nodes, two rounds
-    assert set(keys) == {0} if seed >= SECRET else len(set(keys)) == 2 and 0 not in keys
+    result = served(folder, grid, 2)
+    orders = [json.loads(words_of(ask)[0]) for ask in grid.asks]
+    asked = [order for order in orders if (order["what"], order["phase"]) == ("train", "final")]
+    assert len(asked) == 2 * result["rounds"]
+    assert len({order["key"] for order in asked} - {""}) == min(keys, result["rounds"])
+    secrets = sorted(folder.path.glob("federation/nodes/*/store/secret"))
+    assert len(secrets) == (0 if keys else 2) and len({path.read_bytes() for path in secrets}) == len(secrets)
+
+
+def test_a_seed_for_noise_is_not_written_into_a_deployment(tmp_path):
+    (tmp_path / "items.csv").write_text(ITEMS)
+    words = ["federate", "--write-app", tmp_path / "out", "--catalogue", tmp_path / "items.csv", "--host", HOST]
+    words += ["--nodes", 2, "--wire", "clip=1", "--method", "fedmf", "--epsilon", 5, "--noise-seed"]
+    for seed, told in (("secret", "Leave --noise-seed out"), ("7", "keys of their own")):
+        done = CliRunner().invoke(cli.app, [*map(str, words), seed])
+        assert isinstance(done.exception, SettingError) and told in str(done.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_give_the_items_and_nobody(tmp_path):
@@ -206,7 +214,10 @@ def test_data_give_the_items_and_nobody(tmp_path):
 def test_node_settings_are_what_a_node_reads(written, tmp_path):
     words = tomllib.loads((written[0] / "nodes/node-1/node.toml").read_text())
     assert words["name"] == "node-1" and words["store"] == "/var/lib/tacit/node-1" and words["data"].endswith(".csv")
-    assert not words.get("secure")
+    assert not words.get("secure") and "least_noise" not in words and "fewest" not in words
+    text = (written[0] / "nodes/node-1/node.toml").read_text()
+    asked = tomllib.loads(text.replace("#fewest", "fewest").replace("#least_noise", "least_noise"))
+    assert (asked["fewest"], asked["least_noise"]) == (10, 0.5)  # examples that an operator can switch on
     (tmp_path / "items.csv").write_text(ITEMS)
     asked = Federation(nodes=3, host=HOST)
     write_deployment(

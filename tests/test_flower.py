@@ -56,11 +56,16 @@ SAME = [
     {"method": "fedclup", "rounds": 2, "data": "linear"},
     {"method": "fedavg", "rounds": 2, "data": "logistic"},
     {"method": "fedmf", "rounds": 2, "cohort": 0.5, "dropout": 0.2},
-    {"method": "fedmf", "rounds": 2, "wire": "clip=0.5,noise=0.5", "cohort": 0.5},
+    {"method": "fedmf", "rounds": 2, "wire": "clip=0.5", "cohort": 0.5},
     {"method": "fedmf", "rounds": 2, "wire": "sparsify=0.2,quantise=8"},
-    {"method": "fedmf", "rounds": 2, "wire": "clip=1.0,local=0.5"},
     {"method": "fedmf", "rounds": 2, "download": "int8"},
+]
+PRIVATE = [
+    {"method": "fedmf", "rounds": 2, "wire": "clip=0.5,noise=0.5", "cohort": 0.5},
+    {"method": "fedmf", "rounds": 2, "wire": "clip=1.0,local=0.5"},
     {"method": "fedveil", "wire": "noise=0.3"},
+    {"method": "fedveil", "epsilon": 3.0},
+    {"method": "fedmf", "rounds": 2, "wire": "clip=1.0,secure", "epsilon": 5.0},
 ]
 
 
@@ -72,8 +77,7 @@ def test_a_whole_run_is_the_same(words, tmp_path):
     folder, grid = dealt(tmp_path / "many", **words)
     got = served(folder, grid)
     assert got is not None, (folder.path / "federation" / "server.log").read_text()
-    loud = 1e-5 if "local" in words.get("wire", "") else 1e-6  # everybody's own noise, of which little is left
-    assert_close(load_params(folder.path / "model.safetensors")[0], model, loud)
+    assert_close(load_params(folder.path / "model.safetensors")[0], model, 1e-6)
     for part in ("rounds", "best_round", "people", "members", "items", "interactions", "settings", "gradients"):
         assert got[part] == expected[part], part
     if words["method"] == "fedveil":  # the server has titles and genres in items.json, and nodes have neither
@@ -92,6 +96,24 @@ def test_a_whole_run_is_the_same(words, tmp_path):
         *(("search", n + 1) for n in range(searched)),
         *(("final", n + 1) for n in range(expected["rounds"])),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PRIVATE, ids=lambda words: "-".join(str(v) for v in words.values()))
+def test_a_private_run_promises_the_same_with_noise_of_its_own(words, tmp_path):
+    """Epsilon, delta, against whom; never the same numbers, as everybody draws from keys of their own."""
+    words = {"data": TINY} | words
+    expected, model = on_one_machine(tmp_path / "one", **words)
+    folder, grid = dealt(tmp_path / "many", **words)
+    got = served(folder, grid)
+    assert got is not None, (folder.path / "federation" / "server.log").read_text()
+    assert got["privacy"] == expected["privacy"] and got["privacy"]["epsilon"] > 0
+    for part in ("rounds", "people", "members", "items", "interactions", "settings"):
+        assert got[part] == expected[part], part
+    found = load_params(folder.path / "model.safetensors")[0]
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in model.items()}
+    assert not any(torch.equal(found[name], model[name]) for name in model if model[name].numel() > 1)
+    assert {name for entry in got["federation"]["history"] for name in entry} == {"phase", "round", "seconds"}
+    assert got["rejected_updates"] == {} and set(got) - set(expected) == {"federation"}
 
 
 def _flat(found, front=""):
@@ -656,7 +678,8 @@ def test_heads_bear_the_place_of_the_node(tmp_path):
     [
         {"phase": "../../etc/x"}, {"catalogue": "../x"}, {"run": -1}, {"round": -1}, {"base": 2**40}, {"passes": 10**9},
         {"what": "delete"}, {"more": 1}, {"asked": ["x"]}, {"settings": "none"}, {"asked": [10**30]}, {"asked": [-1]},
-        {"key": 10**30},
+        {"key": 10**30}, {"key": "ab"}, {"shares": 2}, {"shares": -1}, {"shares": float("nan")}, {"people": -1},
+        {"people": float("inf")},
     ],
     ids=str,
 )  # fmt: skip

@@ -28,6 +28,7 @@ from .backends import NOTHING, Call, Mail, Outcome, choose, collect
 from .store import Store
 
 Clients = Callable[[Call], Outcome]  # devices that are elsewhere (flower/server.py)
+EXACT = 1e-9  # a part of the noise that is not worth adding: rounding errors of a sum of shares
 LOST = 3  # rounds in which every single upload was refused, before it is called divergence
 
 
@@ -117,7 +118,7 @@ def run(
             outcome = clients(call) if clients else collect(backend, method, call, state.private)
             upload, rejected, first, answered, sent, inside = outcome
             if clients:
-                shares = max(0.0, 1.0 - inside)
+                shares = 1.0 - inside if inside < 1 - EXACT else 0.0
             elif parts:  # devices have added their noise in the loop; elsewhere what it comes to is added to the sum
                 added = answered if wire.local else sum(parts[who] for who in answering.tolist())
                 shares = 0.0 if backend == "loop" else float(added)

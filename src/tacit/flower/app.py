@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, TacitError
 from .messages import Order, Refusal, content, read, words_of
 from .seals import Seals
 from .secagg import Aux, Whole, is_secure, secure_reply
@@ -68,6 +68,11 @@ def sealed(context: Context, make: Make | None, seals: Seals, ask: bytes) -> tup
     order = read(Order, ask[4 : 4 + length].decode())
     if isinstance(order, Refusal) or order.what != "train":
         raise ProtocolError("A secure sum of something else than a round was asked for.")
-    seals.close(order.run, order.phase, order.round)
-    words, told = Node(context.node_config, make).sealed(order, ask[4 + length :])
+    node = Node(context.node_config, make)
+    try:
+        seals.close(order.run, order.phase, order.round)
+        words, told = node.sealed(order, ask[4 + length :])
+    except TacitError as error:
+        print(f"{node.name}: {error}", flush=True)  # noqa: T201 (the node's log; the server gets the same words)
+        raise
     return words, {"words": told.model_dump_json()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SettingError
@@ -101,3 +102,20 @@ def tallies(told: Told, task: str, seen: int, new: int) -> bool:
         return fine(told.seen, seen) and fine(told.new, new)
     except (KeyError, TypeError, AttributeError, OverflowError, ValueError, IndexError):
         return False
+
+
+def left_out(names: Mapping[str, str], told: Mapping[str, Told], refused: set[str]) -> list[str]:
+    """Notes for the result: the nodes (`names` by key) whose metrics are not in it, and why."""
+    silent = [name for key, name in names.items() if key not in told and key not in refused]
+    unwilling = [name for key, name in names.items() if key not in told and key in refused]
+    notes = [f"Judged without {', '.join(silent)}, who did not answer at the end."] if silent else []
+    if unwilling:
+        notes.append(f"Judged without {', '.join(unwilling)}, who refused to tell metrics of their people.")
+    for part, people in (("seen", "people who took part"), ("new", "new people")):
+        few = [names[key] for key in sorted(told) if part in told[key].too_few]
+        if few:
+            notes.append(
+                f"The metrics of {people} are without those of {', '.join(few)}: too few of them are there (fewest in "
+                "node.toml)."
+            )
+    return notes

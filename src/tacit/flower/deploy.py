@@ -6,8 +6,8 @@
     nodes/node-0/ ...    one for every machine with people: its key, the authority's certificate, settings, script, unit
     README.txt           what to do next (docs/deploy.md says it at length)
 
-The app goes to every node, so nothing secret is in it: where noise is drawn from a secret seed, the server draws that
-seed when it begins the run, and keeps it in the run folder. Nothing in the folder names a path of this machine, and
+The app goes to every node, so nothing secret is in it: the server draws its key of noise when it begins the run, and
+keeps it in the run folder; every node draws one of its own. Nothing in the folder names a path of this machine, and
 nothing is about people: of the data only the items are taken.
 """
 

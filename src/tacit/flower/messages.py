@@ -76,8 +76,8 @@ class Order(BaseModel):
     asked: list[Whole] | None = None  # the node's own numbers; None: all who learn
     key: str = Field("", pattern="^([0-9a-f]{64})?$")  # for random rounding in runs without noise, so that a simulation
     # gives the same numbers; with noise a node draws from keys of its own
-    people: float = 0.0  # whom the round expects, everywhere
-    shares: float = Field(0.0, ge=0, le=1)  # of the noise's variance, that this node adds at least
+    people: Positive = 0.0  # whom the round expects, everywhere
+    shares: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)  # of the noise's variance, that this node adds
     nodes: Whole = 1  # that are asked in this round
     passes: int = Field(0, ge=0, le=1000)
 
@@ -110,12 +110,13 @@ class Trained(BaseModel):
 
 
 class Told(BaseModel):
-    """Sums of metrics."""
+    """Sums of metrics. `too_few`: parts that are left out, because the node does not tell metrics of so few people."""
 
     model_config = ConfigDict(extra="forbid")
 
     seen: dict[str, Any] | None = None
     new: dict[str, Any] | None = None
+    too_few: list[Literal["seen", "new"]] = []
     gradients: tuple[Positive, Positive] | None = None
 
 

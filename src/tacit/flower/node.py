@@ -4,6 +4,7 @@ Every message starts a new process, so a node is what lies on its disk (`store`)
     catalogue-HASH.json              the items of a federation
     RUN/shard.safetensors            this node's people, where it brought its own file
     RUN/PHASE-N.safetensors          their private parameters after N rounds: touched rows, written whole or not at all
+    RUN/answers.json                 which order this node answered in each round of a run with noise
     secret                           32 bytes that this node's noise and rounding are drawn from; nobody else knows them
 The server says which N to go on from, so a round that was computed and never counted (a late answer, a server that
 died) is as if it had not been. Private parameters and data never leave; they are on disk before the answer goes out.
@@ -12,9 +13,9 @@ died) is as if it had not been. Private parameters and data never leave; they ar
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,28 +26,25 @@ import torch
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..core import Download, Params, Seat, Stage, Upload
+from ..core import Params, Stage, Upload
 from ..costs import gradients, threads
-from ..engine.backends import Call, choose, collect, one_of, stacked, staged, wide
+from ..engine.backends import Call, Outcome, choose, collect, wide
 from ..engine.checkpoint import load_params, save_params
 from ..engine.run import State
 from ..engine.store import Store
 from ..errors import DataError, RunError, SettingError, TacitError
 from ..evaluation.tally import tally
-from ..promises import is_private
-from ..settings import Plan, Settings, plan
-from ..tasks import Facts, People, Task
+from ..settings import Plan, plan
+from ..tasks import People, Task
 from ..wholefile import write_atomically
-from ..wire.ledger import Head, encode, read_download
-from ..wire.packing import unpack
-from ..wire.plan import upload_of
-from ..wire.rng import KEY_BYTES, derive, fresh_key
+from ..wire.ledger import Head, encode
 from ..wire.secure import SecureSum, to_words
-from .messages import FactsWords, Hello, Order, Refusal, Told, Trained, line
+from .messages import Hello, Order, Refusal, Told, Trained, line
+from .node_noise import Config, NodeNoise, number_in
+from .reading import facts_of, received, sample, settings_of
 from .shards import Shard, bring, catalogue_hash, load_shard
 
 Answer = Hello | Trained | Told | Refusal
-Config = Mapping[str, Any]  # of a node: data, store, name
 Make = Callable[["Node", Order], "Home"]
 
 
@@ -77,6 +75,18 @@ class Node:
                 f"This node's store {place} cannot be made ({error.strerror}). Choose another."
             ) from error
         return Path(str(place))
+
+    @cached_property
+    def noise(self) -> NodeNoise:
+        return NodeNoise(self.config, self.store, self.name)
+
+    @cached_property
+    def fewest(self) -> int:
+        """The node answers for so many people at once, or not at all."""
+        found = number_in(self.config, "fewest", 1)
+        if found != int(found):
+            raise SettingError(f"fewest must be a whole number, got {found:g}. Change it in node.toml.")
+        return int(found)
 
     def answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         """What to say to an order. What whoever runs the node can mend is said in words, and not raised."""
@@ -117,6 +127,7 @@ class Node:
         home = self.make(self, order)
         task, own = home.task, home.own
         trial = home.plan or plan(settings_of(order), task.facts, elsewhere=True)
+        self.noise.require_some(trial)
         members = {
             phase: np.intersect1d(task.federation(phase, trial.method, trial.sampling, None).members, own)
             for phase in ("search", "final")
@@ -213,21 +224,18 @@ class Node:
         return told, encode(upload, Head(order.run, order.round, order.place))
 
     def sealed(self, order: Order, blob: bytes) -> tuple[NDArray[np.int64], Trained]:
-        """The same as whole numbers, for a sum that is seen only as a sum; nothing sound to say is zeros, with this
-        node's share of the noise."""
-        home = self._planned(order)
-        assert home.plan is not None
+        """The same as whole numbers, for a sum that is seen only as a sum. A node with nothing sound to send sends
+        zeros, so that masks still cancel."""
+        made = self._planned(order).plan
+        assert made is not None
         upload, told = self.round(order, blob)
         if upload is None:
-            shared, _ = home.plan.method.init(home.plan.model.init(torch.Generator().manual_seed(home.plan.seed)))
-            down = received(blob, shared, settings_of(order), order.round)
-            like = sample(home.plan, home.task.facts, down)
-            upload = Upload({n: torch.zeros_like(v) for n, v in like.total.items()}, torch.zeros(()))
-            upload = self.noised(order, home.plan, upload, 0)
-        words = 64 if home.plan.wire.noisy else None
+            upload = _zeros(self._sample(order, blob))
+        words = 64 if made.wire.noisy else None
         return to_words(SecureSum(most=order.nodes, words=words).seal(upload), np.uint64).view(np.int64), told
 
     def round(self, order: Order, blob: bytes) -> tuple[Upload | None, Trained]:
+        """One round of this node's people: their sum with this node's noise, or None where there is nothing to send."""
         began = time.perf_counter()
         home = self._planned(order)
         made, task = home.plan, home.task
@@ -236,35 +244,41 @@ class Node:
         federation = task.federation(order.phase, made.method, made.sampling, None)
         members = np.intersect1d(federation.members, home.own)
         people = members if order.asked is None else np.intersect1d(np.array(order.asked, np.int64), members)
-        if 0 < len(people) < int(self.config.get("fewest", 1)):
-            raise SettingError(f"This node answers for {self.config['fewest']} people or more at once (fewest).")
-        self.enough_noise(order, made)
+        if 0 < len(people) < self.fewest:
+            raise SettingError(f"This node answers for {self.fewest} people or more at once (fewest).")
+        self.noise.require_enough(order, made)
         store = self.private(order, home, initial, made.method.rows)
         settings, wire = settings_of(order), at_node(made.wire.stage)
         down = received(blob, shared, settings, order.round)
-        if not len(people):
-            self.keep(order, home, store)
-            return None, Trained(answered=0)
-        call = Call(down, people, federation.examples(people, order.round), self._seat(order), wire, people, order.run)
-        method = made.method.but(kernel=made.method.kernel and (made.method.exact or made.method.kernel))
-        found = collect(choose(settings.backend, method, wire), method, call, store)
+        request = self.noise.request(order, people, blob)
+        if made.wire.noisy and made.wire.stage.seal is None:  # in a secure sum seals.json does this
+            self.noise.answer_once(order, self.folder(order), request)
+        seat = self.noise.seat(order, made, request)
+        found = Outcome(None, Counter(), None, 0)
+        if len(people):
+            call = Call(down, people, federation.examples(people, order.round), seat, wire, people, order.run)
+            method = made.method.but(kernel=made.method.kernel and (made.method.exact or made.method.kernel))
+            found = collect(choose(settings.backend, method, wire), method, call, store)
         self.keep(order, home, store)
         told = Trained(
             answered=found.answered, refused=dict(found.refused), seconds=round(time.perf_counter() - began, 3)
         )
-        if not found.upload or not found.answered:
-            return None, told
-        return small(self.noised(order, made, wide(found.upload), found.answered)), told
+        upload = found.upload if found.answered else None
+        if _hides_counts(made):
+            if found.refused:
+                shown = ", ".join(f"{reason}: {number}" for reason, number in found.refused.items())
+                print(f"{self.name}: updates were refused in round {order.round + 1} ({shown}).", flush=True)  # noqa: T201
+            weight = torch.tensor(float(len(people)))
+            total = (upload or _zeros(self._sample(order, blob))).total
+            upload, told = Upload(total, weight), Trained(answered=len(people))
+        return None if upload is None else small(self.noise.add(order, made, wide(upload), seat, told.answered)), told
 
-    def noised(self, order: Order, made: Plan, upload: Upload, answered: int) -> Upload:
-        """The sum of this node's people with this node's own noise: for local noise that of every person, and otherwise
-        the share that the round asks of every node."""
-        stage = made.wire.stage
-        if stage.share is None:
-            return upload
-        shares = float(answered) if stage.local else order.shares
-        seat = self._seat(order)
-        return stage.share(upload, seat._replace(key=derive(seat.key, "noise"), shares=shares))
+    def _sample(self, order: Order, blob: bytes) -> Upload:
+        """What an answer to this order looks like."""
+        home = self._planned(order)
+        assert home.plan is not None
+        shared, _ = home.plan.method.init(home.plan.model.init(torch.Generator().manual_seed(home.plan.seed)))
+        return sample(home.plan, home.task.facts, received(blob, shared, settings_of(order), order.round))
 
     def tell(self, order: Order, blob: bytes) -> Told:
         """Sums of metrics of this node's people: for choosing the round, or, at the end, for the result."""
@@ -277,11 +291,24 @@ class Node:
         state = State(down.params, {}, store, order.round)
         common = (made.method, made.model, state, made.sampling)
         if order.what == "validate":
-            return Told(seen=tally(task.chosen(*common)) if task.chosen and task.validate else None)
+            return self._enough_people({"seen": tally(task.chosen(*common)) if task.chosen and task.validate else None})
         seen = tally(task.judge(*common, task.seen, None)) if len(task.seen) else None
         new = tally(task.judge(*common, task.newcomers, order.passes)) if len(task.newcomers) else None
         members = task.federation("final", made.method, made.sampling, None).members
-        return Told(seen=seen, new=new, gradients=gradients(made, task, state) if len(members) else None)
+        many = 0 < len(members) >= self.fewest
+        found = self._enough_people({"seen": seen, "new": new})
+        return found.model_copy(update={"gradients": gradients(made, task, state) if many else None})
+
+    def _enough_people(self, parts: dict[str, dict[str, Any] | None]) -> Told:
+        """Metrics of `fewest` people and more; what is of fewer is left out, and told to be. Refused where that is all:
+        the metrics of one person are that person's own figures."""
+        few = [name for name, part in parts.items() if part and part["people"] < self.fewest]
+        kept = {name: part for name, part in parts.items() if part and name not in few}
+        if few and not kept:
+            raise SettingError(
+                f"This node tells metrics of {self.fewest} people or more at once (fewest), and has fewer to judge."
+            )
+        return Told.model_validate({**kept, "too_few": few})
 
     def _planned(self, order: Order) -> Home:
         home = self.make(self, order)
@@ -292,30 +319,15 @@ class Node:
         threads(settings_of(order).threads)
         return home
 
-    def enough_noise(self, order: Order, made: Plan) -> None:
-        """Refuse an order with less noise than this node allows, or with none where the run promises some.
-        `least_noise` is the standard deviation of the node's own noise, as a multiple of what one person can change."""
-        stage, mechanism = made.wire.stage, made.wire.mechanism
-        least = float(self.config.get("least_noise", 0.0))
-        whole = mechanism.deviation(order.round) if mechanism else 0.0
-        own = whole if stage.local else whole * math.sqrt(order.shares)
-        if made.wire.noisy and not stage.local and not order.shares:
-            raise SettingError("The federation promises noise and asks this node for none. Nothing was sent.")
-        if own < least:
-            raise SettingError(
-                f"This node adds noise of at least {least:g} x the bound (least_noise), and the federation asks for "
-                f"{own:.3g} x. Nothing was sent. Ask for more noise, or lower least_noise in node.toml."
-            )
 
-    def _seat(self, order: Order) -> Seat:
-        """What this node's devices draw from: in runs with noise its own secret, which nobody else knows."""
-        if order.key and not is_private(settings_of(order)):
-            return Seat(bytes.fromhex(order.key), order.round, order.people)
-        path = self.store / "secret"
-        if not path.exists():
-            write_atomically(path, fresh_key(), 0o600)
-        key = derive(path.read_bytes(), order.run, order.phase, order.round)
-        return Seat(key, order.round, order.people)
+def _zeros(like: Upload) -> Upload:
+    return Upload({name: torch.zeros_like(value) for name, value in like.total.items()}, torch.zeros(()))
+
+
+def _hides_counts(made: Plan) -> bool:
+    """Whether the run's promise is against the server too: then how many of the people who were asked had something
+    sound to send is not told, and those who had not send zeros with noise."""
+    return made.wire.noisy and (made.wire.stage.local or made.wire.stage.seal is not None)
 
 
 def small(upload: Upload) -> Upload:
@@ -329,40 +341,3 @@ def small(upload: Upload) -> Upload:
 def at_node(stage: Stage) -> Stage:
     """What of a wire happens before a node's sum."""
     return Stage(client=stage.client, whole=stage.whole, random=stage.random)
-
-
-def settings_of(order: Order) -> Settings:
-    try:
-        return Settings(**order.settings)
-    except (TypeError, ValueError) as error:
-        raise SettingError(
-            f"The federation's settings are not of this tacit ({str(error).splitlines()[0]})."
-        ) from error
-
-
-def facts_of(words: Mapping[str, Any]) -> Facts:
-    try:
-        told = FactsWords.model_validate({**words, "scale": list(words["scale"]), "shape": list(words["shape"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise SettingError(
-            f"Facts were told that are not of this tacit ({line(str(error).splitlines()[0])})."
-        ) from error
-    low, high = told.scale
-    return Facts(**(told.model_dump() | {"scale": (low, high), "shape": tuple(told.shape)}))
-
-
-def received(blob: bytes, like: Params, settings: Settings, round: int) -> Download:
-    """The shared parameters out of a download, if they are of this method."""
-    try:
-        found = unpack(read_download(blob).params, like, settings.download)
-    except ValueError as error:
-        raise RunError(f"What the federation sent is not a download of this method ({error}).") from error
-    return Download(found, torch.tensor(float(round)))
-
-
-def sample(made: Plan, facts: Facts, down: Download) -> Upload:
-    """What an answer to this download looks like, after the wire's first half: names, shapes, types."""
-    shape = facts.shape or ((facts.width,) if facts.width else ())
-    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
-    upload = Upload(upload_of(made.method, made.model, inputs, down), torch.ones(()))
-    return one_of(staged(made.wire.stage, Seat(b"", int(down.round), 1.0), stacked([upload]), [bytes(KEY_BYTES)]))

@@ -22,7 +22,7 @@ from ..errors import DataError, RunError, TacitError
 from ..tasks import Facts, People
 from ..wire.ledger import decode
 from .messages import Hello, Order, Refusal, ask, line, read, words_of
-from .node import facts_of
+from .reading import facts_of
 from .shards import merged
 
 PAUSE = 0.1  # seconds between two looks at what has arrived

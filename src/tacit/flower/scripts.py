@@ -207,7 +207,9 @@ NODE = """# What this node holds, and where it keeps what is its own.
 data = "/path/to/this/nodes/people.csv"    # user,item and, if there are such, rating,timestamp
 store = "/var/lib/tacit/@NAME@"            # private parameters of its people: back it up, share it with nobody
 name = "@NAME@"
-#fewest = 10                               # to answer only for so many people at once
+#fewest = 10                               # to answer only for so many people at once, also about metrics
+#least_noise = 0.5                         # to answer only with noise of its own of this standard deviation or more, as
+#                                          # a multiple of the bound on one person's upload
 """
 
 ONLY_SECURE = """secure = true                              # sums leave under masks only, whatever the server asks

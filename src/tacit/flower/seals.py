@@ -14,6 +14,7 @@ from ..errors import ProtocolError, SettingError
 from ..wholefile import write_atomically
 
 ANSWERED = "was answered before in a secure sum"  # what a server may read in a refusal
+ANSWERED_OTHERWISE = "was answered before, to another order"
 
 
 class Seals:

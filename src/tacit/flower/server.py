@@ -33,11 +33,11 @@ from ..wire.admission import Door, refusal
 from ..wire.ledger import encode
 from ..wire.packing import pack
 from ..wire.secure import SecureSum, from_words
-from .checks import aux_of, bears, sound, tallies
-from .messages import Order, Refusal, Told, Trained
-from .node import facts_of, sample
+from .checks import aux_of, bears, left_out, sound, tallies
+from .messages import Order, Refusal, Told, Trained, line
+from .reading import facts_of, sample
 from .roll import Member, Roll, said
-from .seals import ANSWERED
+from .seals import ANSWERED, ANSWERED_OTHERWISE
 from .secagg import fewest, secure_sum
 from .shards import merged
 
@@ -60,6 +60,7 @@ class Fleet:
     versions: dict[str, int] = field(default_factory=dict)  # by member: rounds of this phase that it has behind it
     history: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    refusals: set[str] = field(default_factory=set)  # why nodes refused the order of the round that was asked for last
     observe: Callable[[Any], None] | None = None
     _plan: Plan | None = None
     _facts: Any = None
@@ -143,6 +144,7 @@ class Fleet:
                 self.roll.refresh()
                 if phase in self._federations:  # from the next round on, who came since is asked too
                     self._federations[phase].members = self._members(phase)
+                self.refusals.clear()
                 found = self._round(call, phase)
                 if found.heard >= max(self.least * len(call.people), 1):
                     break
@@ -153,6 +155,7 @@ class Fleet:
                     f"In round {call.seat.round + 1} the nodes of {found.heard:,} of {len(call.people):,} people "
                     f"answered within {self.roll.deadline:.0f} seconds, {TRIES} times; {self.least:.0%} are needed. "
                     "The round before is kept: start the nodes that are missing and resume, or allow fewer (--least)."
+                    + "".join(f" {words}" for words in sorted(self.refusals))
                 )
             self.versions |= dict.fromkeys(found.keys, call.seat.round + 1)
             names = [self.roll.members[key].name for key in found.keys]
@@ -169,18 +172,22 @@ class Fleet:
         assert self._plan is not None
         blob = encode(Download(pack(call.down.params, self.settings.download)[0], call.down.round))
         key = "" if self._plan.wire.noisy else call.seat.key.hex()  # with noise nodes draw from keys of their own
-        orders = {}
-        for member in self.roll.present():
+        orders, here, nodes = {}, {member.key for member in self.roll.present()}, 0
+        for member in list(self.roll.members.values()):
             mine = member.members[phase]
             asked = np.intersect1d(mine, call.people)
-            if not len(asked):
+            nodes += bool(len(asked))
+            if not len(asked) or member.key not in here:
                 continue
             numbers = None if len(asked) == len(mine) else (asked - member.offset).tolist()
             orders[member.key] = self._order(
                 "train", phase, member, round=call.seat.round, asked=numbers, key=key, people=call.seat.people,
             ), blob  # fmt: skip
-        share = 1 / max(self._needed(len(orders)), 1) if self._plan.wire.noisy else 0.0
-        more = {"shares": share, "nodes": len(orders)}
+        # In clear a node that is away counts too: the server adds its share, and a round that is asked for again asks
+        # every node for the same, so that it answers the same.
+        nodes = nodes if self._plan.wire.stage.seal is None else len(orders)
+        share = 1 / max(self._needed(nodes), 1) if self._plan.wire.noisy else 0.0
+        more = {"shares": share, "nodes": nodes}
         return {member: (order.model_copy(update=more), blob) for member, (order, blob) in orders.items()}
 
     def _needed(self, nodes: int) -> int:
@@ -214,6 +221,8 @@ class Fleet:
                 door.refuse("late")
             elif isinstance(told, Refusal):
                 self.roll.say(told.error)
+                self.refusals.add(told.error)
+                heard += sizes[place] if ANSWERED_OTHERWISE in told.error else 0  # and will not be: its part is lost
             else:
                 heard += sizes[place]
                 if told is None or not sound(told, sizes[place]):
@@ -231,7 +240,7 @@ class Fleet:
     ) -> Found:
         """The sum, in an order that does not depend on who was first; `share` of the noise is in every node's part."""
         total: Upload | None = None
-        noise = 0.0
+        parts = 0
         answered, rejected = 0, Counter(refused)
         keys = sorted(admitted, key=lambda key: (min(self.roll.members[key].members["final"], default=0), key))
         for key in keys:
@@ -241,12 +250,12 @@ class Fleet:
             if upload is not None:
                 part = Upload({name: _exact(value) for name, value in upload.total.items()}, upload.weight)
                 total = part if total is None else total + part
-                noise += share
+                parts += 1
         if total is not None:  # added in double precision: how people are dealt to nodes does not matter
             total = Upload({n: v.float() if v.is_floating_point() else v for n, v in total.total.items()}, total.weight)
         refusals = Counter({n: c for n, c in rejected.items() if c})
         local = self._plan is not None and self._plan.wire.stage.local
-        return Found(Outcome(total, refusals, None, answered, noise=1.0 if local else noise), keys, heard)
+        return Found(Outcome(total, refusals, None, answered, noise=1.0 if local else parts * share), keys, heard)
 
     def _sealed(self, call: Call, orders: dict[str, tuple[Order, bytes]], expected: Upload) -> Found:
         """The same by Flower's SecAgg+: the sum of all nodes, and no part of it, is seen here."""
@@ -258,9 +267,9 @@ class Fleet:
             return Found(nobody, [], 0)
         by_node, asks = {}, {}
         for key, (order, blob) in orders.items():
-            words = order.model_dump_json().encode()
+            asked = order.model_dump_json().encode()
             node = self.roll.members[key].node
-            by_node[node], asks[node] = key, len(words).to_bytes(4, "big") + words + blob
+            by_node[node], asks[node] = key, len(asked).to_bytes(4, "big") + asked + blob
             self.roll.down_bytes += len(asks[node])
         many = 1 + sum(value.numel() for value in expected.total.values())
         found = secure_sum(
@@ -269,7 +278,9 @@ class Fleet:
         )  # fmt: skip
         self.roll.up_bytes += 12 * many * len(found.answered)
         for node, why in found.refused.items():
-            self.roll.say(f"{self.roll.members[by_node[node]].name} is not in the sum: {why}")
+            words = f"{self.roll.members[by_node[node]].name} is not in the sum: {line(why)}"
+            self.roll.say(words)
+            self.refusals.add(words)
         if found.total is None:
             self.roll.say(f"The secure sum was not opened: {found.why}")
             again = any(ANSWERED in why for why in found.refused.values())  # and will not be: the round is lost
@@ -295,27 +306,33 @@ class Fleet:
         """What every node says of its people; after several tries without those that are not there."""
         blob = encode(Download(state.shared, torch.tensor(float(state.round))))
         told: dict[str, Told] = {}
+        refused: set[str] = set()
         for _ in range(TRIES):
             self.roll.refresh()
-            missing = [m for m in self.roll.present() if m.key not in told]
+            missing = [m for m in self.roll.present() if m.key not in told and m.key not in refused]
             orders = {
                 m.key: (self._order(what, phase, m, round=state.round, passes=passes(state)), blob) for m in missing
             }
             for heard in self.roll.exchange(orders):
                 got = None if heard.late else said(Told, heard)
                 if isinstance(got, Refusal):
+                    refused.add(heard.member.key)
                     self.roll.say(got.error)
                 elif got is not None and tallies(got, self._facts.kind, *_most(heard.member, what)):
                     told[heard.member.key] = got
                 elif not heard.late:
                     self.roll.say(f"{heard.member.name} told figures that cannot be true; they are left out.")
-            if len(told) == len(self.roll.members):
+            if len({*told, *refused}) == len(self.roll.members):
                 break
         if not told:
-            raise RunError(f"No node said how good round {state.round} is. Start the nodes, and resume.")
-        lost = [m for key, m in self.roll.members.items() if key not in told]
-        if lost and what == "judge":
-            self.notes.append(f"Judged without {', '.join(m.name for m in lost)}, who did not answer at the end.")
+            raise RunError(
+                f"No node said how good round {state.round} is"
+                + (": all refused, and said why above. Change their node.toml" if refused else ". Start the nodes")
+                + ", and resume."
+            )
+        if what == "judge":
+            names = {key: member.name for key, member in self.roll.members.items()}
+            self.notes += left_out(names, told, refused)
         return [told[key] for key in sorted(told)]
 
 
