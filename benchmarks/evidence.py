@@ -64,15 +64,21 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "bench-clients": [f"bench --method {network}" for network in ("logistic", "cnn", "cnn-16")],
     "all": ["compare --methods all --data ml-100k"],
     "audit": [
-        *(f"audit --data ml-100k --method {name}" for name in ("fedrap", "fedmf", "fedals", "fedrecon", "fedtrail")),
-        "audit --data ml-100k --method fedrap --wire clip=1,secure=10 --epsilon 10",
-        "audit --data ml-100k --method fedrap --wire clip=1,secure --epsilon 10",
-        "audit --data ml-100k --method fedmf --wire clip=1,local=1",
-        "audit --data ml-100k --method fedmf --wire sparsify=0.1,quantise=8",
-        "audit --data ml-100k --task ratings --method fedals",
+        f"audit --data ml-100k {words} --canaries 0"
+        for words in (
+            *(f"--method {name}" for name in ("fedrap", "fedmf", "fedals", "fedrecon", "fedtrail")),
+            "--method fedals --wire secure=10",
+            "--method fedals --wire secure=10 --rounds 6",
+            "--method fedmf --wire secure=10 --rounds 6",
+            "--method fedrap --wire clip=1,secure=10 --epsilon 10",
+            "--method fedrap --wire clip=1,secure --epsilon 10",
+            "--method fedmf --wire clip=1,local=1",
+            "--method fedmf --wire sparsify=0.1,quantise=8",
+            "--task ratings --method fedals",
+        )
     ],
     "three-way": [
-        "compare --methods popularity,fedveil --wire clip=1 --epsilon 1,3,10,none --delta 0.00106 "
+        "compare --methods popularity,fedveil --wire clip=1 --epsilon 1,3,10,none "
         "--axes accuracy,bytes,epsilon --data ml-100k"
     ],
 }
@@ -80,6 +86,7 @@ SCRIPTS = {
     "degree": "benchmarks/degree.py",
     "shift": "benchmarks/shift.py",
     "privacy": "benchmarks/privacy.py",
+    "membership": "benchmarks/membership.py",
     "poisoning": "benchmarks/poisoning.py",
     "faults": "benchmarks/faults.py",
     "federation": "benchmarks/federation.py",

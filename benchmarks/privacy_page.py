@@ -31,8 +31,10 @@ def row(*cells: str) -> str:
 
 
 def audit() -> list[str]:
-    """F1 by how many uploads are added up, as the server sees it; of every command in the evidence."""
-    lines = [row("command", *(f"{n} added" for n in SIZES), "what the server sees"), row(*["---"] * (len(SIZES) + 2))]
+    """F1 by how many uploads are added up, and what the server sees: mean, most exposed person, rounds."""
+    sizes = SIZES[:-1]
+    heads = (*(f"{n} added" for n in sizes), "the server sees", "worst person")
+    lines = [row("command", *heads), row(*["---"] * (len(heads) + 1))]
     popularity = []
     for found in read("audit")["evidence"]:
         result, command = found["result"], found["command"].removesuffix(" --json").removeprefix("tacit ")
@@ -41,11 +43,37 @@ def audit() -> list[str]:
         popularity.append(result["popularity_f1"])
         seen = result["in_sum"]
         figures = [
-            short(result["sums"][n]["f1"]) if n in result["sums"] and int(n) >= seen else "not seen" for n in SIZES
+            short(result["sums"][n]["f1"]) if n in result["sums"] and int(n) >= seen else "not seen" for n in sizes
         ]
         who = "single uploads" if seen == 1 else f"sums of {seen}"
-        lines.append(row(f"`{command}`", *figures, f"{who}: **{short(result['f1'])}**"))
-    lines.append(f"\nKnowing only what is popular gives {short(popularity[0])}.")
+        rounds = f" of {result['rounds']} rounds" if result["rounds"] > 1 else ""
+        shown = f"`{command.removesuffix(' --canaries 0')}`"
+        lines.append(row(shown, *figures, f"{who}{rounds}: **{short(result['f1'])}**", short(result["worst_f1"])))
+    lines.append(
+        f"\nKnowing only what is popular gives {short(popularity[0])}; a figure at or below it means that no attack"
+    )
+    lines.append("of ours helped, and not that there is none.")
+    return lines
+
+
+def membership() -> list[str]:
+    """Printed epsilon, and the lower bound that the audit reaches, with all of the noise and with a quarter of it."""
+    heads = ("command", "epsilon", "at least", "TPR at FPR .001", "at least, with a quarter of the noise")
+    lines = [row(*heads), row(*["---"] * len(heads))]
+    for found in read("membership")["rows"]:
+        honest, quarter = found["honest"], found["quarter"]
+        ratio = f"noise {quarter['noise_ratio'][0]:.2f} x as stated"
+        above = quarter["epsilon_lower"] > honest["epsilon"]
+        bound = f"**{quarter['epsilon_lower']:.2f}**" if above else f"{quarter['epsilon_lower']:.2f}"
+        lines.append(
+            row(
+                f"`{found['command'].removesuffix(' --json').removeprefix('tacit ')}`",
+                f"{honest['epsilon']:.3f}",
+                f"{honest['epsilon_lower']:.2f}",
+                short(honest["tpr_at_fpr_0.001"]),
+                f"{bound} ({ratio})",
+            )  # fmt: skip
+        )
     return lines
 
 
@@ -77,7 +105,7 @@ def poisoning() -> list[str]:
 
 
 def main() -> None:
-    made = {"audit": audit, "accuracy": accuracy, "poisoning": poisoning}
+    made = {"audit": audit, "membership": membership, "accuracy": accuracy, "poisoning": poisoning}
     for page in PAGES:
         text = page.read_text()
         for name, lines in made.items():

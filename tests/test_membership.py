@@ -146,6 +146,7 @@ def test_an_honest_epsilon_is_not_refuted(method, wire, epsilon, values):
     result = audited(method, wire, epsilon, **values)
     assert result["epsilon"] == pytest.approx(epsilon, rel=0.01)
     assert 0 < result["epsilon_lower"] <= result["epsilon"]
+    assert result["membership"]["on_grid"]
     low, high = result["membership"]["noise_ratio"][1:]
     assert low < 1.02 and high > 0.98
     assert not any("refuted" in note for note in result["notes"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -462,6 +463,31 @@ def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F
     assert resumed["privacy"] == whole["privacy"]
     for name in ("model.safetensors", "final.safetensors"):
         assert (here / "half" / name).read_bytes() == (here / "whole" / name).read_bytes()
+
+
+def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypatch):  # noqa: F811
+    """Secret noise: a run that is killed is copied with its key; both copies end in the same bytes, another run does
+    not."""
+    from tacit import cli
+
+    args = ("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--cohort", "0.5", "--out")
+    seen = []
+
+    def stop(self, number, metrics):
+        seen.append(number)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Bars, "round", stop)
+    assert tacit(*args, "half").code == 2
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    shutil.copytree(here / "half", here / "copy")
+    ended = [tacit("resume", name, "--json").json for name in ("half", "copy")]
+    other = tacit(*args, "other").json
+    assert ended[0]["privacy"] == ended[1]["privacy"] and ended[0]["privacy"]["epsilon"] == other["privacy"]["epsilon"]
+    contents = [(here / name / "model.safetensors").read_bytes() for name in ("half", "copy", "other")]
+    assert contents[0] == contents[1] != contents[2]
 
 
 @pytest.mark.parametrize(

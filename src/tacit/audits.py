@@ -34,6 +34,7 @@ SHOWN = 15  # guessed items of the person who is shown
 FIGURES = ("f1", "worst_f1", "auc", "matched_auc", "upload_f1")
 QUIET = 0.99  # of the stated noise: what is certainly less is reported
 BROKEN = "The printed epsilon {:.3g} is refuted: epsilon is at least {:.3g} ({:.0f} % confidence)."
+OFF_GRID = "Released numbers are not on the public grid: which values occur tells something about the data."
 WEAK = "The noise that was really added has {:.3g} times the stated standard deviation."
 BARE = {"wire": "", "epsilon": None, "delta": None}
 ANYWAY = "The data themselves are handed over: nothing has to be attacked."
@@ -182,6 +183,8 @@ def lies(epsilon: float | None, member: dict[str, Any] | None) -> list[str]:
         out.append(BROKEN.format(epsilon, member["epsilon_lower"], 100 * member["confidence"]))
     if member and member["noise_ratio"] and member["noise_ratio"][2] < QUIET:
         out.append(WEAK.format(member["noise_ratio"][0]))
+    if member and member["on_grid"] is False:
+        out.append(OFF_GRID)
     return out
 
 

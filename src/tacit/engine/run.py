@@ -136,21 +136,26 @@ def run(
             try:
                 shared, memory = method.server(state.shared, state.memory, upload)
             except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # what an upload at the edge of the door can do
-                raise diverged(number, "the server's step", None if first is None else federation.name(first)) from None
+                raise diverged(number, "the server's step", _named(first, federation, wire)) from None
             moved = relative_change(shared, state.shared)
             if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
-                raise diverged(number, "the server's step", None if first is None else federation.name(first))
+                raise diverged(number, "the server's step", _named(first, federation, wire))
             state = State(shared, memory, state.private, number + 1)
         else:
             state = State(state.shared, state.memory, state.private, number + 1)
         lost = lost + 1 if rejected and not answered and len(answering) else 0
-        refused = None if first is None else federation.name(first)
+        refused = _named(first, federation, wire)
         if lost == LOST:
             raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,", refused)
         yield Round(
             state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared),
             *(sent or (ledger.up_bytes, ledger.down_bytes)), refused,
         )  # fmt: skip
+
+
+def _named(person: int | None, federation: Federation, wire: Stage) -> str | None:
+    """Somebody whose upload was refused, by name; nobody is named where the wire adds noise."""
+    return None if person is None or wire.share else federation.name(person)
 
 
 def _run_key(wire: Stage, seed: int, noise_seed: int | None) -> bytes:

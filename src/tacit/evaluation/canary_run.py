@@ -21,7 +21,7 @@ from ..wire.rng import derive, device_keys
 from .audit import Watch
 from .canaries import Canaries, design, loud
 from .membership import ERROR, Evidence, coins, combined, epsilon_lower, guessed, inner, overlaps, tpr_at
-from .noise_checks import noise_ratio
+from .noise_checks import noise_ratio, on_grid
 from .observed import Released, deviation, enlarged, group_noise, groups_of, in_units, rounds_of, summed
 from .scoring import personal_scores
 
@@ -90,6 +90,12 @@ class Trial:
         lengths = sum(float((value.multiply(value) if hasattr(value, "multiply") else value**2).sum()) for value in
                       u.values())  # fmt: skip
         return EXACT**2 * lengths / max(len(self.canaries.histories), 1) or 1.0
+
+    def check_grid(self, round: int) -> None:
+        """Self-test of the released numbers: which values can occur must not depend on the data."""
+        if self.wire.grid is not None:
+            values = self.released.last.values()
+            self.evidence.on_grid &= all(on_grid(numbers(value), self.wire.grid(round)) for value in values)
 
     def observe(self, round: int) -> None:
         """Evidence of a sum that the server has seen after all stages."""
@@ -218,7 +224,8 @@ def audit_membership(
     inside = np.concatenate([trial.canaries.inside for trial in trials])
     square, count = (sum(getattr(trial.evidence, name) for trial in trials) for name in ("square", "count"))
     ratio = [round(x, 6) for x in noise_ratio(square, int(count))] if count else None
-    return figures(scores, inside, delta) | {"runs": repeats, "noise_ratio": ratio}
+    on_the_grid = all(trial.evidence.on_grid for trial in trials) if setup.wire.grid else None
+    return figures(scores, inside, delta) | {"runs": repeats, "noise_ratio": ratio, "on_grid": on_the_grid}
 
 
 def one_run(
@@ -234,6 +241,7 @@ def one_run(
         setup.method, setup.model, everybody, released.recording(wire), setup.rounds, trial.answer, seed=setup.seed,
         noise_seed=noise_seed, cohort=setup.cohort, dropout=setup.dropout,
     ):  # fmt: skip
+        trial.check_grid(round.number - 1)
         trial.observe(round.number - 1)
         state = round.state
         if watch:

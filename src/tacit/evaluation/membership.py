@@ -116,6 +116,7 @@ class Evidence:
     gram: Array
     square: float = 0.0  # of the noise over its stated deviation
     count: int = 0
+    on_grid: bool = True  # every released number is a whole multiple of the public step
     plain: Array | None = None  # log likelihood ratios that do not add up to a linear score (secret sampling)
 
     @staticmethod
