@@ -1,8 +1,8 @@
 """Whether printed epsilons hold: the membership audit of five configurations on ML-100K, honest and with a quarter of
 the noise.
 
-`python benchmarks/membership.py` writes docs/evidence/membership.json. The honest figures are those of the commands that
-stand beside them. For the others the sampler of the noise is replaced by one that draws a quarter of the
+`python benchmarks/membership.py` writes docs/evidence/membership.json. The honest figures are those of the commands
+that stand beside them. For the others the sampler of the noise is replaced by one that draws a quarter of the
 standard deviation behind the audit's back: a lower bound above the printed epsilon is a lie that was found.
 """
 

@@ -189,7 +189,7 @@ def test_ratings_are_told():
 def test_stars_of_fedals_are_exact_where_the_scale_leaves_one_place():
     """Ratings known but for a constant, whole stars from 1 to 5, and both ends taken."""
     told = np.array([1.0, 3.0, 5.0, 4.0])
-    sums = np.zeros((6, 4))
+    sums = np.zeros((6, 6))  # two factors: u u' 3, u 2, and the count
     sums[:4, -2], sums[:4, -1] = told - 2.3, 1.0
     known = Known(6, np.ones(6), {}, np.full(6, 3.4), 1.0, (1.0, 5.0), 1.0)
     guess = stars({"sums": sums}, known)

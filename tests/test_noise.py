@@ -24,7 +24,7 @@ from tacit.wire.accounting import Mechanism, epsilons
 from tacit.wire.discrete_gaussian import discrete_gaussian
 from tacit.wire.noise import FINE, IntegerNoise, fine_step, modular_step
 from tacit.wire.plan import assemble, parse, uploads_of
-from tacit.wire.rng import fresh_key
+from tacit.wire.rng import fresh_key, seeded_key
 from worlds import PEOPLE, world
 
 ITEM = torch.zeros(1, 1, dtype=torch.int64)
@@ -63,13 +63,13 @@ def chi_square(draws: np.ndarray, chances: np.ndarray) -> float:
 
 @pytest.mark.parametrize("sigma", [0.5, 3.0, 50.0, 1e4])
 def test_samples_have_the_exact_probabilities(sigma):
-    draws = discrete_gaussian(sigma, (400_000,), fresh_key())
-    assert chi_square(draws, probabilities(sigma, int(40 * sigma) + 10)) > 1e-4
+    draws = discrete_gaussian(sigma, (400_000,), seeded_key(1))  # the same every time: a test that fails has a reason
+    assert chi_square(draws, probabilities(sigma, int(40 * sigma) + 10)) > 1e-3
 
 
 def test_the_chi_square_sees_a_wrong_deviation_and_a_rounded_gaussian():
     """The test above can fail: noise that is 1 % too wide, and continuous noise that was rounded."""
-    wide = discrete_gaussian(3.03, (400_000,), fresh_key())
+    wide = discrete_gaussian(3.03, (400_000,), seeded_key(3))
     assert chi_square(wide, probabilities(3.0, 130)) < 1e-4
     rounded = np.rint(np.random.default_rng(0).normal(0, 0.5, 400_000)).astype(np.int64)
     assert chi_square(rounded, probabilities(0.5, 30)) < 1e-4
@@ -81,7 +81,7 @@ def test_sums_of_shares_have_the_exact_probabilities(parties):
     sigma = 20.0
     share = sigma / math.sqrt(parties)
     many = 30_000_000 // parties if parties == 1000 else 200_000
-    draws = discrete_gaussian(share, (parties, many // (100 if parties == 1000 else 1)), fresh_key()).sum(0)
+    draws = discrete_gaussian(share, (parties, many // (100 if parties == 1000 else 1)), seeded_key(2)).sum(0)
     exact = convolved(probabilities(share, max(int(14 * share), 12)), parties)
     reach = len(exact) // 2
     assert chi_square(draws, exact) > 1e-4

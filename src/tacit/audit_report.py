@@ -33,7 +33,11 @@ MEANING = {
     "lists": "The sum is taken apart by linear algebra into people’s lists; their lengths tell whose they are.",
     "counts": "The counts of all sums of all rounds are equations in people’s lists, and they are solved.",
 }
-SOURCES = {"all rounds": "releases of all rounds", "final model": "final model"}
+SOURCES = {
+    "all rounds": "releases of all rounds",
+    "final model": "final model",
+    "Gaussian noise": "releases of all rounds",
+}
 LIMITS = (
     "Other attacks. A better one may exist; these figures are a floor for what leaks, never a ceiling.",
     "Later rounds. Lists were guessed from the rounds named above. Who keeps uploads of more rounds can put them "

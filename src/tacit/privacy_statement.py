@@ -17,7 +17,7 @@ def statement_rows(privacy: Any) -> Rows:
         ("why there is none", _text(privacy.get("why"))),
         ("epsilon with secret noise", _text(_number(privacy.get("repeatable_epsilon")))),
         ("delta", _text(_number(privacy.get("delta")))),
-        ("two data sets are neighbours if", _text(privacy.get("adjacency"))),
+        ("neighbouring data sets", _text(privacy.get("adjacency"))),
         ("against", _text(privacy.get("against"))),
         ("epsilon against the server", _text(_number(privacy.get("server_epsilon")))),
         ("planned rounds", _text(privacy.get("rounds"))),

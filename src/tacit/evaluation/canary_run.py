@@ -20,7 +20,18 @@ from ..federation import Federation
 from ..wire.rng import derive, device_keys
 from .audit import Watch
 from .canaries import Canaries, design, loud
-from .membership import ERROR, Evidence, coins, combined, epsilon_lower, guessed, inner, overlaps, tpr_at
+from .membership import (
+    ERROR,
+    Evidence,
+    coins,
+    combined,
+    epsilon_lower,
+    gaussian_lower,
+    guessed,
+    inner,
+    overlaps,
+    tpr_at,
+)
 from .noise_checks import noise_ratio, on_grid
 from .observed import Released, deviation, enlarged, group_noise, groups_of, in_units, rounds_of, summed
 from .scoring import personal_scores
@@ -225,7 +236,8 @@ def audit_membership(
     square, count = (sum(getattr(trial.evidence, name) for trial in trials) for name in ("square", "count"))
     ratio = [round(x, 6) for x in noise_ratio(square, int(count))] if count else None
     on_the_grid = all(trial.evidence.on_grid for trial in trials) if setup.wire.grid else None
-    return figures(scores, inside, delta) | {"runs": repeats, "noise_ratio": ratio, "on_grid": on_the_grid}
+    gaussian = noisy and all(trial.evidence.plain is None for trial in trials)  # sampling by secret coins is not
+    return figures(scores, inside, delta, gaussian) | {"runs": repeats, "noise_ratio": ratio, "on_grid": on_the_grid}
 
 
 def one_run(
@@ -249,23 +261,34 @@ def one_run(
     return trial, state
 
 
-def figures(scores: dict[str, Array], inside: Bools, delta: float) -> dict[str, Any]:
-    """The result: of every score, and of the one with the larger bound."""
+def figures(scores: dict[str, Array], inside: Bools, delta: float, gaussian: bool = False) -> dict[str, Any]:
+    """The result: of every test, and of the one with the largest bound. `gaussian`: the noise is stated as Gaussian."""
     tests: dict[str, dict[str, Any]] = {}
-    error = ERROR / len(scores)
+    error = ERROR / (len(scores) + gaussian)
     for name, values in scores.items():
         guesses, correct = guessed(values, inside)
         bound = round(epsilon_lower(len(inside), guesses, correct, delta, error), 6)
         tests[name] = {"guesses": guesses, "correct": correct, "epsilon_lower": bound}
         tests[name]["tpr_at_fpr_0.001"] = tpr_at(values, inside)
+    if gaussian:
+        bound, correct = gaussian_lower(scores["all rounds"], inside, delta, error)
+        tests["Gaussian noise"] = {"guesses": len(inside), "correct": correct, "epsilon_lower": round(bound, 6)}
     by = max(tests, key=lambda name: float(tests[name]["epsilon_lower"]))
     best = tests[by]
     return {
         "canaries": len(inside), "inside": int(inside.sum()), "guesses": best["guesses"], "correct": best["correct"],
         "confidence": 1 - ERROR, "by": by, "delta": delta, "epsilon_lower": best["epsilon_lower"],
-        "largest": round(epsilon_lower(len(inside), best["guesses"], best["guesses"], delta, error), 6),
+        "largest": round(_largest(by, len(inside), best["guesses"], delta, error), 6),
         "tpr_at_fpr_0.001": tests["all rounds"]["tpr_at_fpr_0.001"], "tests": tests,
     }  # fmt: skip
+
+
+def _largest(test: str, canaries: int, guesses: int, delta: float, error: float) -> float:
+    """The bound that this test would have reached had every guess been correct."""
+    if test != "Gaussian noise":
+        return epsilon_lower(canaries, guesses, guesses, delta, error)
+    half = np.arange(canaries) < canaries // 2
+    return gaussian_lower(half.astype(np.float64) - 0.5, half, delta, error)[0]
 
 
 def final_scores(method: Method, model: Model, state: State, canaries: Canaries, popularity: Array) -> Array:

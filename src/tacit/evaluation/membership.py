@@ -9,8 +9,9 @@ privacy allows: it knows everybody's data, every round's release and the final m
                   exact log likelihood ratio of "in" against "out". Uploads that overlap are decorrelated (`ratios`).
     final model   the score of the canary's own items in the final model, less what their popularity explains
 The highest scores are guessed as in, the lowest as out, a fixed share at each end, and the attacker abstains on the
-rest. `epsilon_lower` turns the number of correct guesses into the largest epsilon that they refute. The two scores are
-two tests, so each has half of the error probability (Bonferroni).
+rest. `epsilon_lower` turns the number of correct guesses into the largest epsilon that they refute, whatever the noise
+is. `gaussian_lower` takes the run at its word that the noise is Gaussian, guesses about all canaries, and reaches much
+larger epsilons. These are three tests, so each has a third of the error probability (Bonferroni).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, stats
+from scipy import optimize, sparse, stats
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -84,6 +85,43 @@ def guessed(scores: Array, inside: Bools, share: float = GUESSED) -> tuple[int, 
     each = max(round(share * len(scores)), min(FEWEST, len(scores) // 4), 1)
     order = np.argsort(scores, kind="stable")
     return 2 * each, int((~inside[order[:each]]).sum() + inside[order[-each:]].sum())
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at this delta of a mechanism that is mu-Gaussian differentially private, as Gaussian noise is (Dong, Roth
+    and Su 2022, Corollary 2.13): delta(epsilon) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 2), gaussian_epsilon(0.0, 1e-5)
+    (4.38, 0.0)
+    """
+
+    def excess(epsilon: float) -> float:
+        first = float(stats.norm.cdf(-epsilon / mu + mu / 2))
+        second = math.exp(epsilon + float(stats.norm.logcdf(-epsilon / mu - mu / 2)))
+        return first - second - delta
+
+    if mu <= 0 or excess(0.0) <= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, mu * mu / 2 + 40 * mu + 10))
+
+
+def gaussian_lower(scores: Array, inside: Bools, delta: float, error: float = ERROR) -> tuple[float, int]:
+    """(a lower bound of epsilon, correct guesses) where the noise is Gaussian and the scores are log likelihood ratios,
+    as the run claims. Every canary is guessed as in where its ratio is above 0. No test of a mu-Gaussian mechanism has
+    Phi^-1(true positives) - Phi^-1(false positives) above mu; Clopper and Pearson's intervals of both rates bound it
+    from below (Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning"). It reaches far larger
+    epsilons than `epsilon_lower`, and holds for canaries whose scores are independent, as with uploads that do not
+    overlap."""
+    hits, alarms = int((scores[inside] > 0).sum()), int((scores[~inside] > 0).sum())
+    many, others = int(inside.sum()), int((~inside).sum())
+    if not many or not others:
+        return 0.0, 0
+    true_low = float(stats.beta.ppf(error / 2, hits, many - hits + 1)) if hits else 0.0
+    false_high = float(stats.beta.ppf(1 - error / 2, alarms + 1, others - alarms)) if alarms < others else 1.0
+    if true_low == 0 or false_high == 1:
+        return 0.0, hits + others - alarms
+    mu = float(stats.norm.ppf(true_low) - stats.norm.ppf(false_high))
+    return gaussian_epsilon(mu, delta), hits + others - alarms
 
 
 def tpr_at(scores: Array, inside: Bools, rate: float = FPR, others: Sequence[float] = ()) -> float | None:
