@@ -20,6 +20,7 @@ from tacit.core import Seat, Upload
 from tacit.engine.run import run
 from tacit.errors import SettingError
 from tacit.wire import discrete_gaussian as sampler
+from tacit.wire import stages
 from tacit.wire.accounting import Mechanism, epsilons
 from tacit.wire.discrete_gaussian import discrete_gaussian
 from tacit.wire.noise import FINE, IntegerNoise, fine_step, modular_step
@@ -137,8 +138,8 @@ def test_no_rounded_upload_is_longer_than_the_sensitivity(bound, seed, size, loc
     noise = IntegerNoise(1.0 if local is None else local, ((bound, 1.0),), local=local is not None)
     draw = np.random.default_rng(seed)
     change = {"a": torch.from_numpy(draw.normal(0, size, (40, 3))).float(), "b": torch.tensor(size).float()}
-    whole = noise.to_grid(change, torch.tensor(2.0), 0)
-    assert all(value.dtype == torch.int32 for value in whole.values())
+    whole, weight = noise.to_grid(change, torch.tensor(2.0), 0)
+    assert weight == 1 and all(value.dtype == torch.int32 for value in whole.values())
     length = math.sqrt(sum(float((value.double() ** 2).sum()) for value in whole.values()))
     assert length <= noise.sensitivity(0, 121, 10.0)
     meant = math.sqrt(sum(float((v.double() ** 2).sum()) for v in change.values())) / 2
@@ -146,6 +147,38 @@ def test_no_rounded_upload_is_longer_than_the_sensitivity(bound, seed, size, loc
         for name, value in change.items():
             gap = (whole[name].double() * noise.grid(0) - value.double() / 2).abs().max()
             assert float(gap) <= noise.grid(0) * 0.5 + 1e-6 * meant
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+def test_a_change_that_is_not_finite_sends_zeros_and_is_refused(bad, clipped):
+    """Whole numbers have no NaN: what cannot be clipped must not become a huge one."""
+    noise = IntegerNoise(1.0, clipped=clipped)
+    change = {"a": torch.tensor([1.0, bad, 2.0]), "b": torch.tensor(0.5)}
+    whole, weight = noise.to_grid(change, torch.tensor(1.0), 0)
+    if bad == 3e38 and not clipped:
+        assert weight == 1
+        return
+    assert torch.isnan(weight) and all(not bool(value.any()) for value in whole.values())
+    tiny, weight = noise.to_grid({"a": torch.tensor([1e-9])}, torch.tensor(1e-12), 0)
+    assert not clipped or (torch.isnan(weight) and not tiny["a"].any())
+    none, weight = noise.to_grid({"a": torch.tensor([1.0])}, torch.tensor(0.0), 0)
+    assert weight == 1 and not none["a"].any()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_client_that_diverges_is_refused_and_changes_nothing(backend):
+    method, model, federation = world("fedmf", {"lr": 0.1}, "ranking")
+
+    def client(down, own, held):
+        upload, own = method.client(down, own, held)
+        broken = held.inputs.sum() % 3 == 0
+        return Upload({n: torch.where(broken, torch.nan, v) for n, v in upload.total.items()}, upload.weight), own
+
+    hurt = method.but(client=client)
+    *_, done = run(hurt, model, federation, rounds=1, wire=stages.noise(0.01, 1.0), backend=backend)
+    assert 0 < done.rejected["non-finite"] < PEOPLE and done.answered == PEOPLE - done.rejected["non-finite"]
+    assert float(done.state.shared["item"].abs().max()) < 10
 
 
 def test_sums_that_are_rounded_once_move_by_no_more_than_the_sensitivity():

@@ -129,6 +129,8 @@ def conclude(
 ) -> tuple[Path, Tradeoff | None]:  # fmt: skip
     """(the report's path, what the results weigh)."""
     measured = heterogeneity(task, seed)
+    if any(result.get("privacy") for result in results):  # what is measured without noise is for the owner alone
+        path.chmod(0o700)
     weighed, folders = weigh(results, measured, axes), [Path(result["run"]) for result in results]
     report = write_report(results, path, data=shape, runs=folders, weighed=weighed)
     names = [folder.name for folder in folders]

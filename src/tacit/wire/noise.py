@@ -40,6 +40,7 @@ from .rng import derive
 SMOOTHING = 4.0  # steps
 FINE = 24  # bits between the bound and the step, where the sum has 64 bits
 SAFE = 1 - 2.0**-18  # a norm in double precision, and a product in single precision, are off by less
+MOST_EACH = 1e6  # the inverse of a weight: no honest weight is smaller, and squares stay far from underflow
 TAIL = 12.0  # standard deviations that noise never exceeds in practice: the chance is below 10^-31
 WORST_SUM = 8 * 2.0**-53  # relative L2 error of adding n vectors in double precision, divided by n^2
 
@@ -84,18 +85,25 @@ class IntegerNoise:
             )
         return sigma
 
-    def to_grid(self, total: Params, weight: Tensor, round: int) -> Params:
-        """One person's change (total / weight), clipped to the bound and rounded to whole steps: int32. Runs under
-        vmap."""
+    def to_grid(self, total: Params, weight: Tensor, round: int) -> tuple[Params, Tensor]:
+        """(one person's change, total / weight, clipped to the bound and rounded to whole steps: int32; weight 1). Runs
+        under vmap. A change that is not finite, or has an absurdly small weight, is zeros with a weight of NaN, which
+        the server's validation refuses: nothing is ever longer than the sensitivity."""
         each = torch.where(weight > 0, 1 / weight, 0.0).double()
         step = self.grid(round)
         if not self.clipped:
-            return {name: torch.round(value.double() * (each / step)).long() for name, value in total.items()}
+            whole = {name: torch.round(value.double() * (each / step)) for name, value in total.items()}
+            sound = torch.stack([torch.isfinite(value).all() for value in whole.values()]).all()
+            return {n: torch.where(sound, v, 0.0).long() for n, v in whole.items()}, torch.where(sound, 1.0, torch.nan)
         norm = each * torch.sqrt(
             sum((_square(value) for value in total.values()), torch.zeros((), dtype=torch.float64))
         )
+        sound = torch.isfinite(norm) & (each <= MOST_EACH)
         scale = each * (self.release(round)[0] * SAFE / norm.clamp(min=1e-300)).clamp(max=1.0) / step
-        return {name: torch.round(value * scale.to(value.dtype)).int() for name, value in total.items()}
+        return {
+            name: torch.where(sound, torch.round(value * scale.to(value.dtype)), 0.0).int()
+            for name, value in total.items()
+        }, torch.where(sound, 1.0, torch.nan)
 
     def add(self, total: Params, round: int, people: float, key: bytes, part: float = 1.0) -> Params:
         """The whole numbers of a sum, or of one device, with noise: int64."""

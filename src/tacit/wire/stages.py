@@ -79,7 +79,7 @@ def local(multiplier: float, limit: float | None = 1.0, told: tuple[str, ...] = 
 def _to_grid(drawn: IntegerNoise, told: tuple[str, ...]) -> Callable[[Upload, Seat], Upload]:
     def client(upload: Upload, seat: Seat) -> Upload:
         total = {name: value for name, value in upload.total.items() if name not in told}
-        return Upload(drawn.to_grid(total, upload.weight, seat.round), torch.ones_like(upload.weight))
+        return Upload(*drawn.to_grid(total, upload.weight, seat.round))
 
     return client
 
