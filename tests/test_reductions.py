@@ -141,6 +141,15 @@ def test_fedals_equals_an_independent_central_ials(backend):
         assert np.abs((torch.stack(users) @ before.T).numpy() - expected).max() < 1e-5
 
 
+@pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
+@pytest.mark.parametrize("task", TASKS)
+def test_counts_that_are_sent_once_give_the_same_numbers_in_fewer_bytes(task, backend):
+    (each, model, federation), (once, *_) = (world("fedals", {"counts_once": value}, task) for value in (False, True))
+    plain, short = (list(run(m, model, federation, rounds=4, backend=backend)) for m in (each, once))
+    assert_close(everything(plain[-1].state), everything(short[-1].state), 1e-6)
+    assert plain[0].up_bytes == short[0].up_bytes and plain[1].up_bytes > short[1].up_bytes
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_fedals_equals_the_centralised_bound(task):
     for settings in ({}, {"lam": 0.3}):

@@ -465,6 +465,18 @@ def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F
         assert (here / "half" / name).read_bytes() == (here / "whole" / name).read_bytes()
 
 
+def test_secure_sums_without_noise_say_what_they_give_away_or_are_refused():
+    base = ("run", "--data", "synthetic:60x120x1200", "--method", "fedals", "--set", "k=12", "--threads", "1", "--json")
+    result = tacit(*base, "--wire", "secure=10").json
+    assert result["secure"]["f1"] > 2 * result["secure"]["popularity_f1"] and result["secure"]["rounds"] == 6
+    assert f"F1 {result['secure']['f1']:.3f}" in result["notes"][0]
+    for args in (("--cohort", "0.5"), ("--dropout", "0.1")):
+        said = tacit(*base, "--wire", "secure", *args)
+        assert said.code == 2 and "one person's list" in said.err and not said.out
+    assert "secure" not in tacit(*base, "--wire", "clip=1,noise=1,secure=10").json
+    assert tacit(*base, "--wire", "clip=1,noise=1,secure", "--cohort", "0.5").code == 0
+
+
 def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypatch):  # noqa: F811
     """Secret noise: a run that is killed is copied with its key; both copies end in the same bytes, another run does
     not."""
@@ -513,6 +525,32 @@ def test_what_cannot_be_promised_is_refused(args, says):
     base = ("--method", "fedmf") if "--method" not in args else ()
     said = tacit("run", "--data", "synthetic:40x30x400", *base, *args, "--json")
     assert said.code == 2 and says in said.err and not said.out
+
+
+def test_a_stop_that_depends_on_the_data_does_not_lower_epsilon():
+    """`--tolerance 1` stops after the first round; the printed epsilon is that of all planned rounds."""
+    long, short = (
+        tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", *args).json for args in ((), ("--tolerance", "1"))
+    )
+    assert short["rounds"] < long["rounds"] and "tolerance" in short["stopped"]["reason"]
+    assert short["privacy"]["epsilon"] == long["privacy"]["epsilon"] and short["privacy"]["rounds"] == 4
+
+
+def test_a_private_run_tells_no_counts_and_nobody_s_name(here):  # noqa: F811
+    result = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--cohort", "0.5", "--out", "run").json
+    assert result["interactions"] is None and all(point["answered"] is None for point in result["curve"])
+    assert len({point["up_bytes"] - before for point, before in zip(
+        result["curve"], [0, *(point["up_bytes"] for point in result["curve"])]
+    )}) == 1, "traffic is that of the expected people"  # fmt: skip
+    assert "counts" not in json.loads((here / "run/items.json").read_text())
+    page = (here / "run/report.html").read_text()
+    assert "Activity" not in page and "Popularity" not in page and "not covered" in page
+    card = tacit("export", "run", "site", "--json")
+    assert card.code == 0
+    text = (here / "site/MODEL_CARD.md").read_text()
+    assert "in the first ten for" not in text and "not covered" in text and "planned rounds: 4" in text
+    manifest = (here / "site/manifest.json").read_text()
+    assert "in the first ten for" not in manifest
 
 
 def test_a_weak_delta_is_told():
