@@ -33,7 +33,7 @@ def row(*cells: str) -> str:
 def audit() -> list[str]:
     """F1 by how many uploads are added up, and what the server sees: mean, most exposed person, rounds."""
     sizes = SIZES[:-1]
-    heads = (*(f"{n} added" for n in sizes), "the server sees", "worst person")
+    heads = (*(f"{n} added" for n in sizes), "the server sees", "worst person", "epsilon of the whole run")
     lines = [row("command", *heads), row(*["---"] * (len(heads) + 1))]
     popularity = []
     for found in read("audit")["evidence"]:
@@ -47,8 +47,11 @@ def audit() -> list[str]:
         ]
         who = "single uploads" if seen == 1 else f"sums of {seen}"
         rounds = f" of {result['rounds']} rounds" if result["rounds"] > 1 else ""
+        promised = "none" if result["epsilon"] is None else f"{result['epsilon']:.3g}"
         shown = f"`{command.removesuffix(' --canaries 0')}`"
-        lines.append(row(shown, *figures, f"{who}{rounds}: **{short(result['f1'])}**", short(result["worst_f1"])))
+        lines.append(
+            row(shown, *figures, f"{who}{rounds}: **{short(result['f1'])}**", short(result["worst_f1"]), promised)
+        )
     lines.append(
         f"\nKnowing only what is popular gives {short(popularity[0])}; a figure at or below it means that no attack"
     )

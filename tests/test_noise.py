@@ -305,3 +305,11 @@ def test_a_modulus_is_wide_enough_or_refused(text):
     parts = 1.5 if "=6" in text else PEOPLE / math.ceil(2 * PEOPLE / 3)
     groups = 4 if "=6" in text else 1
     assert spread == pytest.approx(wire.mechanism.noise * math.sqrt(parts * groups), rel=0.4)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_kinds_of_numbers_are_bounded_too(kind):
+    noise = IntegerNoise(1.0)
+    for size in (0.0, 1e-3, 1.0, 3e4):
+        whole, weight = noise.to_grid({"a": torch.full((50,), size, dtype=kind)}, torch.tensor(1.0), 0)
+        assert weight == 1 and float(whole["a"].double().norm()) <= noise.sensitivity(0, 50, 1.0)

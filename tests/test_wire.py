@@ -553,6 +553,30 @@ def test_a_private_run_tells_no_counts_and_nobody_s_name(here):  # noqa: F811
     assert "in the first ten for" not in manifest
 
 
+def test_a_cohort_that_may_be_empty_has_no_promise():
+    """A round that asks nobody releases nothing, which tells something about the coins."""
+    for wire in ("clip=1,noise=1", "clip=1,noise=1,secure"):
+        said = tacit("run", *PRIVATE, "--wire", wire, "--cohort", "3")
+        assert said.code == 2 and "Ask more people" in said.err and not said.out
+
+
+def test_an_epsilon_that_promises_nothing_is_said_so():
+    weak = ("--wire", "clip=1,noise=0.011")
+    assert any("promises nothing" in note for note in tacit("run", *PRIVATE, *weak).json["notes"])
+    assert "promises nothing" in tacit("run", *PRIVATE, *weak, "--promise").err
+
+
+def test_other_settings_draw_other_noise_from_the_same_key(here):  # noqa: F811
+    from tacit.promises import phase_key
+
+    tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
+    folder = RunFolder(here / "run")
+    first = phase_key(folder.settings(), folder, "final")
+    kept = folder.read("settings.json")
+    folder.write("settings.json", kept | {"settings": kept["settings"] | {"wire": "clip=1,noise=5"}})
+    assert phase_key(folder.settings(), folder, "final") != first != phase_key(folder.settings(), folder, "search")
+
+
 def test_a_weak_delta_is_told():
     result = tacit("run", *PRIVATE[:4], "--delta", "0.1", *QUICK, "--wire", "clip=1", "--epsilon", "3").json
     assert any("not below 1 in" in note for note in result["notes"])

@@ -33,6 +33,7 @@ MEANING = {
     "lists": "The sum is taken apart by linear algebra into people’s lists; their lengths tell whose they are.",
     "counts": "The counts of all sums of all rounds are equations in people’s lists, and they are solved.",
 }
+FOUND = 0.5  # of the canaries at one false alarm in 1,000: then membership is no secret
 SOURCES = {
     "all rounds": "releases of all rounds",
     "final model": "final model",
@@ -142,10 +143,13 @@ person 100 of 100); knowing only what is popular they would get 34 of 100.'
 
 def verdict(result: Result) -> list[tuple[bool, str]]:
     """(whether it is good, what it means) of the configuration."""
-    gap = result["f1"] - result["popularity_f1"]
+    gap, member = result["f1"] - result["popularity_f1"], result.get("membership")
+    found = (member or {}).get("tpr_at_fpr_0.001") or 0.0
     return [
         *promise(result),
-        (True, "This tells hardly more about a person than what is popular tells about everybody.")
+        (False, "Lists are not read from it, but who took part can be told: the noise is too small for a promise.")
+        if gap <= CLOSE and found > FOUND
+        else (True, "This tells hardly more about a person than what is popular tells about everybody.")
         if gap <= CLOSE
         else (False, "This gives people’s lists away: “only model updates are sent” does not protect them here.")
         if result["f1"] >= 0.6

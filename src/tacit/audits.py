@@ -41,6 +41,7 @@ ANYWAY = "The data themselves are handed over: nothing has to be attacked."
 SILENT = "Nothing is sent, so nothing is told: the figures are those of popularity."
 NO_HELP = "No attack beats popularity: what the server sees did not help to guess people's items."
 INSIDE = "Devices add the noise, each a share: the server opens no sum without all of it."
+ON_DEVICES = "Every device adds all of the noise to its own upload before it is sent."
 OUTSIDE = "The noise is added by the server, to the sum: it hides nobody from the server, which sees single uploads."
 
 
@@ -273,7 +274,7 @@ def outcome(found: list[Tried], about: World, titles: Sequence[str], notes: list
     helped = sends and head["f1"] > told["popularity_f1"]
     notes = [*([] if sends else [SILENT]), *([NO_HELP] if sends and not helped else []), *notes]
     if step.wire.server:
-        notes.insert(0, INSIDE if step.wire.seal else OUTSIDE)
+        notes.insert(0, ON_DEVICES if step.wire.local else INSIDE if step.wire.seal else OUTSIDE)
     shown = {tried.step.label: example(tried, about, titles) for tried in (found[0], found[-1])}
     return {
         "stages": step.label, "people": head["people"], "items": about.known.items, "in_sum": head["in_sum"],

@@ -87,6 +87,12 @@ def model_card(settings: Settings, result: dict[str, Any], made: About, facts: d
     chosen = ", ".join(f"{name}={value}" for name, value in result.get("settings", {}).items())
     leaky = " **The published protocol leaks; read these figures as a memory test.**"
     leaky = leaky if settings.protocol == "published" else ""
+    how = (
+        f"Measured by `tacit run` on held-out items, under the {settings.protocol} protocol; the run's result.json has\n"
+        f"more.{leaky} There a person's items stand in the order of time. What is picked on the page has no such order,\n"
+        "which costs methods that weigh recent items something."
+    )
+    how = "" if result.get("privacy") else how
     return f"""# Model card: {made.title}
 
 {chr(10).join(f"- {line}" for line in made.lines)}
@@ -104,9 +110,7 @@ Settings: {chosen}.
 ## What was measured
 {table}
 
-Measured by `tacit run` on held-out items, under the {settings.protocol} protocol; the run's result.json has
-more.{leaky} There a person's items stand in the order of time. What is picked on the page has no such order, which
-costs methods that weigh recent items something.
+{how}
 
 ## What this bundle tells
 - One vector for each item, learnt from everybody. It holds no person's history or vector.

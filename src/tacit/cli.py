@@ -133,13 +133,15 @@ def run(
     )  # fmt: skip
     began = time.perf_counter()
     find_method(method)
+    if epsilon is not None or wire:
+        say("Loading the data and working out the noise.")
     loaded = load(data, seed=seed, cache=cache(), say=say)
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-{method}")
     made = make_task(settings, loaded)
     check(settings, made)
     refuse_idle(settings, made)
-    foretell(settings, made)
     check_ledger(ledger, [settings], made, loaded)
+    foretell(settings, made)
     folder = start(settings, loaded, path, ledger)
     with Bars() as bars:
         result = finish(folder, settings, loaded, bars, made, began)

@@ -32,6 +32,10 @@ FEWEST, MOST = 20, 2000  # canaries (evaluation/canary_run.py, which is imported
 RoundOption = Annotated[
     int | None, typer.Option("--rounds", help="Lists are guessed from rounds 1 to this one (default: 1).")
 ]
+RunRoundsOption = Annotated[
+    int | None,
+    typer.Option("--run-rounds", help="Rounds of the run that is audited, as in `run --rounds` (default: the usual)."),
+]
 CanariesOption = Annotated[
     int | None,
     typer.Option("--canaries", help="People added for the membership test, at most 2000; 0: no such test."),
@@ -54,8 +58,8 @@ def audit(
     method: Annotated[str, typer.Option("--method", help="A method; a wrong name lists them all.")] = "fedals",
     set_: SetOption = None, rounds: RoundOption = None, cohort: CohortOption = None, dropout: DropoutOption = 0.0,
     wire: WireOption = "", epsilon: EpsilonOption = None, delta: DeltaOption = None,
-    noise_seed: NoiseSeedOption = None, people: PeopleOption = 300, canaries: CanariesOption = None,
-    uploads: UploadsOption = None,
+    noise_seed: NoiseSeedOption = None, run_rounds: RunRoundsOption = None, people: PeopleOption = 300,
+    canaries: CanariesOption = None, uploads: UploadsOption = None,
     truth: TruthOption = None, save: SaveOption = None, seed: SeedOption = 0, out_: OutOption = None,
     threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -67,7 +71,7 @@ def audit(
     values = {
         "data": data, "task": task, "method": method, "set": set_, "rounds": rounds, "cohort": cohort,
         "dropout": dropout, "wire": wire, "epsilon": epsilon, "delta": delta, "noise_seed": noise_seed, "seed": seed,
-        "threads": threads,
+        "threads": threads, "run_rounds": run_rounds,
     }  # fmt: skip
     name = uploads.name if uploads else f"{data.replace('/', '-').replace(':', '-')}-{method}"
     path = out_ or next_folder(Path("runs"), f"{name}-audit")
@@ -108,8 +112,9 @@ def live(values: dict[str, Any], people: int, canaries: int | None, save: Path |
     from .methods import find_method
 
     find_method(values["method"])
+    asked = {name: value for name, value in values.items() if name != "run_rounds"}
     settings = make_settings(
-        **(values | {"rounds": None}), protocol="clean", split="leave-one-out", new_people=None,
+        **(asked | {"rounds": values["run_rounds"]}), protocol="clean", split="leave-one-out", new_people=None,
         tolerance=None, patience=None, backend="auto", store="memory", download="dense",
     )  # fmt: skip
     loaded = load(values["data"], seed=values["seed"], cache=cache(), say=say)

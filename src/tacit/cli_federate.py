@@ -109,8 +109,8 @@ def federate(
     made = make_task(settings, loaded)
     check(settings, made)
     refuse_idle(settings, made)
-    foretell(settings, made)
     check_ledger(ledger, [settings], made, loaded)
+    foretell(settings, made)
     folder = prepare(path, settings, loaded, asked)
     name_ledger(folder, ledger)
     del made

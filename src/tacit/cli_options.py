@@ -217,7 +217,10 @@ def foretell(settings: Any, task: Any) -> None:
         return
     spent = epsilons(made.wire.mechanism, made.rounds, made.delta)["epsilon"]
     noise, many = made.wire.mechanism.noise, f"{made.rounds} round{'s' * (made.rounds > 1)}"
-    say(f"Noise {noise:.3g} x the bound: epsilon {spent:.3g}, delta {made.delta:.2g} after {many}.")
+    told = f"epsilon {spent:.3g}, delta {made.delta:.2g} after {many}"
+    if settings.noise_seed is not None:
+        told = f"no epsilon is promised, since the noise is repeatable (with secret noise: {told})"
+    say(f"Noise {noise:.3g} x the bound: {told}.")
     if made.predictor:
         say(made.predictor["advice"])
 

@@ -165,10 +165,12 @@ def _show_one(ledger: Any, delta: float | None) -> None:
         return
     table = Table(title=Text(", ".join(_names(ledger))))
     for name in ("date", "run", "method", "epsilon", "rounds", "against", "noise"):
-        table.add_column(name, no_wrap=name not in ("run", "against"), overflow="fold")
+        width = 24 if name == "run" else None
+        table.add_column(name, no_wrap=name not in ("run", "against"), overflow="fold", min_width=width)
     for entry in ledger.entries:
         table.add_row(
-            entry.date, Text(entry.folder), entry.method, f"{entry.epsilon:.3g}", str(entry.rounds), entry.against,
+            entry.date, Text(entry.folder), entry.method, "none" if entry.repeatable else f"{entry.epsilon:.3g}",
+            str(entry.rounds), entry.against,
             "repeatable" if entry.repeatable else "secret",
         )  # fmt: skip
     out.print(table)

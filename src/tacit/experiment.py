@@ -162,7 +162,11 @@ def train(
     stop = Convergence(made.tolerance, made.patience)
     watch.phase(progress.phase, rounds, state.round)
     clock, saved, cost = Stopwatch(progress), time.perf_counter(), 0.0
-    reason = f"its {rounds} rounds were run" if made.method.release else f"all {rounds} rounds were run"
+    reason = (
+        f"its {rounds} rounds were run"
+        if made.method.release
+        else f"all {rounds} rounds were run".replace("all 1 rounds were", "its one round was")
+    )
     lap = time.perf_counter()
     first = ""
     rounds_run = run(
@@ -234,6 +238,16 @@ def _expected(settings: Settings, members: int) -> int:
     return members if settings.cohort is None else cohort_size(settings.cohort, members)
 
 
+def _expected_traffic(progress: Progress, done: Round, expected: int) -> dict[str, int]:
+    """Bytes of a round in which the expected number of people was asked and answered. Where nobody was, it is what the
+    round before took: no figure tells whom the coins chose."""
+    if done.senders and done.asked:
+        each = {"up_bytes": done.up_bytes // done.senders, "down_bytes": done.down_bytes // done.asked}
+        return {name: value * expected for name, value in each.items()}
+    before = [{"up_bytes": 0, "down_bytes": 0}, {"up_bytes": 0, "down_bytes": 0}, *progress.curve][-2:]
+    return {name: before[1][name] - before[0][name] for name in ("up_bytes", "down_bytes")}
+
+
 def _count(
     progress: Progress, done: Round, metrics: dict[str, float] | None, searches: bool, expected: int | None
 ) -> None:
@@ -242,9 +256,8 @@ def _count(
     a round) nothing tells how many were asked or answered: traffic is of the expected number."""
     progress.rejected = dict(Counter(progress.rejected) + done.rejected)
     sent, answered = {"up_bytes": done.up_bytes, "down_bytes": done.down_bytes}, done.answered
-    if expected is not None and done.asked:
-        sent = {name: round(value * expected / done.asked) for name, value in sent.items()}
-        answered = expected if done.answered else 0
+    if expected is not None:
+        sent, answered = _expected_traffic(progress, done, expected), expected
     if progress.phase == "final":
         for name, value in {**sent, "uploads": answered}.items():
             progress.traffic[name] += value
@@ -332,7 +345,7 @@ def _judge(
             "round": round(float(np.median(progress.laps)), 6) if progress.laps else None,  # the first one may compile
         },
         "peak_rss_mb": peak_rss_mb(), "rejected_updates": {} if private else progress.rejected,
-        "notes": [*sentence(progress.privacy), *task.notes, *made.notes, *silence, *refusals],
+        "notes": [*sentence(progress.privacy), *(() if private else task.notes), *made.notes, *silence, *refusals],
         "run": "", "scale": list(task.facts.scale), "curve": progress.curve,
         **{name: value for name, value in extra.items() if name != "seen"},
     }  # fmt: skip

@@ -14,7 +14,7 @@ from .federation import cohort_size
 from .methods import build, find_method, settings_of
 from .methods.fedveil import advice, predictor
 from .tasks import Facts
-from .wire.accounting import NO_BOUND, REPEATABLE, check, default_delta, statement
+from .wire.accounting import MEANINGLESS, NO_BOUND, REPEATABLE, Mechanism, check, default_delta, epsilons, statement
 from .wire.plan import Wire, assemble, multiplier_for, parse, uploads_of
 from .wire.rng import derive, seeded_key
 
@@ -80,7 +80,25 @@ def _asked_by(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in known.items() if name in settings_of(method)}
 
 
-def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple[str, ...]:
+def _enough_asked(mechanism: Mechanism, people: int, rounds: int, delta: float) -> None:
+    """Refuse cohorts that may be empty, or too small for a secure sum: that nothing is released then tells something
+    about the coins, which no accountant counts. The chance, times what it adds to delta, must be negligible."""
+    if mechanism.local or mechanism.rate >= 1:
+        return
+    few = range(3 if mechanism.sealed else 1)  # so few people release nothing
+    chance = sum(
+        math.comb(people, k) * mechanism.rate**k * (1 - mechanism.rate) ** (people - k) for k in few if k <= people
+    )
+    epsilon = min(epsilons(mechanism, rounds, delta)["epsilon"], 50.0)
+    if (1 + math.exp(epsilon)) * rounds * chance > delta / 10:
+        raise SettingError(
+            f"--cohort asks {mechanism.rate * people:.3g} of {people:,} people on average: a round that happens to ask "
+            "nobody, or too few for a secure sum, would release nothing, which tells who was not asked. Ask more people "
+            "(30 are enough for most settings), or leave --cohort out."
+        )
+
+
+def promises(settings: Settings, task: Facts, wire: Wire, delta: float, rounds: int) -> tuple[str, ...]:
     """What must be said of epsilon."""
     if settings.promise and (wire.mechanism is None or settings.noise_seed is not None):
         why = (
@@ -96,7 +114,13 @@ def promises(settings: Settings, task: Facts, wire: Wire, delta: float) -> tuple
                 f"--{name} would change nothing: there is no noise. Add --epsilon, or --wire clip=1,noise=1."
             )
         return ()
+    _enough_asked(wire.mechanism, max(task.people, 1), rounds, delta)
     notes = []
+    promised = epsilons(wire.mechanism, rounds, delta)["epsilon"]
+    if promised > MEANINGLESS and settings.promise:
+        raise SettingError(f"--promise was asked for, and epsilon {promised:.3g} promises nothing. Use more noise.")
+    if promised > MEANINGLESS:
+        notes.append(f"epsilon {promised:.3g} promises nothing: use more noise, or fewer rounds.")
     if delta >= 1 / max(task.people, 1):
         notes.append(
             f"delta is {delta:.2g}, not below 1 in {task.people:,} people: such a promise may be kept by giving one "
@@ -143,4 +167,4 @@ def phase_key(settings: Settings, folder: RunFolder, phase: str) -> bytes:
     if settings.noise_seed is not None or not is_private(settings):
         seed = settings.seed if settings.noise_seed is None else settings.noise_seed
         return seeded_key(seed, folder.stable_number, phase)
-    return derive(folder.noise_key(), phase)
+    return derive(folder.noise_key(), folder.number, phase)  # the number: other settings draw other noise

@@ -17,6 +17,7 @@ from .evaluation.protocol import Judged
 from .federation import Federation, of_histories, pooled
 from .tasks import Facts, Parts, People, Sampling, Task, learning, serve
 
+LARGEST = 1e9  # of ratings: what is beyond is a mistake in the file
 HELD = ("train", "asked", "support", "query", "half", "other")
 
 
@@ -32,6 +33,11 @@ def ratings_parts(data: Interactions | BroughtSplit, seed: int) -> Parts:
     whole.require()
     if whole.value is None:
         raise DataError(f"{whole.name} has no ratings. Bring a rating column, or use --task ranking.")
+    if not float(np.abs(whole.value).max(initial=0.0)) <= LARGEST:
+        raise DataError(
+            f"{whole.name} has a rating of {float(np.abs(whole.value).max()):g}; ratings must be between {-LARGEST:g} and "
+            f"{LARGEST:g}. Correct the file."
+        )
     if isinstance(data, BroughtSplit):
         train, asked = whole.histories(seed), data.test.histories(seed)
         train = train if data.valid is None else train.then(data.valid.histories(seed))

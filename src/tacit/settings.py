@@ -163,7 +163,9 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
                 f"--rounds {rounds} was asked for; {settings.method} takes {len(built.release)}. Leave --rounds out."
             )
         rounds = len(built.release)
-    notes += wire.notes + promises(settings, task, wire, delta) + secure_notes(settings, wire, rounds, elsewhere)
+    notes += (
+        wire.notes + promises(settings, task, wire, delta, rounds) + secure_notes(settings, wire, rounds, elsewhere)
+    )
     if built.pooled and (settings.cohort is not None or settings.dropout):
         raise SettingError(
             f"--cohort and --dropout mean nothing for {settings.method}, which holds everybody's data. Leave them out."

@@ -57,6 +57,7 @@ class Round:
     up_bytes: int
     down_bytes: int
     refused: str | None = None  # somebody whose upload was
+    senders: int = 0  # people whose messages `up_bytes` counts
 
 
 def begin(method: Method, model: Model, federation: Federation, seed: int = 0, folder: Path | None = None) -> State:
@@ -149,7 +150,7 @@ def run(
             raise diverged(number, f"everybody's upload, for the {LOST}rd time in a row,", refused)
         yield Round(
             state, number + 1, len(asked), answered, rejected, moved, loss, zeros(state.shared),
-            *(sent or (ledger.up_bytes, ledger.down_bytes)), refused,
+            *(sent or (ledger.up_bytes, ledger.down_bytes)), refused, 0 if upload is None else len(people),
         )  # fmt: skip
 
 

@@ -90,6 +90,7 @@ class IntegerNoise:
         under vmap. A change that is not finite, or has an absurdly small weight, is zeros with a weight of NaN, which
         the server's validation refuses: nothing is ever longer than the sensitivity."""
         each = torch.where(weight > 0, 1 / weight, 0.0).double()
+        total = {n: v if v.dtype in (torch.float32, torch.float64) else v.float() for n, v in total.items()}
         step = self.grid(round)
         if not self.clipped:
             whole = {name: torch.round(value.double() * (each / step)) for name, value in total.items()}
