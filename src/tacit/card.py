@@ -88,9 +88,9 @@ def model_card(settings: Settings, result: dict[str, Any], made: About, facts: d
     leaky = " **The published protocol leaks; read these figures as a memory test.**"
     leaky = leaky if settings.protocol == "published" else ""
     how = (
-        f"Measured by `tacit run` on held-out items, under the {settings.protocol} protocol; the run's result.json has\n"
-        f"more.{leaky} There a person's items stand in the order of time. What is picked on the page has no such order,\n"
-        "which costs methods that weigh recent items something."
+        f"Measured by `tacit run` on held-out items, under the {settings.protocol} protocol; the run's result.json\n"
+        f"has more.{leaky} There a person's items stand in the order of time. What is picked on the page has no such\n"
+        "order, which costs methods that weigh recent items something."
     )
     how = "" if result.get("privacy") else how
     return f"""# Model card: {made.title}

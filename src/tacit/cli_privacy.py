@@ -163,9 +163,9 @@ def _show_one(ledger: Any, delta: float | None) -> None:
     if not ledger.entries:
         out.print(f"No private run on these people is in {ledger.path}.", markup=False, soft_wrap=True)
         return
-    table = Table(title=Text(", ".join(_names(ledger))))
+    table = Table(title=Text(", ".join(_names(ledger))), title_justify="left", box=None, padding=(0, 1))
     for name in ("date", "run", "method", "epsilon", "rounds", "against", "noise"):
-        width = 24 if name == "run" else None
+        width = 12 if name == "run" else None
         table.add_column(name, no_wrap=name not in ("run", "against"), overflow="fold", min_width=width)
     for entry in ledger.entries:
         table.add_row(

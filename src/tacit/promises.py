@@ -93,8 +93,8 @@ def _enough_asked(mechanism: Mechanism, people: int, rounds: int, delta: float) 
     if (1 + math.exp(epsilon)) * rounds * chance > delta / 10:
         raise SettingError(
             f"--cohort asks {mechanism.rate * people:.3g} of {people:,} people on average: a round that happens to ask "
-            "nobody, or too few for a secure sum, would release nothing, which tells who was not asked. Ask more people "
-            "(30 are enough for most settings), or leave --cohort out."
+            "nobody, or too few for a secure sum, would release nothing, which tells who was not asked. Ask more "
+            "people (30 are enough for most settings), or leave --cohort out."
         )
 
 

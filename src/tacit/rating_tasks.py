@@ -34,9 +34,9 @@ def ratings_parts(data: Interactions | BroughtSplit, seed: int) -> Parts:
     if whole.value is None:
         raise DataError(f"{whole.name} has no ratings. Bring a rating column, or use --task ranking.")
     if not float(np.abs(whole.value).max(initial=0.0)) <= LARGEST:
+        largest = float(np.abs(whole.value).max())
         raise DataError(
-            f"{whole.name} has a rating of {float(np.abs(whole.value).max()):g}; ratings must be between {-LARGEST:g} and "
-            f"{LARGEST:g}. Correct the file."
+            f"{whole.name} has a rating of size {largest:g}, and at most {LARGEST:g} is possible. Correct it."
         )
     if isinstance(data, BroughtSplit):
         train, asked = whole.histories(seed), data.test.histories(seed)
