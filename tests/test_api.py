@@ -288,4 +288,4 @@ def test_the_worst_that_fits_costs_little(ranking, body):
     assert len(body) <= MAX_BODY
     began = time.process_time()
     assert ask(ranking, body)[0] in (200, 400, 422)
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 1.0
