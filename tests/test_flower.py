@@ -61,7 +61,7 @@ SAME = [
     {"method": "fedmf", "rounds": 2, "download": "int8"},
 ]
 PRIVATE = [
-    {"method": "fedmf", "rounds": 2, "wire": "clip=0.5,noise=0.5", "cohort": 0.5},
+    {"method": "fedmf", "rounds": 2, "wire": "clip=0.5,noise=5", "cohort": 0.8},
     {"method": "fedmf", "rounds": 2, "wire": "clip=1.0,local=0.5"},
     {"method": "fedveil", "wire": "noise=0.3"},
     {"method": "fedveil", "epsilon": 3.0},

@@ -411,7 +411,7 @@ def test_a_node_whose_people_have_nothing_sound_to_send_still_adds_its_noise(tmp
     [
         ({"wire": "clip=1,noise=1,secure"}, True),
         ({"wire": "clip=1,noise=1"}, False),
-        ({"wire": "clip=1,noise=1,secure", "cohort": 0.7}, False),  # it knows whom it asked
+        ({"wire": "clip=1,noise=5,secure", "cohort": 0.9}, False),  # it knows whom it asked
     ],
     ids=str,
 )

@@ -192,9 +192,11 @@ def check(settings: Any, task: Any) -> None:
     from .engine.backends import choose
     from .experiment import FOLDS
     from .federation import cohort_size
+    from .promises import require_cohort
     from .settings import plan
 
     made = plan(settings, task.facts)
+    require_cohort(made.wire.mechanism, max(task.facts.people, 1), made.rounds, made.delta)
     threads(settings.threads)
     choose(settings.backend, made.method, made.wire.stage)
     if not len(task.seen):

@@ -32,7 +32,7 @@ from .federation import cohort_size
 from .lock import alone
 from .privacy_ledger import noted_total
 from .progress import Elsewhere, Progress, Silent, Stopwatch, Watch
-from .promises import is_private, phase_key, privacy_statement, sentence
+from .promises import is_private, phase_key, privacy_statement, require_cohort, sentence
 from .rating_tasks import ratings
 from .runs import RunFolder
 from .secure_leak import leak_note, secure_leak
@@ -93,6 +93,7 @@ def _execute(
     threads(settings.threads)
     task = task or make_task(settings, data)  # type: ignore[arg-type]
     made = plan(settings, task.facts, elsewhere=fleet is not None)
+    require_cohort(made.wire.mechanism, max(task.facts.people, 1), made.rounds, made.delta)
     folder.same_plan(made.shown)
     settled = time.perf_counter()
 

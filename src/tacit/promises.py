@@ -80,10 +80,10 @@ def _asked_by(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in known.items() if name in settings_of(method)}
 
 
-def _enough_asked(mechanism: Mechanism, people: int, rounds: int, delta: float) -> None:
+def require_cohort(mechanism: Mechanism | None, people: int, rounds: int, delta: float) -> None:
     """Refuse cohorts that may be empty, or too small for a secure sum: that nothing is released then tells something
     about the coins, which no accountant counts. The chance, times what it adds to delta, must be negligible."""
-    if mechanism.local or mechanism.rate >= 1:
+    if mechanism is None or mechanism.local or mechanism.rate >= 1:
         return
     few = range(3 if mechanism.sealed else 1)  # so few people release nothing
     chance = sum(
@@ -114,7 +114,6 @@ def promises(settings: Settings, task: Facts, wire: Wire, delta: float, rounds: 
                 f"--{name} would change nothing: there is no noise. Add --epsilon, or --wire clip=1,noise=1."
             )
         return ()
-    _enough_asked(wire.mechanism, max(task.people, 1), rounds, delta)
     notes = []
     promised = epsilons(wire.mechanism, rounds, delta)["epsilon"]
     if promised > MEANINGLESS and settings.promise:
