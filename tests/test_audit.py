@@ -18,12 +18,12 @@ from tacit.audits import audit, audit_saved, label, prefixes
 from tacit.core import Download, Seat, Stage, Upload
 from tacit.data.sources import load
 from tacit.engine.backends import Call, collect
-from tacit.engine.run import begin
+from tacit.engine.run import begin, run
 from tacit.errors import DataError, RunError
 from tacit.evaluation.attacks import Guess, Known, Ranked, attacks, best, decay, judge, neighbours, stars
-from tacit.evaluation.audit import Step, order, pairs, produce, trained, world
+from tacit.evaluation.audit import Step, order, pairs, produce, world
 from tacit.evaluation.findings import baselines, measure
-from tacit.experiment import Silent, make_task
+from tacit.experiment import make_task
 from tacit.federation import of_histories
 from tacit.saved_uploads import read_uploads
 from tacit.settings import Settings, plan
@@ -206,7 +206,9 @@ def test_uploads_add_up_to_what_the_engine_collects(method):
     prepared = plan(settings, task.facts)
     federation = task.federation("final", prepared.method, prepared.sampling, None)
     step = Step("", clip(1.0, prepared.method.told), 1, prepared.method)
-    state = trained(step, prepared.model, federation, 2 if method == "fedmf" else 1, seed=0, watch=Silent())
+    state = begin(step.method, prepared.model, federation, 0)
+    for done in run(step.method, prepared.model, federation, rounds=method == "fedmf", wire=step.wire, state=state):
+        state = done.state
     people = federation.members[:20]
     seat = Seat(bytes(32), state.round, 20.0)
     total = None

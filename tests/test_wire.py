@@ -443,22 +443,27 @@ def test_noise_without_clipping_has_no_epsilon_and_says_why():
     assert any("No epsilon is printed" in note for note in result["notes"])
 
 
-def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F811
+def interrupt(folder, monkeypatch, *args):
+    """Run a command until its third round, as if somebody pressed Ctrl-C then."""
     from tacit import cli
 
-    args = ("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "3", "--out")
-    whole = tacit(*args, "whole").json
-    calls = []
+    seen = []
 
     def stop(self, number, metrics):
-        calls.append(number)
-        if len(calls) == 3:
+        seen.append(number)
+        if len(seen) == 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.Bars, "round", stop)
-    assert tacit(*args, "half").code == 2
+    assert tacit(*args).code == 2
     monkeypatch.undo()
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(folder)
+
+
+def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F811
+    args = ("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "3", "--out")
+    whole = tacit(*args, "whole").json
+    interrupt(here, monkeypatch, *args, "half")
     resumed = tacit("resume", "half", "--json").json
     assert resumed["privacy"] == whole["privacy"]
     for name in ("model.safetensors", "final.safetensors"):
@@ -480,20 +485,8 @@ def test_secure_sums_without_noise_say_what_they_give_away_or_are_refused():
 def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypatch):  # noqa: F811
     """Secret noise: a run that is killed is copied with its key; both copies end in the same bytes, another run does
     not."""
-    from tacit import cli
-
     args = ("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--cohort", "0.5", "--out")
-    seen = []
-
-    def stop(self, number, metrics):
-        seen.append(number)
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.Bars, "round", stop)
-    assert tacit(*args, "half").code == 2
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
+    interrupt(here, monkeypatch, *args, "half")
     shutil.copytree(here / "half", here / "copy")
     ended = [tacit("resume", name, "--json").json for name in ("half", "copy")]
     other = tacit(*args, "other").json
@@ -575,6 +568,13 @@ def test_other_settings_draw_other_noise_from_the_same_key(here):  # noqa: F811
     kept = folder.read("settings.json")
     folder.write("settings.json", kept | {"settings": kept["settings"] | {"wire": "clip=1,noise=5"}})
     assert phase_key(folder.settings(), folder, "final") != first != phase_key(folder.settings(), folder, "search")
+
+
+def test_a_private_run_in_which_nobody_answers_says_so():
+    result = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--dropout", "1.0").json
+    assert any("Nobody answered" in note for note in result["notes"])
+    said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--dropout", "0.9")
+    assert said.code == 2 and "No secure sum could be opened" in said.err
 
 
 def test_a_weak_delta_is_told():

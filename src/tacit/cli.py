@@ -116,8 +116,7 @@ def run(
     backend: BackendOption = "auto", store: StoreOption = "memory", download: DownloadOption = "dense",
     wire: WireOption = "", epsilon: EpsilonOption = None, delta: DeltaOption = None,
     noise_seed: NoiseSeedOption = None, promise: PromiseOption = False, ledger: LedgerOption = None,
-    threads: ThreadsOption = None,
-    json_: JsonOption = False,
+    threads: ThreadsOption = None, json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
     from .data.sources import load
@@ -133,7 +132,7 @@ def run(
     )  # fmt: skip
     began = time.perf_counter()
     find_method(method)
-    if epsilon is not None or wire:
+    if epsilon is not None or "noise" in wire or "local" in wire:
         say("Loading the data and working out the noise.")
     loaded = load(data, seed=seed, cache=cache(), say=say)
     path = out_ or next_folder(Path("runs"), f"{loaded.name.replace('/', '-').replace(':', '-')}-{method}")

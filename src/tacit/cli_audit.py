@@ -94,7 +94,7 @@ def check(
     if rounds is not None and rounds < 1:
         raise SettingError(f"--rounds {rounds} was got; at least 1 is expected.")
     if canaries is not None and (canaries < 0 or 0 < canaries < FEWEST or canaries > MOST):
-        raise SettingError(f"--canaries {canaries} was got; expected {FEWEST} to {MOST}, or 0 for no membership test.")
+        raise SettingError(f"--canaries must be from {FEWEST} to {MOST}, or 0 for no membership test; got {canaries}.")
     if truth and not uploads:
         raise SettingError("--truth is of saved uploads, and there are none. Add --uploads, or leave it out.")
     if uploads and (save or wire or epsilon is not None or rounds is not None or canaries is not None):

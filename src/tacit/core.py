@@ -113,10 +113,8 @@ class Method:
     recipe: Recipe | None = None  # how anybody is rebuilt by plain arithmetic, as in a browser; see recipes
     constant: bool = False  # a part of an upload is the same in every round, so that differences of sums isolate it
     told: tuple[str, ...] = ()  # names in an upload that are for the curve only; not sent where the wire clips
-    resolved: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # settings that the method chose itself, such as the route
-    # of fedveil where it was left open; they are kept with a run
+    # settings that the method chose itself, such as fedveil's route where it was left open; they are kept with a run
+    resolved: Mapping[str, Any] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Method:
         return replace(self, **changes)

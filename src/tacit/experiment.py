@@ -163,11 +163,7 @@ def train(
     stop = Convergence(made.tolerance, made.patience)
     watch.phase(progress.phase, rounds, state.round)
     clock, saved, cost = Stopwatch(progress), time.perf_counter(), 0.0
-    reason = (
-        f"its {rounds} rounds were run"
-        if made.method.release
-        else f"all {rounds} rounds were run".replace("all 1 rounds were", "its one round was")
-    )
+    reason = f"all {rounds} rounds were run" if rounds > 1 else "its one round was run"
     lap = time.perf_counter()
     first = ""
     rounds_run = run(
@@ -258,7 +254,7 @@ def _count(
     progress.rejected = dict(Counter(progress.rejected) + done.rejected)
     sent, answered = {"up_bytes": done.up_bytes, "down_bytes": done.down_bytes}, done.answered
     if expected is not None:
-        sent, answered = _expected_traffic(progress, done, expected), expected
+        sent, answered = _expected_traffic(progress, done, expected), expected if done.answered else 0
     if progress.phase == "final":
         for name, value in {**sent, "uploads": answered}.items():
             progress.traffic[name] += value

@@ -18,7 +18,8 @@ from ..core import Examples
 from .interactions import Histories
 
 # Streams: draws for one purpose say nothing of another's
-TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE, WIRE, NOISE, GROUPS = range(10)
+TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE = range(7)
+GROUPS = 9  # 7 and 8 were noise, which has secret streams of its own now (wire/rng.py)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,23 +204,10 @@ def uniform(people: NDArray[np.integer], key: np.uint64) -> NDArray[np.float64]:
     return _uniform(np.asarray(people, np.int64), key)
 
 
-def keys_of(people: NDArray[np.integer], key: np.uint64) -> NDArray[np.uint64]:
-    """A key for every person: a function of key and person alone."""
-    return _keys(np.asarray(people, np.int64), key)
-
-
 def some(people: NDArray[np.integer], most: int, key: np.uint64) -> NDArray[np.int64]:
     """At most so many of these people, a seeded choice, in order."""
     order = np.argsort(uniform(people, key), kind="stable")
     return np.sort(np.asarray(people, np.int64)[order[:most]])
-
-
-@njit(cache=True, nogil=True)
-def _keys(people, key):
-    out = np.empty(len(people), np.uint64)
-    for place in range(len(people)):
-        out[place] = mix(key, people[place])
-    return out
 
 
 @njit(cache=True, nogil=True)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.func import vmap
 
-from ..core import Download, Method, Model, Params, Seat, Stage, Upload
+from ..core import Download, Method, Params, Seat, Stage, Upload
 from ..data.sampling import GROUPS, key_of, uniform
 from ..engine.backends import admitted, chunks, compacted, expanded, one_of, stacked, staged, wide
-from ..engine.run import State, begin, run
+from ..engine.run import State
 from ..federation import Federation
 from ..wire.rng import derive, device_keys, seeded_key
 from .attacks import Known, neighbours
@@ -107,22 +107,6 @@ def world(truth: Pairs, people: People, items: int, shared: Params) -> World:
     step = next((step for step in (1.0, 0.5) if not ((said - scale[0]) % step).any()), 0.0)
     known = Known(items, popularity, public, means, float(np.std(said - means[item])), scale, step)
     return World(people, lists, [said[a:b] for a, b in ends], known)
-
-
-def trained(
-    step: Step, model: Model, federation: Federation, rounds: int, seed: int, watch: Watch, **how: Any
-) -> State:
-    """The state before round `rounds` (from 1) of this configuration."""
-    assert step.method is not None
-    state = begin(step.method, model, federation, seed)
-    if rounds > 1:
-        watch.phase(f"training, {step.label}", rounds - 1, 0)
-        for done in run(
-            step.method, model, federation, rounds=rounds - 1, seed=seed, wire=step.wire, state=state, **how
-        ):
-            state = done.state
-            watch.round(done.number, None)
-    return state
 
 
 def produce(method: Method, federation: Federation, state: State, people: People) -> Iterator[tuple[int, Upload]]:

@@ -224,8 +224,8 @@ class Node:
         return told, encode(upload, Head(order.run, order.round, order.place))
 
     def sealed(self, order: Order, blob: bytes) -> tuple[NDArray[np.int64], Trained]:
-        """The same as whole numbers, for a sum that is seen only as a sum. A node with nothing sound to send sends
-        zeros, so that masks still cancel."""
+        """One round's sum as integers for secure aggregation. A node without a valid upload sends zeros, so that the
+        masks of the other nodes still cancel."""
         made = self._planned(order).plan
         assert made is not None
         upload, told = self.round(order, blob)

@@ -20,8 +20,8 @@ of n devices are within t' = 10 sum over k < n of exp(-2 pi^2 sigma_share^2 k / 
 the summed variance (Kairouz, Liu, Steinke 2021, "The Distributed Discrete Gaussian Mechanism for Federated Learning
 with Secure Aggregation"); with sigma_share >= SMOOTHING t' is below n 10^-67. Both factors are far below the resolution
 of the accountant, so its Gaussian events bound what is really drawn, with Poisson sampling and composition.
-Independently, the Renyi divergences of the discrete Gaussian are never above those of the
-continuous one (Canonne, Kamath, Steinke 2020, Theorem 4), which is what `epsilon_rdp` rests on.
+Independently, the Renyi divergences of the discrete Gaussian are never above those of the continuous one (Canonne,
+Kamath, Steinke 2020, Theorem 4), which is what `epsilon_rdp` rests on.
 """
 
 from __future__ import annotations
