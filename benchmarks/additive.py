@@ -21,14 +21,17 @@ import numpy as np
 import torch
 from additive_factors import SHAPES, Pair, average, difference, study_factors, train
 
-import tacit
-from tacit.engine.run import State, begin, run
-from tacit.errors import TacitError
-from tacit.experiment import make_task, threads
-from tacit.settings import Settings, plan
+import fedtaste
+from fedtaste.engine.run import State, begin, run
+from fedtaste.errors import FedtasteError
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.resources import threads
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import make_task
+from fedtaste.tasks.base import Served
 
 ROOT = Path(__file__).parents[1]
-AMAZON = os.environ.get("TACIT_AMAZON", str(ROOT.parent / "shared" / "data" / "amazon-video.csv.gz"))
+AMAZON = os.environ.get("FEDTASTE_AMAZON", str(ROOT.parent / "shared" / "data" / "amazon-video.csv.gz"))
 RELEASED = {"table_lr": 200, "lr": 0.5, "passes": 10, "lam": 0.1, "mu": 0.1, "weight_decay": 1e-4, "released": True}
 SPACE = {
     "table_lr": [100, 500, 2500], "lr": [0.02, 0.1, 0.5, 2.0], "passes": [1, 3, 10], "lam": [0.0, 0.01, 0.1],
@@ -53,13 +56,15 @@ def search(task, built, state, rounds, patience):
     method, model, sampling = built
     federation = task.federation("search", method, sampling, None)
     first = state.round if state else 0
-    best = (task.validate(method, model, state, sampling)["ndcg@10"], first) if state else (0.0, 1)
+    best = (task.validation(Served(method, model, state, sampling)).exact()["ndcg@10"], first) if state else (0.0, 1)
     try:
         for done in run(method, model, federation, rounds=first + rounds, state=state):
-            best = max(best, (task.validate(method, model, done.state, sampling)["ndcg@10"], done.number))
+            best = max(
+                best, (task.validation(Served(method, model, done.state, sampling)).exact()["ndcg@10"], done.number)
+            )
             if done.number - best[1] >= patience:
                 break
-    except TacitError:  # diverged: what came before counts
+    except FedtasteError:  # diverged: what came before counts
         pass
     return best
 
@@ -74,7 +79,7 @@ def warmed(built, state):
 
 def judged(task, built, state) -> Pair:
     method, model, sampling = built
-    raw = task.judge(method, model, state, sampling, task.everybody, None).raw
+    raw = task.evaluate(Served(method, model, state, sampling), task.evaluated, None).kinds
     return {"ndcg": np.array(raw["sampled"]["ndcg@10"]), "hr_full": np.array(raw["full"]["hr@10"])}
 
 
@@ -134,7 +139,7 @@ def main() -> None:
         if name not in SHAPES and not Path(name).exists():
             print("SKIPPED: Amazon Video is not here; say where with --amazon.", flush=True)
             continue
-        data = tacit.load(name)
+        data = fedtaste.load(name)
         found = {"people": len(data.people), "items": len(data.items), "interactions": len(data)}
         found["fedrap"] = study_fedrap(data, name, draws, rounds, seeds[name_of(name)])
         print(name_of(name), "FedRAP", round(time.perf_counter() - began), "s", flush=True)

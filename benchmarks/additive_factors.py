@@ -13,11 +13,12 @@ from functools import cache
 import numpy as np
 import scipy.sparse as sp
 
-from tacit.data.splits import leave_one_out
-from tacit.engine.run import begin, run
-from tacit.evaluation.metrics import interval
-from tacit.experiment import make_task
-from tacit.settings import Settings, plan
+from fedtaste.data.splits import leave_one_out
+from fedtaste.engine.run import begin, run
+from fedtaste.evaluation.metrics import interval
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import make_task
 
 SHAPES = {  # k, alpha0, lam of FedALS
     "ml-100k": [(32, 0.3, 0.01), (32, 0.1, 0.01), (64, 0.3, 0.01)],

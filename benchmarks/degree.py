@@ -1,4 +1,4 @@
-"""How personal should a model be? FedCLUP's theory and released figures, asked of tacit's methods; docs/degree.md.
+"""How personal should a model be? FedCLUP's theory and released figures, asked of fedtaste's methods; docs/degree.md.
 
 python benchmarks/degree.py [spring] [rounds] [parity] [crossover] [sampled]      all parts, or some of them
 
@@ -33,10 +33,11 @@ from degree_worlds import (
     two_classes,
 )
 
-import tacit
-from tacit.data.generated import least_squares, logistic
-from tacit.data.supervised import Supervised
-from tacit.methods import local as alone  # tacit.local is the module of verbs
+import fedtaste
+from fedtaste.data.generated import least_squares, logistic
+from fedtaste.data.supervised import Supervised
+from fedtaste.federation import Federation
+from fedtaste.methods import local as alone  # fedtaste.methods.descent is the module of verbs
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "degree.json"
 SPREADS = (0.1, 0.3, 1.0, 3.0)
@@ -79,9 +80,9 @@ def spring(spreads: Sequence[float] = SPREADS, seeds: Sequence[int] = SEEDS, gri
 
 def _distances(worlds: Sequence[Supervised], lam: Any, rounds: int = 15, passes: int = 20) -> tuple[Array, Array]:
     """(the error of every world, the lambda it ended with)."""
-    model = tacit.linear(10)
-    many = tacit.Model(lambda g: {"weight": torch.zeros(len(worlds), 10)}, model.loss, model.score)
-    state, _, v = last(side_by_side(tacit.fedclup(model, lam=lam, passes=passes)), many, together(worlds), rounds)
+    model = fedtaste.linear(10)
+    many = fedtaste.Model(lambda g: {"weight": torch.zeros(len(worlds), 10)}, model.loss, model.score)
+    state, _, v = last(side_by_side(fedtaste.fedclup(model, lam=lam, passes=passes)), many, together(worlds), rounds)
     truth = np.stack([np.asarray(w.truth, np.float64) for w in worlds], 1)
     return ((v - truth) ** 2).sum(2).mean(0), state.shared.get("lam", torch.zeros(len(worlds))).numpy()
 
@@ -125,9 +126,9 @@ def _gaps(
 ) -> list[float]:
     """The gap to the minimum after every round; in double precision, of a state in single."""
     least = problem.value(*problem.best(lam), lam)
-    model = tacit.linear(10)
-    method, gaps = tacit.fedclup(model, lam=lam, passes=steps, rate=rate), []
-    for _, _, g, v in trained(method, model, tacit.of_arrays(data.features, data.targets), most):
+    model = fedtaste.linear(10)
+    method, gaps = fedtaste.fedclup(model, lam=lam, passes=steps, rate=rate), []
+    for _, _, g, v in trained(method, model, fedtaste.of_arrays(data.features, data.targets), most):
         gaps.append(problem.value(g, v, lam) - least)
         if gaps[-1] < until:
             break
@@ -146,7 +147,7 @@ def _slope(gaps: Sequence[float], target: float) -> float:
 def parity(only: Sequence[str] = ("fedavg", "0.02", "0.1", "0.5", "local")) -> Table:
     """(global, local) error of the released code's settings on its data, start and steps, by method and R."""
     data = released()
-    federation = tacit.of_arrays(data.features, data.targets)
+    federation = fedtaste.of_arrays(data.features, data.targets)
     found: Table = {"still": float(np.linalg.norm(released_start().mean(0)) * 2**0.5)}
     for name in only:
         g, v = _as_released(name, federation)
@@ -154,18 +155,18 @@ def parity(only: Sequence[str] = ("fedavg", "0.02", "0.1", "0.5", "local")) -> T
     return found
 
 
-def _as_released(name: str, federation: tacit.Federation) -> tuple[Array, Array]:
+def _as_released(name: str, federation: Federation) -> tuple[Array, Array]:
     model = two_classes(10, released_start())
     if name == "local":
         _, g, v = last(alone(model, lr=0.001, passes=150), model, federation, 250)
         return g, v
     if name == "fedavg":  # its people are judged by what they have before the last mean is taken
-        method = tacit.fedavg(model, lr=0.01, passes=150)
+        method = fedtaste.fedavg(model, lr=0.01, passes=150)
         before, after = [g for *_, g, _ in trained(method, model, federation, 50)][-2:]
         here = two_classes(10, before)
         return after, last(alone(here, lr=0.01, passes=150), here, federation, 1)[2]
     lam = float(name)
-    _, g, v = last(tacit.fedclup(model, lam=lam, lr=1 / (ONE_L + lam), rate=1.0, passes=150), model, federation, 50)
+    _, g, v = last(fedtaste.fedclup(model, lam=lam, lr=1 / (ONE_L + lam), rate=1.0, passes=150), model, federation, 50)
     return g, v
 
 
@@ -179,10 +180,10 @@ def crossover(seeds: Sequence[int] = SEEDS, rounds: int = 50, steps: int = 150) 
     federation = together(worlds * 2)
     bend = bends(model, federation, worlds=True)  # [clients, worlds, 2]
     methods = {
-        "fedavg": (tacit.fedavg(model, lr=float(1 / bend[..., 0].max()), passes=steps), None),
-        "0.02": (tacit.fedclup(model, lam=0.02, passes=steps), bend),
-        "0.5": (tacit.fedclup(model, lam=0.5, passes=steps), bend),
-        "local": (tacit.fedclup(model, lam=0.0, passes=steps), bend),  # no spring: everybody alone
+        "fedavg": (fedtaste.fedavg(model, lr=float(1 / bend[..., 0].max()), passes=steps), None),
+        "0.02": (fedtaste.fedclup(model, lam=0.02, passes=steps), bend),
+        "0.5": (fedtaste.fedclup(model, lam=0.5, passes=steps), bend),
+        "local": (fedtaste.fedclup(model, lam=0.0, passes=steps), bend),  # no spring: everybody alone
     }
     table: dict[str, list[Any]] = {}
     for name, (method, known) in methods.items():
@@ -201,7 +202,7 @@ def crossover(seeds: Sequence[int] = SEEDS, rounds: int = 50, steps: int = 150) 
 def sampled(clients: int = 1000, rounds: int = 40, at: Sequence[int] = (1, 10, 40)) -> Table:
     """|g - mean W| at R = 1 with a tenth of the clients a round and lambda .5, by what is taken for L and the step."""
     data, lam = released(clients), 0.5
-    federation = tacit.of_arrays(data.features, data.targets)
+    federation = fedtaste.of_arrays(data.features, data.targets)
     model = two_classes(10, released_start())
     own = bends(model, federation)
     every: dict[str, dict[str, float]] = {
@@ -211,7 +212,7 @@ def sampled(clients: int = 1000, rounds: int = 40, at: Sequence[int] = (1, 10, 4
     }
     found: Table = {}
     for name, more in every.items():
-        method = tacit.fedclup(model, lam=lam, passes=150, **more)
+        method = fedtaste.fedclup(model, lam=lam, passes=150, **more)
         told = {n: errors(data, 1.0, g, v)[0] for n, _, g, v in trained(method, model, federation, rounds, 0.1)}
         found[name] = {str(n): told[n] for n in at}
     start = released_start()

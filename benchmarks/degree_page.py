@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit import canvas
+from fedtaste.report import style as canvas
 
 DOCS = Path(__file__).parents[1] / "docs"
 Table = dict[str, Any]
@@ -183,7 +183,7 @@ def crossover(found: Table) -> str:
     seeds = np.array(found["errors"]["0"]["fedavg"]).shape[1]
     return flow(
         "## Who wins, with the intended method",
-        f"tacit's `logistic` data, {seeds} seeds, {found['rounds']} rounds of 150 steps for all, each client's own L "
+        f"fedtaste's `logistic` data, {seeds} seeds, {found['rounds']} rounds of 150 steps for all, each client's own L "
         f"(the largest: {found['largest_L']:.0f}), the intended server step. FedAvg steps by 1 / the largest L and "
         "serves g. Local is FedCLUP without a spring.",
         *body,
@@ -251,7 +251,7 @@ def write(page: Table) -> None:
     head = flow(
         "# How personal should a model be?",
         "FedCLUP keeps a model v_i for everybody on a spring of strength lambda to a shared g: lambda 0 is alone, a "
-        "large one is one model for all. This page asks tacit's methods what its paper claims (Yu, He, Sun, Xue, Li; "
+        "large one is one model for all. This page asks fedtaste's methods what its paper claims (Yu, He, Sun, Xue, Li; "
         f"ICML 2025), and what the released code gives. Written by `{page['command']}` ({page['date']}) from "
         "docs/evidence/degree.json: no measured figure or verdict is typed by hand.",
     )

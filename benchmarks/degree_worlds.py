@@ -11,36 +11,40 @@ from numpy.typing import NDArray
 from torch.func import vmap
 from torch.nn import functional
 
-import tacit
-from tacit import Download, Examples, Federation, Method, Model, State, Upload
-from tacit.data.supervised import Supervised
+import fedtaste
+from fedtaste import Download, Examples, Method, Model, State, Upload
+from fedtaste.data.supervised import Supervised
+from fedtaste.engine.run import begin
+from fedtaste.federation import Federation
 
 Array = NDArray[np.float64]
 
 
 def two_classes(features: int, start: Array) -> Model:
-    """tacit.logistic from a given start, with its loss written for two classes: the same numbers in half the time."""
+    """fedtaste.logistic from a given start, with its loss written for two classes: the same numbers in half the time."""
 
-    def loss(params: tacit.Params, batch: Examples) -> torch.Tensor:
+    def loss(params: fedtaste.Params, batch: Examples) -> torch.Tensor:
         apart = batch.inputs @ (params["weight"][1] - params["weight"][0])
         each = functional.softplus((1 - 2 * batch.targets) * apart)
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
     begin = torch.from_numpy(np.array(start, np.float32))
-    return replace(tacit.logistic(features), loss=loss, init=lambda generator: {"weight": begin.clone()})
+    return replace(fedtaste.logistic(features), loss=loss, init=lambda generator: {"weight": begin.clone()})
 
 
 def side_by_side(method: Method) -> Method:
     """Independent federations as one, each exactly as it would be alone; every leaf has a first axis of worlds. Client
     k is client k of all of them, with as many examples in each (`together`)."""
 
-    def client(down: Download, own: tacit.Params, held: Examples) -> tuple[Upload, tacit.Params]:
+    def client(down: Download, own: fedtaste.Params, held: Examples) -> tuple[Upload, fedtaste.Params]:
         inputs, targets = held.inputs[..., :-1].movedim(-2, 0), held.inputs[..., -1].movedim(-1, 0)
         each = Examples(inputs, targets, held.mask.expand(targets.shape))
         upload, own = vmap(method.client, in_dims=(Download(0, None), 0, 0))(down, own, each)  # type: ignore[arg-type]
         return Upload(upload.total, upload.weight[0]), own
 
-    def server(shared: tacit.Params, memory: tacit.Params, upload: Upload) -> tuple[tacit.Params, tacit.Params]:
+    def server(
+        shared: fedtaste.Params, memory: fedtaste.Params, upload: Upload
+    ) -> tuple[fedtaste.Params, fedtaste.Params]:
         worlds = next(iter(shared.values())).shape[0]
         return vmap(method.server)(shared, memory, Upload(upload.total, upload.weight.expand(worlds)))
 
@@ -54,7 +58,7 @@ def together(worlds: Sequence[Supervised]) -> Federation:
         return np.stack([np.column_stack([w.features[k], w.targets[k]]) for w in worlds], 1)
 
     people = range(len(worlds[0].features))
-    return tacit.of_arrays([client(k) for k in people], [np.zeros(len(worlds[0].targets[k])) for k in people])
+    return fedtaste.of_arrays([client(k) for k in people], [np.zeros(len(worlds[0].targets[k])) for k in people])
 
 
 def trained(
@@ -63,10 +67,10 @@ def trained(
 ) -> Iterator[tuple[int, State, Array, Array]]:  # fmt: skip
     """(round, state, g, everybody's v) after every round. Without a shared model g is the mean v, without own ones
     v is g. `bend` is everybody's curvature where it is known (`bends`)."""
-    everybody, state = np.arange(federation.people), tacit.begin(method, model, federation)
+    everybody, state = np.arange(federation.people), begin(method, model, federation)
     if bend is not None:
         state.private.put(everybody, state.private.gather(everybody) | {"bend": bend})
-    for done in tacit.run(method, model, federation, rounds=rounds, cohort=cohort, state=state):
+    for done in fedtaste.run(method, model, federation, rounds=rounds, cohort=cohort, state=state):
         own = done.state.private.gather(everybody)
         v = own.get("own.weight", own.get("weight"))
         g = done.state.shared.get("weight")
@@ -83,7 +87,7 @@ def last(*args: object, **more: object) -> tuple[State, Array, Array]:
 def bends(model: Model, federation: Federation, worlds: bool = False) -> torch.Tensor:
     """Everybody's curvature as FedCLUP measures it, at weights of zero, where that of a logistic loss is largest."""
     zero = replace(model, init=lambda generator: {n: torch.zeros_like(v) for n, v in model.init(generator).items()})
-    method = tacit.fedclup(zero, lam=1.0, passes=1)
+    method = fedtaste.fedclup(zero, lam=1.0, passes=1)
     state, *_ = last(side_by_side(method) if worlds else method, zero, federation, 1)
     return state.private.gather(np.arange(federation.people))["bend"]
 

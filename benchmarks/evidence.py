@@ -117,17 +117,17 @@ def main(names: list[str]) -> None:
             continue
         found = []
         for command in JOBS[name]:
-            print(f"tacit {command} --json", flush=True)
+            print(f"fedtaste {command} --json", flush=True)
             if AMAZON in command and not (ROOT / AMAZON).exists():
                 print(f"left out: {AMAZON} is not there", flush=True)
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 out = [] if command.startswith("bench") else ["--out", f"{folder}/run"]
-                line = [sys.executable, "-m", "tacit.cli", *command.split(), "--json", *out]
+                line = [sys.executable, "-m", "fedtaste", *command.split(), "--json", *out]
                 done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"failed: {done.stderr}")
-            found.append({"command": f"tacit {command} --json", "result": slim(json.loads(done.stdout))})
+            found.append({"command": f"fedtaste {command} --json", "result": slim(json.loads(done.stdout))})
             page = {"date": datetime.date.today().isoformat(), "evidence": found}
             (OUT / f"{name}.json").write_text(json.dumps(page, indent=1) + "\n")
 

@@ -4,7 +4,7 @@
 
     runs      200 times kill -9 at a random moment of a run and of its resumption; the end must be the same bytes
     saving    500 times kill -9 while checkpoints are written; none may be torn
-    machine   10,000 steps of the state machine of tests/test_rounds_machine.py
+    machine   10,000 steps of the state machine of tests/support/rounds_machine.py
     fuzz-...  ten minutes of damaged bytes for each decoder: message, checkpoint, run-folder, text, parquet
 
 `--quick` takes a fiftieth of each, and writes nothing. A finding is an exception that no caller expects, a process that
@@ -35,13 +35,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def kills(how: str, times: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "tests" / "killing.py"), how, str(times), "1", folder]
+        command = [sys.executable, str(ROOT / "tests" / "support" / "killing.py"), how, str(times), "1", folder]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def machine(steps: int) -> dict[str, Any]:
     """As many cases of the state machine as it takes, 50 steps at most in each."""
-    from test_rounds_machine import explore
+    from support.rounds_machine import explore
 
     return explore(steps)
 
@@ -79,7 +79,7 @@ def worker(name: str, begun: int, seconds: float, place: Path) -> None:
     """Case after case; what is found is printed, and the number of the case is kept where the parent sees it."""
     import warnings
 
-    from fuzzing import TARGETS
+    from support.fuzzing import TARGETS
 
     warnings.simplefilter("ignore")
     target, until, case = TARGETS[name], time.monotonic() + seconds, begun

@@ -2,7 +2,7 @@
 
 `python benchmarks/federation.py [part ...]` runs all parts or some, on this machine, over loopback; minutes each:
 
-    parity    `tacit federate` against `tacit run`: ml-100k, and other methods at small size
+    parity    `fedtaste federate` against `fedtaste run`: ml-100k, and other methods at small size
     tls       plain text, an unregistered key, and a byte changed on the way
     deaths    kill -9 of a node, of the SuperLink and of the server app; a node that is away for a round
     hostile   a node that lies, another lie every round
@@ -59,7 +59,7 @@ def main() -> None:
     for name in asked.parts or PARTS:
         print(f"{name} ...", flush=True)
         began, load = time.perf_counter(), os.getloadavg()[0]
-        with tempfile.TemporaryDirectory(prefix="tacit-") as folder:
+        with tempfile.TemporaryDirectory(prefix="fedtaste-") as folder:
             place = (asked.keep or Path(folder)) / name
             place.mkdir(parents=True, exist_ok=True)
             found = part(name)(place)

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from federation_lab import Lab, Proxy, held
 
-from tacit.engine.checkpoint import load_params
-from tacit.flower.shards import load_shard
-from tacit.runs import RunFolder
+from fedtaste.engine.checkpoint import load_params
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.flower.shards import load_shard
 
 PEOPLE, ITEMS, NODES = 48, 40, 4
 RATING, HIGHEST = 3.1415927, 5.4321
@@ -120,7 +120,7 @@ def capture(place: Path) -> dict[str, Any]:
     everyone = [(shard, person) for shard in shards for person in shard.own]
     found_items, looked, runs = [], 0, 0
     for shard, person in everyone:
-        for name, part in shard.held.histories.items():  # type: ignore[union-attr]
+        for name, part in shard.data.histories.items():  # type: ignore[union-attr]
             own = part.items[part.starts[person] : part.starts[person + 1]]
             for some in (own[:4], np.sort(own)[:4]):
                 if len(some) < 4:
@@ -143,7 +143,7 @@ def capture(place: Path) -> dict[str, Any]:
     ]  # neighbours in the catalogue are sent to all
     shared = load_params(run / "model.safetensors")[0]["item"].numpy().reshape(-1, 2)
     highest = str(float(np.float32(HIGHEST))).encode()
-    marks = np.concatenate([shard.marks(folder.number) for shard in shards]).view(np.uint64)
+    marks = np.concatenate([shard.person_hashes(folder.run_id) for shard in shards]).view(np.uint64)
     return {
         "run": "ditto on ratings of 48 made-up people, 4 nodes, 3 rounds; TLS off, so that bytes are what they are",
         "connections": len(proxy.streams),

@@ -1,4 +1,4 @@
-"""Federations with something wrong in them, or somebody watching: `tacit federate`, with one part exchanged.
+"""Federations with something wrong in them, or somebody watching: `fedtaste federate`, with one part exchanged.
 
 `held` runs a federation as the command does, and may give it another app (a node that lies, a server that writes down
 what it receives), other settings of single nodes, no TLS, or a proxy between nodes and the SuperLink. A Proxy passes
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tacit.data.sources import load
-from tacit.flower import federate as command
-from tacit.flower.appfiles import write_app
-from tacit.flower.cluster import Cluster
-from tacit.progress import Silent
-from tacit.settings import Settings
-from tacit.terminal import cache
+from fedtaste.cli.output import cache
+from fedtaste.data.sources import load
+from fedtaste.experiment.progress import Silent
+from fedtaste.experiment.settings import FederationSettings, Settings
+from fedtaste.flower import federate as command
+from fedtaste.flower.app_files import write_app
+from fedtaste.flower.cluster import Cluster
 
 Extras = dict[str, dict[str, Any]]
 Spoil = Callable[[bytes, bool], bytes]  # what goes on in place of these bytes; True: from a node to the SuperLink
@@ -124,10 +124,10 @@ class Lab(Cluster):
         finally:
             self._detour = False
 
-    def tend(self) -> None:
+    def restart_ended(self) -> None:
         if self.tick:
             self.tick(self)
-        super().tend()
+        super().restart_ended()
 
 
 def held(
@@ -140,7 +140,9 @@ def held(
     node, what more stands in its node-config; `tick` is called several times a second while the run lasts."""
     settings = Settings(**words)
     data = load(settings.data, seed=settings.seed, cache=cache())
-    folder = command.prepare(path, settings, data, command.Federation(nodes=nodes, deadline=deadline, port=port))
+    folder = command.prepare_federation(
+        path, settings, data, FederationSettings(nodes=nodes, deadline=deadline, port=port)
+    )
 
     def cluster(place: Path, configs: list[dict[str, Any]], **more: Any) -> Lab:
         own = [config | (extras or {}).get(str(config["name"]), {}) for config in configs]
@@ -153,4 +155,4 @@ def held(
         return made
 
     with patch.object(command, "Cluster", cluster), patch.object(command, "write_app", app):
-        return command.federate(folder, Silent(), say)
+        return command.run_federation(folder, Silent(), say)

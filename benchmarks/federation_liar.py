@@ -14,11 +14,10 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from tacit.core import Upload
-from tacit.flower import client_app, server_app
-from tacit.flower.messages import Order, content, read, words_of
-from tacit.flower.messages import Trained as Told
-from tacit.wire.ledger import Head, decode, encode
+from fedtaste.core import Upload
+from fedtaste.flower import client_app, server_app
+from fedtaste.flower.messages import Order, TrainReport, pack_content, parse_message, unpack_content
+from fedtaste.wire.messages import Head, decode, encode
 
 server = server_app()
 client = ClientApp()
@@ -61,13 +60,13 @@ def act(message: Message, context: Context) -> Message:
     reply, lies = honest(message, context), str(context.node_config.get("lies", ""))
     if not lies:
         return reply
-    order = read(Order, words_of(message)[0])
-    if not isinstance(order, Order) or order.what != "train":
+    order = parse_message(Order, unpack_content(message)[0])
+    if not isinstance(order, Order) or order.action != "train":
         return reply
     lie = lies.split(",")[order.round]
-    words, blob = words_of(reply)
+    words, blob = unpack_content(reply)
     kept = Path(str(context.node_config["store"])) / "said"
-    told, out = read(Told, words), spoilt(lie, blob, kept)
+    told, out = parse_message(TrainReport, words), spoilt(lie, blob, kept)
     if not kept.exists():
         kept.write_bytes(blob)
     with open(kept.with_name("lies"), "a") as log:
@@ -75,10 +74,10 @@ def act(message: Message, context: Context) -> Message:
     if lie == "after the deadline":
         due = message.metadata.created_at + float(str(context.node_config["late"]))
         time.sleep(max(0.0, due - time.time()))
-    made = Message(content(told, out), reply_to=message)
+    made = Message(pack_content(told, out), reply_to=message)
     if lie == "twice":
         by_itself(made, context)
-        made = Message(content(told, spoilt("NaN", blob, kept)), reply_to=message)
+        made = Message(pack_content(told, spoilt("NaN", blob, kept)), reply_to=message)
     return made
 
 
@@ -98,7 +97,7 @@ def by_itself(reply: Message, context: Context) -> None:
     from flwr.supernode.fleet_http_connection import RuntimeVersionHttpInterceptor
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    from tacit.flower.certificates import load_node_key
+    from fedtaste.flower.certificates import load_node_key
 
     config = context.node_config
     key = load_node_key(Path(str(config["key"])))

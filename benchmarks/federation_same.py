@@ -18,17 +18,17 @@ from federation_watch import (
     at_work,
     compared,
     family,
+    fedtaste,
     kill_when,
     listening,
     numbers_of,
     rounds_done,
     started,
-    tacit,
 )
 
-from tacit.flower.certificates import make_authority, make_node_key
-from tacit.flower.processes import environment, free_port, program
-from tacit.runs import RunFolder
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.flower.certificates import make_authority, make_node_key
+from fedtaste.flower.processes import environment, free_port, program
 
 SMALL = "--data synthetic:120x60x2400 --rounds 2 --threads 1"
 CASES = {  # nodes, words of both commands
@@ -44,13 +44,13 @@ def parity(place: Path) -> dict[str, Any]:
     """The same command for both; what differs."""
     rows = {}
     for name, (nodes, words) in CASES.items():
-        print(f"  tacit federate --nodes {nodes} {words}", flush=True)
+        print(f"  fedtaste federate --nodes {nodes} {words}", flush=True)
         one, other = (place / f"{name.split()[0]}-{kind}" for kind in ("federation", "simulator"))
-        result = tacit("federate", "--nodes", nodes, *words.split(), "--out", one)
-        told = tacit("run", *words.split(), "--out", other)
+        result = fedtaste("federate", "--nodes", nodes, *words.split(), "--out", one)
+        told = fedtaste("run", *words.split(), "--out", other)
         rows[name] = {
-            "command": f"tacit federate --nodes {nodes} {words} --json",
-            "against": f"tacit run {words} --json",
+            "command": f"fedtaste federate --nodes {nodes} {words} --json",
+            "against": f"fedtaste run {words} --json",
             "federation": numbers_of(result), "simulator": numbers_of(told),
             **compared(one, other),
             "left_running": [seen.command for seen in family(one)],
@@ -66,7 +66,7 @@ def deaths(place: Path) -> dict[str, Any]:
 
 
 def revived(place: Path) -> dict[str, Any]:
-    """`tacit federate` on ml-100k; three parts of it are killed, and it goes on by itself."""
+    """`fedtaste federate` on ml-100k; three parts of it are killed, and it goes on by itself."""
     run = place / "killed"
     words = "--nodes 4 --data ml-100k --method fedrap --rounds 5 --wire clip=1,noise=0.1"
     process = started("federate", *words.split(), "--out", run, "--json")
@@ -98,7 +98,7 @@ def revived(place: Path) -> dict[str, Any]:
         raise SystemExit("".join(said))
     again(run, place / "killed-simulated")
     return {
-        "command": f"tacit federate {words} --json",
+        "command": f"fedtaste federate {words} --json",
         "kills": kills,
         "listened_on_127.0.0.1_alone": addresses == {"0100007F"},
         "said": [line.strip() for line in said if "ended" in line or "goes on" in line],
@@ -109,7 +109,7 @@ def revived(place: Path) -> dict[str, Any]:
 
 
 def participation(run: Path) -> dict[str, Any]:
-    history = RunFolder.open(run).result()["federation"]["history"]
+    history = [entry.dump() for entry in RunFolder.open(run).result().federation.history]
     rounds = [(entry["phase"], entry["round"]) for entry in history]
     return {
         "rounds": [{key: entry[key] for key in ("phase", "round", "nodes", "people", "seconds")} for entry in history],
@@ -122,8 +122,8 @@ class Absent(Lab):
 
     away: tuple[str, ...] = ()
 
-    def _revive(self, processes: Any) -> None:
-        super()._revive([process for process in processes if process.name not in self.away])
+    def _restart(self, processes: Any) -> None:
+        super()._restart([process for process in processes if process.name not in self.away])
 
 
 def away(place: Path) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def away(place: Path) -> dict[str, Any]:
         if not killed and at_work(run, "final", 2, "node-2")():
             killed.append(time.monotonic())
             cluster.away = ("node-2",)
-            os.kill(dict(cluster.processes)["node-2"], signal.SIGKILL)
+            os.kill(cluster.processes["node-2"], signal.SIGKILL)
         if cluster.away and rounds_done(run)[1] >= 2:
             cluster.away = ()
 

@@ -121,7 +121,7 @@ def idle(place: Path, nodes: int) -> dict[str, Any]:
     meter = Meter(place)
     with Proxy() as proxy, Lab(
         place / "flower", [{"name": f"node-{number}"} for number in range(nodes)], proxy=proxy,
-        via=tuple(f"node-{number}" for number in range(nodes)), say=print,
+        via=tuple(f"node-{number}" for number in range(nodes)), log=print,
     ):  # fmt: skip
         time.sleep(5)
         meter.look()

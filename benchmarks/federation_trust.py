@@ -10,8 +10,8 @@ import numpy as np
 from federation_lab import held
 from federation_watch import again, compared, gap, shared_of
 
-from tacit.flower.processes import free_port
-from tacit.flower.secagg import to_limbs
+from fedtaste.flower.processes import free_port
+from fedtaste.flower.secagg import to_limbs
 
 # With noise no best round is looked for, so that every round is one message to each node.
 LIES = (
@@ -99,15 +99,15 @@ def secure(place: Path) -> dict[str, Any]:
 
 def again_with(run: Path, into: Path, wire: str) -> None:
     """The same without the wire."""
-    from tacit import __version__
-    from tacit.data.sources import load
-    from tacit.experiment import execute
-    from tacit.runs import RunFolder
-    from tacit.terminal import cache
+    from fedtaste import __version__
+    from fedtaste.cli.output import cache
+    from fedtaste.data.sources import load
+    from fedtaste.experiment.folder import RunFolder
+    from fedtaste.experiment.train import execute, prepare
 
     settings = RunFolder.open(run).settings().model_copy(update={"wire": wire})
     data = load(settings.data, seed=settings.seed, cache=cache())
-    execute(settings, data, RunFolder.create(into, settings.model_dump(), data, __version__))
+    execute(prepare(settings, data), RunFolder.create(into, settings.model_dump(), data, __version__))
 
 
 def witnessed(run: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def witnessed(run: Path) -> dict[str, Any]:
         assert set(got) == set(nodes), "a sum without some node: read by hand"
         for node, vector in vectors.items():
             hidden = np.frombuffer(got[node], "<u4")[1:].astype(np.int64)  # the first is the weight
-            limbs = to_limbs(vector, 64).astype(np.int64) + 2**21
+            limbs = to_limbs(vector).astype(np.int64) + 2**21
             equal, positions = equal + int((hidden == limbs).sum()), positions + len(limbs)
             correlations.append(abs(float(np.corrcoef(hidden, limbs)[0, 1])))
             tops.append(float((hidden >> 31).mean()))

@@ -17,26 +17,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from tacit import __version__
-from tacit.core import Params
-from tacit.data.sources import load
-from tacit.engine.checkpoint import load_params
-from tacit.engine.run import State, begin
-from tacit.engine.store import Store
-from tacit.experiment import execute, make_task
-from tacit.federation import Federation, People
-from tacit.flower.processes import MARK
-from tacit.flower.shards import load_shard
-from tacit.runs import RunFolder
-from tacit.settings import plan
-from tacit.terminal import cache
+from fedtaste import __version__
+from fedtaste.cli.output import cache
+from fedtaste.core import Params
+from fedtaste.data.sources import load
+from fedtaste.engine.checkpoint import load_params
+from fedtaste.engine.run import State, begin
+from fedtaste.engine.store import Store
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.train import execute, make_task, prepare
+from fedtaste.federation import Federation, People
+from fedtaste.flower.processes import MARK
+from fedtaste.flower.shards import load_shard
 
 TICK = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -103,8 +104,8 @@ def listening(processes: list[int]) -> set[tuple[str, int]]:
 
 
 def command(*words: object) -> list[str]:
-    """`tacit` with these words, as somebody would type it."""
-    return [sys.executable, "-m", "tacit.cli", *map(str, words)]
+    """`fedtaste` with these words, as somebody would type it."""
+    return [sys.executable, "-m", "fedtaste", *map(str, words)]
 
 
 def started(*words: object) -> subprocess.Popen[str]:
@@ -114,21 +115,21 @@ def started(*words: object) -> subprocess.Popen[str]:
     )
 
 
-def tacit(*words: object) -> dict[str, Any]:
-    """What `tacit ... --json` prints."""
+def fedtaste(*words: object) -> dict[str, Any]:
+    """What `fedtaste ... --json` prints."""
     process = started(*words, "--json")
     told, wrong = process.communicate()
     if process.returncode:
-        raise SystemExit(f"tacit {' '.join(map(str, words))} failed:\n{wrong}")
+        raise SystemExit(f"fedtaste {' '.join(map(str, words))} failed:\n{wrong}")
     return json.loads(told)
 
 
 def rounds_done(run: Path) -> tuple[str, int, float]:
     """(phase, rounds behind it, when they were safe on disk: 0 while they are not) of a federation."""
     try:
-        at = json.loads((run / "federation" / "progress.json").read_text())
+        at = json.loads((run / "federation" / "status.json").read_text())
         saved = (run / "state.safetensors").stat().st_mtime if at["done"] else at["time"]
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):  # not written yet, or without a phase
         return "", 0, 0.0
     return str(at["phase"]), int(at["done"]), saved if saved >= at["time"] else 0.0
 
@@ -177,24 +178,27 @@ def shards_of(run: Path) -> dict[str, People]:
     return {place.name: load_shard(place / "shard.safetensors").own for place in places}
 
 
-def again(run: Path, into: Path) -> dict[str, Any]:
+def again(run: Path, into: Path) -> RunResult:
     """The run of this folder on the simulator, in another, with the participation that is in its result."""
     folder = RunFolder.open(run)
     settings, owns = folder.settings(), shards_of(run)
     data = load(settings.data, seed=settings.seed, cache=cache())
     told: dict[str, dict[int, People]] = {"search": {}, "final": {}}
-    for entry in folder.result()["federation"]["history"]:
-        place = told[entry["phase"]]
-        assert entry["round"] - 1 not in place, f"round {entry['round']} of {entry['phase']} was counted twice"
-        place[entry["round"] - 1] = np.concatenate([owns[name] for name in entry["nodes"]] or [np.zeros(0, np.int64)])
+    for entry in folder.result().federation.history:
+        place = told[entry.phase]
+        assert entry.round - 1 not in place, f"round {entry.round} of {entry.phase} was counted twice"
+        place[entry.round - 1] = np.concatenate([owns[name] for name in entry.nodes] or [np.zeros(0, np.int64)])
     task = make_task(settings, data)
 
+    recorded_from = task.federation
+
     def recorded(phase: str, *more: Any) -> Federation:
-        made = task.federation(phase, *more)
+        made = recorded_from(phase, *more)
         return Recorded(made.people, made.members, made.examples, made.catalogue, made.names, told[phase])
 
     copy = RunFolder.create(into, settings.model_dump(), data, __version__)
-    return execute(settings, data, copy, None, replace(task, federation=recorded))
+    task.federation = recorded  # type: ignore[method-assign]
+    return execute(prepare(settings, data, task=task), copy)
 
 
 def fresh(run: Path) -> State:
@@ -222,17 +226,17 @@ def shared_of(run: Path) -> Params:
 def private_of(run: Path) -> Store:
     """Everybody's private parameters, as the nodes of a federation have them on disk after its last round."""
     folder, store = RunFolder.open(run), fresh(run).private
-    history = [entry for entry in folder.result()["federation"]["history"] if entry["phase"] == "final"]
+    history = [entry for entry in folder.result().federation.history if entry.phase == "final"]
     everybody: dict[str, list[torch.Tensor]] = {}
     people: list[People] = []
     for name, own in shards_of(run).items():
-        behind = max((entry["round"] for entry in history if name in entry["nodes"]), default=0)
+        behind = max((entry.round for entry in history if name in entry.nodes), default=0)
         one = fresh(run).private
         if behind:
             path = (
-                run / "federation" / "nodes" / name / "store" / f"{folder.number:016x}" / f"final-{behind}.safetensors"
+                run / "federation" / "nodes" / name / "store" / f"{folder.run_id:016x}" / f"final-{behind}.safetensors"
             )
-            one.take(own, load_params(path)[0])
+            one.unpack_part(own, load_params(path)[0])
         people.append(own)
         for leaf, value in one.gather(own).items():
             everybody.setdefault(leaf, []).append(value)
@@ -245,7 +249,7 @@ def compared(run: Path, simulated: Path) -> dict[str, Any]:
     mine, other = RunFolder.open(run), RunFolder.open(simulated)
     everybody = np.arange(fresh(run).private.people)
     own = other.final(fresh(simulated)).private.gather(everybody)
-    results = mine.result(), other.result()
+    results = mine.result().dump(), other.result().dump()
     one, two = map(numbers_of, results)
     return {
         "shared_parameters_differ_by": gap(shared_of(run), shared_of(simulated)),

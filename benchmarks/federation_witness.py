@@ -16,18 +16,22 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.common.secure_aggregation.secaggplus_constants import Key
 
-import tacit.flower.app as node_side
-import tacit.flower.job as job
-import tacit.flower.server as server_side
-from tacit.flower import client_app, server_app
-from tacit.flower.messages import Order, read
+import fedtaste.flower.client_app as node_side
+import fedtaste.flower.server as server_side
+import fedtaste.flower.server_app as job
+from fedtaste.flower import client_app, server_app
+from fedtaste.flower.messages import Order, parse_message
 
-sealed, fleet, secure_sum = node_side.sealed, job.Fleet, server_side.secure_sum
+secure_reply, clients, secure_sum = node_side.secure_reply, job.FlowerClients, server_side.secure_sum
 
 
-def kept(context: Context, make: Any, seals: Any, ask: bytes) -> Any:
-    words, aux = sealed(context, make, seals, ask)
-    order = read(Order, ask[4 : 4 + int.from_bytes(ask[:4], "big")].decode())
+def kept(message: Message, context: Context, vector: Any) -> Message:
+    return secure_reply(message, context, lambda ask: recorded(context, vector, ask))
+
+
+def recorded(context: Context, vector: Any, ask: bytes) -> Any:
+    words, aux = vector(ask)
+    order = parse_message(Order, ask[4 : 4 + int.from_bytes(ask[:4], "big")].decode())
     assert isinstance(order, Order)
     store = Path(str(context.node_config["store"]))
     file = store / f"sealed-{order.phase}-{order.round}.npy"
@@ -65,9 +69,9 @@ class Witness:
         (self.folder / "witness.json").write_text(json.dumps(self.entries))
 
 
-def watched(roll: Any, settings: Any, *more: Any) -> Any:
+def watched(*more: Any) -> Any:
     folder = Path(str(job.FOLDER)) / "federation"
-    made = fleet(roll, settings, *more)
+    made = clients(*more)
     made.observe = Witness(folder).observe
     return made
 
@@ -88,6 +92,6 @@ def located(grid: Any, config: dict[str, Any]) -> Any:
     return serve(grid, config)
 
 
-node_side.sealed, job.Fleet, server_side.secure_sum, job.serve = kept, watched, opened, located
+node_side.secure_reply, job.FlowerClients, server_side.secure_sum, job.serve = kept, watched, opened, located
 client = client_app()
 server = server_app()

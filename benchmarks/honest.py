@@ -125,7 +125,9 @@ def trail() -> str:
     rows = []
     for entry in evidence("fedtrail"):
         result = entry["result"]
-        what = entry["command"].removeprefix("tacit run --method fedtrail").removesuffix(" --json").strip() or "default"
+        what = (
+            entry["command"].removeprefix("fedtaste run --method fedtrail").removesuffix(" --json").strip() or "default"
+        )
         traffic = [size(result["traffic"][way] / result["people"]) for way in ("up_bytes", "down_bytes")]
         seen, new = result["seen"], result["new"]["sampled"]
         rows.append([f"`{what}`", pair(seen["sampled"]), pair(seen["full"]), pair(new), *traffic])

@@ -17,11 +17,11 @@ from unittest import mock
 
 import torch
 
-import tacit
-from tacit.audits import audit
-from tacit.experiment import make_task
-from tacit.settings import Settings
-from tacit.wire import noise
+import fedtaste
+from fedtaste.audit.run import AuditScope, audit
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import make_task
+from fedtaste.wire import noise
 
 OUT = Path(__file__).parents[1] / "docs" / "evidence" / "membership.json"
 RUNS: tuple[dict[str, Any], ...] = (
@@ -35,13 +35,13 @@ KEPT = ("epsilon", "epsilon_lower", "delta", "tpr_at_fpr_0.001", "f1", "worst_f1
 
 
 def command(values: dict[str, Any]) -> str:
-    return "tacit audit --data ml-100k " + " ".join(f"--{name} {value:g}" if isinstance(value, float) else
+    return "fedtaste audit --data ml-100k " + " ".join(f"--{name} {value:g}" if isinstance(value, float) else
                                                     f"--{name} {value}" for name, value in values.items())  # fmt: skip
 
 
 def figures(values: dict[str, Any]) -> dict[str, Any]:
-    settings, data = Settings(data="ml-100k", **values), tacit.load("ml-100k")
-    result = audit(settings, make_task(settings, data), data.titles, people=100)
+    settings, data = Settings(data="ml-100k", **values), fedtaste.load("ml-100k")
+    result = audit(settings, make_task(settings, data), data.titles, AuditScope(people=100)).dump()
     member = result["membership"]
     kept = ("canaries", "guesses", "correct", "runs", "by", "largest", "noise_ratio", "on_grid")
     return {name: result[name] for name in KEPT} | {name: member[name] for name in kept}

@@ -1,9 +1,9 @@
 """The page on real data: ML-100K. `python benchmarks/page.py [int8|speed|api|lists|shots]`; all of it without a word.
 
-lists    200 random people: the first twenty in chromium (float32) against Python and against `tacit recommend`
+lists    200 random people: the first twenty in chromium (float32) against Python and against `fedtaste recommend`
 int8     what a byte a number costs: NDCG@10 of everybody's held-out item, and how much of a first twenty stays
 speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
-api      2,000 requests made up by schemathesis, and 100 at once, against `tacit serve --api` (page_api.py)
+api      2,000 requests made up by schemathesis, and 100 at once, against `fedtaste serve --api` (page_api.py)
 shots    not evidence: the pictures in the README
 Prints a JSON object for each part, and keeps it in docs/evidence/page.json.
 """
@@ -29,18 +29,21 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from page_api import api  # noqa: E402
 
-from browser import FLAGS, PROGRAMS, Site  # noqa: E402
-from tacit.bundle import Manifest, parse  # noqa: E402
-from tacit.data.sources import load as load_data  # noqa: E402
-from tacit.engine.run import State, begin  # noqa: E402
-from tacit.experiment import execute, make_task, passes  # noqa: E402
-from tacit.export import Learnt, files_of, gather  # noqa: E402
-from tacit.recipes import Taste  # noqa: E402
-from tacit.recommend import recommend  # noqa: E402
-from tacit.recommender import Recommender  # noqa: E402
-from tacit.runs import RunFolder  # noqa: E402
-from tacit.settings import Settings, plan  # noqa: E402
-from tacit.wire.packing import pack  # noqa: E402
+from fedtaste.data.sources import load as load_data  # noqa: E402
+from fedtaste.engine.run import State, begin  # noqa: E402
+from fedtaste.experiment.folder import RunFolder  # noqa: E402
+from fedtaste.experiment.plan import plan  # noqa: E402
+from fedtaste.experiment.settings import Settings  # noqa: E402
+from fedtaste.experiment.train import execute, make_task, prepare  # noqa: E402
+from fedtaste.serving.bundle import Manifest, parse  # noqa: E402
+from fedtaste.serving.export import TrainedModel, bundle_files, gather  # noqa: E402
+from fedtaste.serving.rebuild import Taste  # noqa: E402
+from fedtaste.serving.recommend import recommend  # noqa: E402
+from fedtaste.serving.recommender import Recommender  # noqa: E402
+from fedtaste.tasks.base import Served  # noqa: E402
+from fedtaste.tasks.serve import passes  # noqa: E402
+from fedtaste.wire.packing import pack  # noqa: E402
+from support.browser import FLAGS, PROGRAMS, Site  # noqa: E402
 
 EVIDENCE = ROOT / "docs" / "evidence" / "page.json"
 PEOPLE, SHOWN, PICKS = 200, 20, 50
@@ -61,12 +64,12 @@ def trained(folder: Path, name: str) -> Path:
     if not path.exists():
         settings = Settings(**METHODS[name])  # type: ignore[arg-type]
         data = load_data(settings.data)
-        execute(settings, data, RunFolder.create(path, settings.model_dump(), data, "0"))
+        execute(prepare(settings, data), RunFolder.create(path, settings.model_dump(), data, "0"))
     return path
 
 
 def made(run: Path, precision: str) -> tuple[Recommender, dict[str, bytes]]:
-    contents = files_of(gather(run), precision)  # type: ignore[arg-type]
+    contents = bundle_files(gather(run), precision)  # type: ignore[arg-type]
     manifest = Manifest.model_validate_json(contents["manifest.json"])
     return Recommender(parse(manifest, contents, run), contents), contents
 
@@ -142,10 +145,10 @@ def lists(folder: Path) -> list[dict[str, Any]]:
                     after(page, lambda page=page: page.click("#clear"))
                     if name != "fedrap, common part" and python.task == "ranking":
                         titles = [python.bundle.titles[at] for at in taste.likes]
-                        told = recommend(run, likes=titles, n=SHOWN)["items"]
-                        same += [x["title"] for x in told] == [python.bundle.titles[at] for at in known]
+                        listed = recommend(run, likes=titles, n=SHOWN).items
+                        same += [x.title for x in listed] == [python.bundle.titles[at] for at in known]
             row = {"method": name, "people": PEOPLE, "page equals Recommender": equal}
-            out.append(row | ({"Recommender equals tacit recommend": same} if same else {}))
+            out.append(row | ({"Recommender equals fedtaste recommend": same} if same else {}))
             print(out[-1], file=sys.stderr)
     return out
 
@@ -160,8 +163,11 @@ def int8(folder: Path) -> dict[str, Any]:
     state = folder_of.final(fresh)
 
     def ndcg(of: State) -> dict[str, float]:
-        common = (plans.method, plans.model, of, plans.sampling)
-        seen, new = task.judge(*common, task.seen, None).values, task.judge(*common, task.newcomers, passes(of)).values
+        served = Served(plans.method, plans.model, of, plans.sampling)
+        seen, new = (
+            task.evaluate(served, task.seen, None).values,
+            task.evaluate(served, task.newcomers, passes(of)).values,
+        )
         both = {"seen": seen, "new": new}
         return {f"{who} {kind}": both[who][kind]["ndcg@10"] for who in both for kind in ("sampled", "full")}
 
@@ -180,7 +186,7 @@ def int8(folder: Path) -> dict[str, Any]:
     }
 
 
-def large(learnt: Learnt, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
+def large(learnt: TrainedModel, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
     """A bundle of a made-up catalogue of another size."""
     rng = np.random.default_rng(0)
     names = [str(n) for n in range(items)]
@@ -191,7 +197,7 @@ def large(learnt: Learnt, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
     table = (rng.normal(size=(items, k)) / k**0.5).astype(np.float32)
     recipe = replace(learnt.recipe, prior=learnt.recipe.alpha0 * items)
     result = learnt.result | {"items": items}
-    return files_of(
+    return bundle_files(
         replace(learnt, item=table, items=catalogue | {"counts": counts}, recipe=recipe, result=result), "int8"
     )
 
@@ -199,7 +205,7 @@ def large(learnt: Learnt, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
 def speed(folder: Path) -> list[dict[str, Any]]:
     out, learnt = [], gather(trained(folder, "fedals"))
     with Browser() as chromium:
-        for name, contents in (("ML-100K, 1,682 x 32", files_of(learnt, "int8")), ("10,000 x 64", large(learnt))):
+        for name, contents in (("ML-100K, 1,682 x 32", bundle_files(learnt, "int8")), ("10,000 x 64", large(learnt))):
             titles = json.loads(contents["items.json"])["titles"]
             with Site(contents | {"": contents["index.html"]}) as site:
                 page = chromium.open(site)

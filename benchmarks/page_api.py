@@ -1,4 +1,4 @@
-"""The API under load: 2,000 requests that schemathesis makes up, and 100 at once, against `tacit serve --api`.
+"""The API under load: 2,000 requests that schemathesis makes up, and 100 at once, against `fedtaste serve --api`.
 
 `python benchmarks/page_api.py [cases]` trains on ML-100K, serves it, and prints one JSON line: how many requests were
 answered with which status, how many with 5xx, how many not as described, and how long it took. The code is that of
@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 AT_ONCE, IN_TURN = 100, 500
-TACIT = [sys.executable, "-m", "tacit.cli"]
+FEDTASTE = [sys.executable, "-m", "fedtaste"]
 WANTED = json.dumps({"likes": ["Toy Story", "Star Wars", "Fargo"], "n": 20})
 
 
@@ -50,12 +50,12 @@ def at_once(at: str) -> list[tuple[int, bytes, float]]:
 
 def api(cases: int = 2000) -> dict[str, Any]:
     """Train, serve, explore; the counts."""
-    from test_serving import explore
+    from support.api_explorer import explore
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        subprocess.run([*TACIT, "run", "--rounds", "8", "--out", run, "--json"], check=True, capture_output=True)
-        command = [*TACIT, "serve", run, "--api", "--port", "0", "--json"]
+        subprocess.run([*FEDTASTE, "run", "--rounds", "8", "--out", run, "--json"], check=True, capture_output=True)
+        command = [*FEDTASTE, "serve", run, "--api", "--port", "0", "--json"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None

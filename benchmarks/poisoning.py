@@ -1,6 +1,6 @@
 """What hostile people achieve on ML-100K, with a plain sum and with robust ones, into docs/evidence/poisoning.json.
 
-python benchmarks/poisoning.py [name ...]      all, or some of JOBS; every figure is of `tacit poison`'s own simulator
+python benchmarks/poisoning.py [name ...]      all, or some of JOBS; every figure is of `fedtaste poison`'s own simulator
 
 The settings of `bound` were chosen on seed 0 and its first target, by these same measures; so everything here is on
 other seeds: other hostile people, other targets, another split. Every seed that was run is here. `crude` is an attack
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tacit
-from tacit.poisoning import simulate
-from tacit.settings import Settings
+import fedtaste
+from fedtaste.experiment.settings import Settings
+from fedtaste.poisoning.simulate import AttackSettings, simulate
 
 OUT = Path(__file__).parents[1] / "docs" / "evidence" / "poisoning.json"
 ROUNDS = 40
@@ -45,10 +45,10 @@ def settings(name: str) -> Settings:
 
 
 def main(names: list[str]) -> None:
-    data = tacit.load("ml-100k")
+    data = fedtaste.load("ml-100k")
     for name in names or JOBS:
         began = time.process_time()
-        found = simulate(settings(name), data, hostile=0.05, **JOBS[name])
+        found = simulate(settings(name), data, AttackSettings(hostile=0.05, **JOBS[name])).dump()
         rows = found["rows"]
         for row in rows:  # the figure that is asked for: exposure below twice clean, at most 2 % of NDCG lost
             row["reaches"] = row["exposure"] < 2 * max(rows[0]["exposure"], found["unpopular"]["exposure"]) and (

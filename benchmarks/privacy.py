@@ -31,20 +31,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import tacit
-from tacit.core import Method, Model, Seat, Stage, Upload, chain
-from tacit.data import item_features as item_features_module
-from tacit.data.item_features import item_features, years
-from tacit.engine.run import State, run
-from tacit.experiment import passes
-from tacit.methods import build, shrinkage
-from tacit.methods.fedveil import advice, predictor
-from tacit.models import factorization
-from tacit.tasks import Sampling, Task, ranking
-from tacit.wire import stages
-from tacit.wire.accounting import default_delta, solve
-from tacit.wire.noise import IntegerNoise
-from tacit.wire.rng import fresh_key
+import fedtaste
+from fedtaste.core import Method, Model, Stage, StageContext, Upload, chain
+from fedtaste.data import item_features as item_features_module
+from fedtaste.data.item_features import item_features, years
+from fedtaste.engine.run import State, run
+from fedtaste.methods import build, shrinkage
+from fedtaste.methods.fedveil import advice, predictor
+from fedtaste.models import factorization
+from fedtaste.tasks.base import Sampling, Served, Task
+from fedtaste.tasks.ranking import ranking_task
+from fedtaste.tasks.serve import passes
+from fedtaste.wire import stages
+from fedtaste.wire.accounting import default_delta, solve
+from fedtaste.wire.noise import IntegerNoise
+from fedtaste.wire.rng import fresh_key
 
 OUT = Path(__file__).parents[1] / "docs" / "evidence" / "privacy.json"
 WORLD = "synthetic:100000x5000x10000000"  # 100 items a person on average, 42 in the median
@@ -76,8 +77,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "strength 1": ({}, {"strength": 1.0}, "all"),
     "strength 1.75": ({}, {"strength": 1.75}, "all"),
 }
-# `tacit.methods.fedveil` is the function; its module has the same name.
-MODULES = (importlib.import_module("tacit.methods.fedveil"), shrinkage, item_features_module)
+# `fedtaste.methods.fedveil` is the function; its module has the same name.
+MODULES = (importlib.import_module("fedtaste.methods.fedveil"), shrinkage, item_features_module)
 BUMPS = ((1940, 12), (1960, 10), (1975, 8), (1985, 5), (1992, 2), (1995, 1.5), (1997, 1))  # year, deviation
 START = {"rounds": 20, "rate": 1.0, "k": 16, "spread": 0.1, "lr": 300.0, "passes": 1, "clip": 0.3}
 START |= {"server": "sgd", "server_lr": 30.0}  # from a dozen tries at epsilon 10, on validation too
@@ -97,7 +98,7 @@ Trained = tuple[Method, Model, State]
 
 
 def make_task(data: str) -> Task:
-    return ranking(tacit.load(data), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    return ranking_task(fedtaste.load(data), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
 
 
 def last(
@@ -128,8 +129,8 @@ def veil(
 ) -> Trained:
     z, model = noise_of(epsilon, task), factorization(task.facts.items)
     method = build("fedveil", model, {"noise": z, "people": members(task), "features": features} | settings)
-    wire = stages.noise(z, release=method.release) if z else Stage()
-    return method, model, last(method, model, task, phase, len(method.release), wire, draw, 1.0)
+    wire = stages.noise(z, releases=method.privacy.bounds) if z else Stage()
+    return method, model, last(method, model, task, phase, len(method.privacy.bounds), wire, draw, 1.0)
 
 
 def popular(task: Task, phase: str, epsilon: float | None, draw: int, features: Tensor | None) -> Trained:
@@ -152,8 +153,8 @@ def averaged(task: Task, phase: str, epsilon: float | None, seed: int, settings:
 
 
 def validated(task: Task, epsilon: float, settings: dict[str, Any]) -> float:
-    assert task.validate is not None
-    return task.validate(*averaged(task, "search", epsilon, 0, settings), Sampling())["hr@10"]
+    assert task.validates
+    return task.validation(Served(*averaged(task, "search", epsilon, 0, settings))).exact()["hr@10"]
 
 
 def search(task: Task, epsilon: float, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -186,7 +187,7 @@ def judged(task: Task, trained: list[Trained]) -> dict[str, Any]:
         found = []
         for method, model, state in trained:
             some = None if whom == "seen" else passes(state)
-            found.append(task.judge(method, model, state, Sampling(), people, some).values)
+            found.append(task.evaluate(Served(method, model, state), people, some).values)
         for kind in ("sampled", "full"):
             means = {n: round(float(np.mean([f[kind][n] for f in found])), 4) for n in ("hr@10", "ndcg@10")}
             out[f"{whom} {kind}"] = means
@@ -268,14 +269,14 @@ def title_words(titles: tuple[str, ...]) -> np.ndarray:
 
 def choose() -> dict[str, Any]:
     """HR@10 on validation, mean over draws of the noise, by epsilon; and of private popularity."""
-    data, task, rows = tacit.load("ml-100k"), make_task("ml-100k"), []
-    assert task.validate is not None
+    data, task, rows = fedtaste.load("ml-100k"), make_task("ml-100k"), []
+    assert task.validates
     epsilons = sorted(filter(None, EPSILONS))
 
     def line(name: str, train: Callable[..., Trained]) -> None:
         means = []
         for epsilon in epsilons:
-            hits = [task.validate(*train(epsilon, draw), Sampling())["hr@10"] for draw in CHOOSERS]
+            hits = [task.validation(Served(*train(epsilon, draw))).exact()["hr@10"] for draw in CHOOSERS]
             means.append(round(float(np.mean(hits)), 4))
         rows.append({"line": name} | {f"{epsilon:g}": mean for epsilon, mean in zip(epsilons, means)})
         print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |", flush=True)
@@ -305,7 +306,13 @@ def ml_100k() -> dict[str, Any]:
 
 def fedavg() -> dict[str, Any]:
     task, rows, chosen, tried = make_task("ml-100k"), [], START, {}
-    plain = START | {"rounds": 60, "k": 32, "lr": 10.0, "server": "adagrad", "server_lr": 0.3}  # tacit's own defaults
+    plain = START | {
+        "rounds": 60,
+        "k": 32,
+        "lr": 10.0,
+        "server": "adagrad",
+        "server_lr": 0.3,
+    }  # fedtaste's own defaults
     for epsilon in EPSILONS:
         if epsilon is not None:
             chosen, tried[f"{epsilon:g}"] = search(task, epsilon, chosen)
@@ -325,11 +332,11 @@ def synthetic() -> dict[str, Any]:
 def on_floats(drawn: IntegerNoise) -> Stage:
     """The same noise on sums that were never rounded: what the grid costs is the difference."""
 
-    def server(upload: Upload, seat: Seat) -> Upload:
+    def server(upload: Upload, context: StageContext) -> Upload:
         zeros = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in upload.total.items()}
-        noise = drawn.to_floats(drawn.add(zeros, seat.round, seat.people, seat.key), seat.round)
+        noise = drawn.to_floats(drawn.add(zeros, context.round, context.people, context.key), context.round)
         total = {name: (value.double() + noise[name].double()).float() for name, value in upload.total.items()}
-        return Upload(total, torch.tensor(seat.people))
+        return Upload(total, torch.tensor(context.people))
 
     return Stage(server=server, poisson=True)
 
@@ -343,9 +350,9 @@ def integers() -> dict[str, Any]:
         known = {"noise": z, "features": features}
         veiled = build("fedveil", model, known | {"people": members(task), "route": "features"})
         popular = build("popularity", model, known | {"clip": 1.0})
-        veil_noise = IntegerNoise(z, veiled.release, sums=True)
+        veil_noise = IntegerNoise(z, veiled.privacy.bounds, sums=True)
         wires = {
-            "fedveil": (veiled, stages.noise(z, release=veiled.release), on_floats(veil_noise)),
+            "fedveil": (veiled, stages.noise(z, releases=veiled.privacy.bounds), on_floats(veil_noise)),
             "private popularity": (popular, stages.noise(z), chain(stages.clip(1.0), on_floats(IntegerNoise(z)))),
         }
         for name, (method, *pair) in wires.items():
@@ -362,8 +369,8 @@ def integers() -> dict[str, Any]:
 
 def hits(task: Task, method: Method, model: Model, wire: Stage, key: bytes) -> float:
     federation = task.federation("final", method, Sampling(), None)
-    *_, done = run(method, model, federation, rounds=len(method.release) or 1, wire=wire, noise_key=key)
-    found = task.judge(method, model, done.state, Sampling(), task.seen, None).values
+    *_, done = run(method, model, federation, rounds=len(method.privacy.bounds) or 1, wire=wire, noise_key=key)
+    found = task.evaluate(Served(method, model, done.state), task.seen, None).values
     return float(found["sampled"]["hr@10"])
 
 

@@ -37,7 +37,7 @@ def audit() -> list[str]:
     lines = [row("command", *heads), row(*["---"] * (len(heads) + 1))]
     popularity = []
     for found in read("audit")["evidence"]:
-        result, command = found["result"], found["command"].removesuffix(" --json").removeprefix("tacit ")
+        result, command = found["result"], found["command"].removesuffix(" --json").removeprefix("fedtaste ")
         if result["task"] != "ranking":
             continue
         popularity.append(result["popularity_f1"])
@@ -70,7 +70,7 @@ def membership() -> list[str]:
         bound = f"**{quarter['epsilon_lower']:.2f}**" if above else f"{quarter['epsilon_lower']:.2f}"
         lines.append(
             row(
-                f"`{found['command'].removesuffix(' --json').removeprefix('tacit ')}`",
+                f"`{found['command'].removesuffix(' --json').removeprefix('fedtaste ')}`",
                 f"{honest['epsilon']:.3f}",
                 f"{honest['epsilon_lower']:.2f}",
                 short(honest["tpr_at_fpr_0.001"]),

@@ -1,6 +1,6 @@
 """Clients whose features differ: who gains from the others, on made and on real domains of digits.
 
-`python benchmarks/shift.py` runs `tacit compare` for three seeds on the shifted digits, and once more on real domains
+`python benchmarks/shift.py` runs `fedtaste compare` for three seeds on the shifted digits, and once more on real domains
 where they are at hand (../shared/data/digits: MNIST, USPS, MNIST-M; and scikit-learn's optdigits), and writes
 docs/evidence/shift.json and the tables of docs/shift.md.
 """
@@ -28,12 +28,12 @@ SEEDS = (0, 1, 2)
 def compared(data: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         words = ["compare", "--data", data, "--methods", METHODS, "--seed", str(seed), "--json"]
-        command = [sys.executable, "-m", "tacit.cli", *words, "--out", f"{folder}/runs"]
+        command = [sys.executable, "-m", "fedtaste", *words, "--out", f"{folder}/runs"]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)
     kept = ("method", "settings", "seed", "rounds", "seen", "intervals", "by_client", "traffic", "gradients", "seconds")
     results = [{key: result.get(key) for key in kept} for result in found["results"]]
-    return {"command": "tacit " + " ".join(words), "results": results, "tradeoff": found["tradeoff"]}
+    return {"command": "fedtaste " + " ".join(words), "results": results, "tradeoff": found["tradeoff"]}
 
 
 def table(runs: list[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ alike, but not the same. What does a phone gain from the others, and what does i
 
 import numpy as np
 
-import tacit
+import fedtaste
 
 PHONES, MOMENTS, SENSORS, ACTIVITIES, ROUNDS = 300, 15, 8, 5, 80
 
@@ -21,16 +21,16 @@ def moments(person: np.ndarray, n: int):
 
 people = [usual + 1.2 * rng.normal(size=usual.shape) for _ in range(PHONES)]
 train, test = ([moments(person, n) for person in people] for n in (MOMENTS, 100))
-data = tacit.Supervised("phones", "labels", *zip(*train), *zip(*test), classes=ACTIVITIES)
-model = tacit.logistic(SENSORS, ACTIVITIES)
-phones = tacit.of_arrays(data.features, data.targets)
+data = fedtaste.Supervised("phones", "labels", *zip(*train), *zip(*test), classes=ACTIVITIES)
+model = fedtaste.logistic(SENSORS, ACTIVITIES)
+phones = fedtaste.of_arrays(data.features, data.targets)
 
 
-def judge(name: str, method: tacit.Method, **how) -> float:
+def judge(name: str, method: fedtaste.Method, **how) -> float:
     sent = answers = 0
-    for done in tacit.run(method, model, phones, **how):
+    for done in fedtaste.run(method, model, phones, **how):
         sent, answers = sent + done.up_bytes + done.down_bytes, answers + done.answered
-    said = tacit.personal_outputs(method, model, done.state, data)
+    said = fedtaste.personal_outputs(method, model, done.state, data)
     right = float(np.mean([(guess.argmax(1) == truth).mean() for guess, truth in zip(said, data.test_targets)]))
     traffic = (
         f"{answers / PHONES:.0f} rounds and {sent / PHONES:,.0f} bytes a phone, both ways" if sent else "nothing sent"
@@ -40,12 +40,12 @@ def judge(name: str, method: tacit.Method, **how) -> float:
 
 
 asked = {"rounds": ROUNDS, "cohort": 0.1, "dropout": 0.2}
-alone = judge("alone", tacit.local(model, lr=0.3, passes=10), rounds=10)
+alone = judge("alone", fedtaste.local(model, lr=0.3, passes=10), rounds=10)
 found = {
-    "fedavg": judge("fedavg, one model for all", tacit.fedavg(model, lr=0.3, passes=5), **asked),
-    "pfedme": judge("pfedme, tied by lam=0.1", tacit.pfedme(model, lam=0.1, lr=0.3, passes=10), **asked),
-    "fedclup": judge("fedclup, tied by lam=0.1", tacit.fedclup(model, lam=0.1), **asked),
-    "fedclup auto": judge("fedclup, tied by lam=auto", tacit.fedclup(model, lam="auto"), **asked),
+    "fedavg": judge("fedavg, one model for all", fedtaste.fedavg(model, lr=0.3, passes=5), **asked),
+    "pfedme": judge("pfedme, tied by lam=0.1", fedtaste.pfedme(model, lam=0.1, lr=0.3, passes=10), **asked),
+    "fedclup": judge("fedclup, tied by lam=0.1", fedtaste.fedclup(model, lam=0.1), **asked),
+    "fedclup auto": judge("fedclup, tied by lam=auto", fedtaste.fedclup(model, lam="auto"), **asked),
 }
 best = max(found, key=found.get)
 more = found[best] - alone

@@ -1,22 +1,22 @@
 """The same digits, drawn in five ways: who should share what? One line for each way of drawing."""
 
-import tacit
+import fedtaste
 
 ROUNDS = 25
 
-data = tacit.load("shifted-digits")
-model = tacit.cnn(data.shape, data.classes, width=8)
-clients = tacit.of_arrays(data.features, data.targets, batch=32, names=data.clients)
+data = fedtaste.load("shifted-digits")
+model = fedtaste.cnn(data.shape, data.classes, width=8)
+clients = fedtaste.of_arrays(data.features, data.targets, batch=32, names=data.clients)
 methods = {
-    "local": tacit.local(model, lr=0.1, passes=1),
-    "fedavg": tacit.fedavg(model, lr=0.1),
-    "fedbn": tacit.fedbn(model, lr=0.1),
-    "lgmix": tacit.lgmix(model, lr=0.1),
+    "local": fedtaste.local(model, lr=0.1, passes=1),
+    "fedavg": fedtaste.fedavg(model, lr=0.1),
+    "fedbn": fedtaste.fedbn(model, lr=0.1),
+    "lgmix": fedtaste.lgmix(model, lr=0.1),
 }
 right: dict[str, list[float]] = {}
 for name, method in methods.items():
-    *_, done = tacit.run(method, model, clients, rounds=ROUNDS)
-    said = tacit.personal_outputs(method, model, done.state, data)
+    *_, done = fedtaste.run(method, model, clients, rounds=ROUNDS)
+    said = fedtaste.personal_outputs(method, model, done.state, data)
     right[name] = [float((guess.argmax(1) == truth).mean()) for guess, truth in zip(said, data.test_targets)]
     right[name].append(sum(right[name]) / len(right[name]))
 

@@ -7,7 +7,8 @@ frauds are among the 2 % of payments that look most suspicious, which is what pe
 
 import numpy as np
 
-import tacit
+import fedtaste
+from fedtaste.data.partitions import dirichlet
 
 BANKS, PAYMENTS, FRAUDS, FEATURES, LOOKED_AT = 8, 40_000, 800, 12, 0.02
 
@@ -16,12 +17,12 @@ signs = 1.5 * rng.normal(size=(3, FEATURES))  # what each kind does to a payment
 kind = rng.integers(3, size=FRAUDS)
 frauds, honest = rng.normal(size=(FRAUDS, FEATURES)) + signs[kind], rng.normal(size=(PAYMENTS, FEATURES))
 banks = []
-for met, own in zip(tacit.dirichlet(kind, BANKS, alpha=0.4, seed=3), np.array_split(honest, BANKS)):
+for met, own in zip(dirichlet(kind, BANKS, alpha=0.4, seed=3), np.array_split(honest, BANKS)):
     x, y = np.concatenate([frauds[met], own]), np.repeat([1, 0], [len(met), len(own)])
     order = rng.permutation(len(y))
     x, y = np.c_[x, np.ones(len(x))][order], y[order]
     banks.append((x[: len(x) // 4], y[: len(x) // 4], x[len(x) // 4 :], y[len(x) // 4 :]))  # a quarter to learn from
-data = tacit.Supervised("banks", "labels", *zip(*banks), classes=2)
+data = fedtaste.Supervised("banks", "labels", *zip(*banks), classes=2)
 
 
 def found(scores: np.ndarray, fraud: np.ndarray) -> int:
@@ -30,8 +31,8 @@ def found(scores: np.ndarray, fraud: np.ndarray) -> int:
     return int(fraud[most].sum())
 
 
-model = tacit.logistic(data.width, 2)
-clients = tacit.of_arrays(data.features, data.targets)
+model = fedtaste.logistic(data.width, 2)
+clients = fedtaste.of_arrays(data.features, data.targets)
 learnt, tested = ([int(y.sum()) for y in targets] for targets in (data.targets, data.test_targets))
 perfect = sum(min(n, round(LOOKED_AT * len(y))) for n, y in zip(tested, data.test_targets)) / sum(tested)
 poor = [bank for bank in range(BANKS) if learnt[bank] < sum(learnt) / BANKS / 2]
@@ -39,14 +40,14 @@ print(f"Frauds to learn from, bank by bank: {learnt}. A perfect list would hold 
 print(f"Banks {poor} have met few: less than half of the mean.")
 few: dict[str, int] = {}  # frauds found at the banks that have met few
 for name, method in {
-    "alone": tacit.local(model, lr=1.0, passes=10),
-    "fedavg": tacit.fedavg(model, lr=1.0, passes=10),
-    "fedprox": tacit.fedprox(model, lr=1.0, passes=10, mu=0.1),
-    "ditto": tacit.ditto(model, lam=0.01, lr=1.0, passes=10, own_lr=1.0, own_passes=10),
-    "apfl": tacit.apfl(model, lr=1.0, passes=10),
+    "alone": fedtaste.local(model, lr=1.0, passes=10),
+    "fedavg": fedtaste.fedavg(model, lr=1.0, passes=10),
+    "fedprox": fedtaste.fedprox(model, lr=1.0, passes=10, mu=0.1),
+    "ditto": fedtaste.ditto(model, lam=0.01, lr=1.0, passes=10, own_lr=1.0, own_passes=10),
+    "apfl": fedtaste.apfl(model, lr=1.0, passes=10),
 }.items():
-    *_, done = tacit.run(method, model, clients, rounds=20)
-    said = tacit.personal_outputs(method, model, done.state, data)
+    *_, done = fedtaste.run(method, model, clients, rounds=20)
+    said = fedtaste.personal_outputs(method, model, done.state, data)
     hits = [found(scores, y) for scores, y in zip(said, data.test_targets)]
     few[name] = sum(hits[bank] for bank in poor)
     at_few = f"{few[name]} of {sum(tested[bank] for bank in poor)} at the banks that have met few"

@@ -7,7 +7,7 @@ every measure, and hospitals see the disease at their own rate. The question is 
 import numpy as np
 from torch import nn
 
-import tacit
+import fedtaste
 
 PATIENTS = {"north": 400, "south": 300, "east": 250, "west": 200, "island": 30}
 MEASURES, TESTED, ROUNDS = 10, 1000, 30
@@ -26,22 +26,22 @@ PATTERN = np.where(np.arange(MEASURES) % 3 == 2, 1.0, 0.0)
 scanners = [(rng.uniform(0.25, 0.5), rng.lognormal(0, 0.7, MEASURES), rng.normal(0, 2, MEASURES)) for _ in PATIENTS]
 train = [scans(rng, *scanner, n) for scanner, n in zip(scanners, PATIENTS.values())]
 test = [scans(rng, *scanner, TESTED) for scanner in scanners]
-data = tacit.Supervised("hospitals", "labels", *zip(*train), *zip(*test), clients=tuple(PATIENTS), classes=2)
+data = fedtaste.Supervised("hospitals", "labels", *zip(*train), *zip(*test), clients=tuple(PATIENTS), classes=2)
 
-model = tacit.wrap(
+model = fedtaste.wrap(
     lambda: nn.Sequential(nn.BatchNorm1d(MEASURES), nn.Linear(MEASURES, 16), nn.ReLU(), nn.Linear(16, 2))
 )
-hospitals = tacit.of_arrays(data.features, data.targets, batch=20, names=data.clients)
+hospitals = fedtaste.of_arrays(data.features, data.targets, batch=20, names=data.clients)
 right: dict[str, list[float]] = {}
 for name, method in {
-    "alone": tacit.local(model, lr=0.2, passes=1),
-    "fedavg": tacit.fedavg(model, lr=0.2),
-    "fedbn": tacit.fedbn(
+    "alone": fedtaste.local(model, lr=0.2, passes=1),
+    "fedavg": fedtaste.fedavg(model, lr=0.2),
+    "fedbn": fedtaste.fedbn(
         model, lr=0.2
     ),  # how a scanner is read stays in the hospital; what illness looks like is shared
 }.items():
-    *_, done = tacit.run(method, model, hospitals, rounds=ROUNDS)
-    said = tacit.personal_outputs(method, model, done.state, data)
+    *_, done = fedtaste.run(method, model, hospitals, rounds=ROUNDS)
+    said = fedtaste.personal_outputs(method, model, done.state, data)
     right[name] = [float((guess.argmax(1) == truth).mean()) for guess, truth in zip(said, data.test_targets)]
 
 print(f"Of {TESTED:,} new patients of each hospital, told right after {ROUNDS} rounds:")

@@ -6,30 +6,30 @@ products and is shown ten; how often is the product among them that they took ne
 
 import numpy as np
 
-import tacit
+import fedtaste
 
 NEW, LIKES, SHOWN = 300, 3, 10
 
-data = tacit.load("synthetic:1500x400x60000")
+data = fedtaste.load("synthetic:1500x400x60000")
 histories, catalogue = data.histories(), len(data.items)
 order = np.random.default_rng(0).permutation(histories.people)
 new, known = order[:NEW], np.sort(order[NEW:])
-model = tacit.factorization(catalogue, k=16)
+model = fedtaste.factorization(catalogue, k=16)
 
 
-def learn(method: tacit.Method, rounds: int) -> tacit.State:
-    people = tacit.of_histories(histories, catalogue, examples=method.examples, members=known)
-    *_, done = tacit.run(method, model, people, rounds=rounds)
+def learn(method: fedtaste.Method, rounds: int) -> fedtaste.State:
+    people = fedtaste.of_histories(histories, catalogue, members=known)
+    *_, done = fedtaste.run(method, model, people, rounds=rounds)
     return done.state
 
 
-def hits(method: tacit.Method, state: tacit.State, likes: int) -> float:
+def hits(method: fedtaste.Method, state: fedtaste.State, likes: int) -> float:
     """How often the newest product is shown, from the few before it."""
     taken = [histories.of(person).tolist() for person in new]
-    return np.mean([own[-1] in tacit.top_items(method, model, state, own[-1 - likes : -1], SHOWN) for own in taken])
+    return np.mean([own[-1] in fedtaste.top_items(method, model, state, own[-1 - likes : -1], SHOWN) for own in taken])
 
 
-popular, fedals = tacit.popularity(model), tacit.fedals(model)
+popular, fedals = fedtaste.popularity(model), fedtaste.fedals(model)
 state = learn(fedals, rounds=6)
 everybodys = hits(popular, learn(popular, rounds=1), LIKES)
 print(f"{NEW} new customers, {SHOWN} of {catalogue} products shown. The one they took next is among them for")
@@ -39,7 +39,7 @@ for likes in (1, LIKES, 10):
 
 likes = histories.of(new[0])[-LIKES:].tolist()
 print(f"Somebody who likes {', '.join(data.titles[item] for item in likes)} is shown:")
-for item in tacit.top_items(fedals, model, state, likes, n=3):
+for item in fedtaste.top_items(fedals, model, state, likes, n=3):
     print(f"  {data.titles[item]} - {data.genres[item]}")
 kept = list(state.private.initial)
 print(f"Kept about them: {', '.join(kept) or 'nothing'}. The answer was computed from what the shop shares with all.")

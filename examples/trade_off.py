@@ -6,27 +6,27 @@ best depends on how far clients differ, R, against what 40 noisy examples can te
 
 import numpy as np
 
-import tacit
+import fedtaste
 
 TRIED = [0.0, 0.1, 0.5, 2.0, 10.0, 100.0]
 
 
-def error(data: tacit.Supervised, lam: float | str) -> tuple[float, float]:
+def error(data: fedtaste.Supervised, lam: float | str) -> tuple[float, float]:
     """Test RMSE of clients' own models, and the lam in force."""
-    model = tacit.linear(data.width)
-    method = tacit.fedclup(model, lam=lam, passes=20)
-    *_, done = tacit.run(method, model, tacit.of_arrays(data.features, data.targets), rounds=12)
-    said = tacit.personal_outputs(method, model, done.state, data)
+    model = fedtaste.linear(data.width)
+    method = fedtaste.fedclup(model, lam=lam, passes=20)
+    *_, done = fedtaste.run(method, model, fedtaste.of_arrays(data.features, data.targets), rounds=12)
+    said = fedtaste.personal_outputs(method, model, done.state, data)
     wrong = np.concatenate([guess - truth for guess, truth in zip(said, data.test_targets)])
     return float(np.sqrt((wrong**2).mean())), float(done.state.shared.get("lam", lam))
 
 
 for spread in (0.1, 2.0):
-    data = tacit.load(f"least-squares:R={spread}")
-    told = tacit.heterogeneity(data)
-    pays = "sharing should pay" if told["R"] < told["noise"] else "models of one's own should pay"
+    data = fedtaste.load(f"least-squares:R={spread}")
+    measured = fedtaste.heterogeneity(data)
+    pays = "sharing should pay" if measured.noise > measured.R else "models of one's own should pay"
     print(
-        f"\nClients differ by R = {spread} (measured {told['R']:.2f}), an own fit errs by {told['noise']:.2f}: {pays}."
+        f"\nClients differ by R = {spread} (measured {measured.R:.2f}), an own fit errs by {measured.noise:.2f}: {pays}."
     )
     found = {lam: error(data, lam)[0] for lam in TRIED}
     best = min(found, key=found.get)

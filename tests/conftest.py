@@ -1,18 +1,124 @@
-"""What all tests share: no deadline a case, since a kernel may be compiled in the first one, and no private run that is
-written into the privacy ledgers of whoever runs the tests."""
+"""Fixtures, the choice between unit and integration tests, and Hypothesis settings, for all tests.
+
+`pytest --only unit` collects the modules that support/modules.py does not name in INTEGRATION (`make check`);
+`pytest --only integration` collects the others (`make test` runs both). Hypothesis has no deadline per example, because
+a kernel may be compiled in the first one.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import settings
+from matplotlib.figure import Figure
 
-settings.register_profile("tacit", deadline=None)
-settings.load_profile("tacit")
+from support.modules import DRAWN, INTEGRATION
+
+settings.register_profile("fedtaste", deadline=None)
+settings.load_profile("fedtaste")
+
+SAVEFIG = Figure.savefig
+PIXEL = bytes.fromhex(  # a PNG file
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a4944415478da63600000000200"
+    "01e527defc0000000049454e44ae426082"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--only", choices=["unit", "integration"], help="collect one half of the test modules")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules of the other half before they are imported. None lets pytest decide."""
+    only, name = config.getoption("--only"), collection_path.stem
+    if only is None or not name.startswith("test_"):
+        return None
+    return True if (name in INTEGRATION) != (only == "integration") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order modules as INTEGRATION does, others last."""
+    place = {name: at for at, name in enumerate(INTEGRATION)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_plots(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Do not render plots where no test looks at them: rendering is nine tenths of the time of a small run.
+
+    The modules named in DRAWN, and tests that ask for `real_plots`, get plots as a user does.
+    """
+    if request.path.stem in DRAWN:
+        yield
+        return
+
+    def savefig(figure: Figure, file: Any, format: str, **_: object) -> None:
+        file.write(PIXEL if format == "png" else b"<svg xmlns='http://www.w3.org/2000/svg'></svg>")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", savefig)
+        yield
+
+
+@pytest.fixture
+def real_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render plots in this test."""
+    monkeypatch.setattr(Figure, "savefig", SAVEFIG)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ledgers(tmp_path_factory):
-    """A temporary folder of privacy ledgers, for subprocesses as well."""
+    """Keep private runs of tests out of the user's privacy ledgers, in subprocesses as well."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TACIT_LEDGERS", str(tmp_path_factory.mktemp("ledgers")))
+        patch.setenv("FEDTASTE_LEDGERS", str(tmp_path_factory.mktemp("ledgers")))
         yield
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Work in an empty folder, with an empty cache and without a network."""
+    from support.command import no_network
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDTASTE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDTASTE_DEBUG", raising=False)
+    no_network(monkeypatch)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One headless browser for the tests of a file; without chromium or Playwright they are skipped."""
+    from support.browser import FLAGS, PROGRAMS
+
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        pytest.skip(f"needs chromium; none of {', '.join(PROGRAMS)} is installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.skip("needs Playwright to drive chromium; it is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    """The files of an exported FedALS bundle."""
+    from support.bundles import bundle_of
+    from support.pages import files_in
+
+    return files_in(bundle_of("fedals"))
+
+
+@pytest.fixture(scope="module")
+def titles(files: dict[str, bytes]) -> list[str]:
+    """The titles of that bundle's items."""
+    return json.loads(files["items.json"])["titles"]

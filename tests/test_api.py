@@ -4,54 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import jsonschema_rs
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit import api as api_module
-from tacit.api import MAX_BODY, Api
-from tacit.bundle import FORMAT, Manifest, filled, sha256
-from tacit.recipes import Recipe
-from tacit.recommender import Recommender
-
-TITLES = ["Lion King, The (1994)", "Amélie (2001)", 'A "quoted" <b>title</b>', *(f"Film {n:02}" for n in range(57))]
-
-
-def small_bundle(folder: Path, task: str = "ranking") -> Path:
-    """A bundle of 60 items, with next to no page."""
-    rng, m, k, rated = np.random.default_rng(0), len(TITLES), 8, task == "ratings"
-    contents = {
-        "items.json": json.dumps(
-            {"names": [f"i{n}" for n in range(m)], "titles": TITLES, "genres": [[n % 2] for n in range(m)],
-             "genre_names": ["Drama", "Film-Noir"]}
-        ).encode(),
-        "item.f32": rng.normal(size=(m, k)).astype("<f4").tobytes(),
-        "popularity.u8": rng.integers(0, 256, m).astype(np.uint8).tobytes(),
-        "map.i16": rng.integers(-9, 9, (m, 2)).astype("<i2").tobytes(),
-        "vectors.json": b'{"cases":[]}',
-        "main.js": b"export const one = 1;\n" * 40,
-        "style.css": b"p { color: teal }\n" * 40,
-        "MODEL_CARD.md": "# A card — short\n".encode(),
-    } | ({"offset.f32": rng.normal(3.5, 0.3, m).astype("<f4").tobytes()} if rated else {})  # fmt: skip
-    doors = {"index.html": b"<!doctype html><p>{{manifest}}" + b"<p>Hello" * 40, "sw.js": b"// {{version}}\n"}
-    manifest = Manifest(
-        format=FORMAT, tacit="0", name="Small", task=task, method="fedals", precision="float32", items=m, k=k,
-        ones=rated, scale=(1, 5) if rated else (0, 1), integer_steps=True, tables={"offset": rated},
-        recipe=Recipe("ridge", lam=0.1, prior=1.0, alpha0=0.0 if rated else 0.01, recency=0.9), people=1,
-        about={"title": "Small", "lines": [], "licence": [], "measured": []},
-        files={name: {"bytes": len(c), "sha256": sha256(c)} for name, c in contents.items()},
-        entrance={name: sha256(c) for name, c in doors.items()},
-    )  # fmt: skip
-    contents["manifest.json"] = manifest.model_dump_json().encode()
-    contents |= {name: filled(c, sha256(contents["manifest.json"])) for name, c in doors.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return folder
+from fedtaste.serving import api as api_module
+from fedtaste.serving.api import MAX_BODY, Api
+from fedtaste.serving.recommender import Recommender
+from support.bundles import TITLES, small_bundle
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +50,7 @@ def ask(
 def test_it_recommends_what_the_recommender_does(ranking):
     mine = ranking.recommender
     status, got = ask(ranking, {"likes": ["the lion king", "i4"], "dislikes": ["Film 30"], "n": 5, "adventurous": 0.5})
-    want = mine.recommend(["the lion king", "i4"], dislikes=["Film 30"], n=5, adventurous=0.5)
+    want = mine.recommend(["the lion king", "i4"], dislikes=["Film 30"], n=5, adventurous=0.5).dump()
     assert (status, got) == (200, want | {"unknown": []})
     assert got["from"] == [TITLES[0], TITLES[4]] and len(got["items"]) == 5 and not got["popular"]
 

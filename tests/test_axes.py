@@ -7,22 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tacit.axes import epsilon_of, parse_axes, surface_plot
-from tacit.canvas import quiet_style
-from tacit.errors import SettingError
-from tacit.tradeoff import weigh
-from test_cli import here, tacit  # noqa: F401 (`here`: an empty folder to work in)
+from fedtaste.errors import SettingError
+from fedtaste.report.pareto import epsilon_of, parse_axes, surface_plot
+from fedtaste.report.style import quiet_style
+from fedtaste.report.trade_off import trade_off
+from support.command import fedtaste
+from support.reports import make_result
+
+pytestmark = pytest.mark.usefixtures("here")
 
 AXES = ("accuracy", "bytes", "epsilon")
 
 
 def result(method, value, sent, epsilon=None):
-    return {
-        "method": method, "data": "d", "protocol": "clean", "rounds": 3, "settings": {}, "notes": [], "scale": [0, 1],
-        "seen": {"sampled": {"ndcg@10": value, "hr@10": value}}, "traffic": {"up_bytes": sent, "down_bytes": 0},
-        "privacy": None if epsilon is None else {"epsilon": epsilon, "delta": 1e-6},
-        "intervals": {"seen": {"sampled": {"ndcg@10": [value - 0.01, value + 0.01]}}},
-    }  # fmt: skip
+    return make_result(
+        method=method, rounds=3, seen={"sampled": {"ndcg@10": value, "hr@10": value}}, traffic={"up_bytes": sent},
+        privacy=None if epsilon is None else {"epsilon": epsilon, "delta": 1e-6},
+        intervals={"seen": {"sampled": {"ndcg@10": [value - 0.01, value + 0.01]}}},
+    )  # fmt: skip
 
 
 RUNS = [
@@ -36,14 +38,14 @@ RUNS = [
 
 
 def test_the_front_is_what_nothing_beats_in_all_axes_at_once():
-    found = weigh(RUNS, axes=AXES)
-    assert [RUNS[i]["method"] for i in found.surface.front] == ["fedals", "fedveil", "fedveil", "popularity", "local"]
-    told = found.summary()["surface"]
+    found = trade_off(RUNS, axes=AXES)
+    assert [RUNS[i].method for i in found.surface.front] == ["fedals", "fedveil", "fedveil", "popularity", "local"]
+    told = found.summary().dump()["surface"]
     assert told["axes"] == list(AXES) and len(told["points"]) == 6 and len(told["front"]) == 5
     assert told["points"][0]["epsilon"] is None and told["points"][5]["epsilon"] == 0.0
     json.dumps(told, allow_nan=False)
-    two = weigh(RUNS, axes=("accuracy", "bytes")).surface
-    assert [RUNS[i]["method"] for i in two.front] == ["fedals", "fedveil", "popularity", "local"]
+    two = trade_off(RUNS, axes=("accuracy", "bytes")).surface
+    assert [RUNS[i].method for i in two.front] == ["fedals", "fedveil", "popularity", "local"]
 
 
 def test_what_promises_nothing_is_infinite_and_what_sends_nothing_is_zero():
@@ -51,17 +53,17 @@ def test_what_promises_nothing_is_infinite_and_what_sends_nothing_is_zero():
 
 
 def test_the_advice_names_the_best_for_every_promise():
-    advice = weigh(RUNS).advice
+    advice = trade_off(RUNS).advice
     assert "Best with epsilon 1, FedVeil (0.300); with 3, FedVeil (0.400)." in advice
-    assert "epsilon" in weigh(RUNS).fronts and "epsilon" not in weigh([RUNS[0], RUNS[5]]).fronts
+    assert "epsilon" in trade_off(RUNS).fronts and "epsilon" not in trade_off([RUNS[0], RUNS[5]]).fronts
 
 
 def test_the_plot_tells_every_run_in_words():
     with quiet_style():
-        plot = surface_plot(weigh(RUNS, axes=AXES), RUNS)
+        plot = surface_plot(trade_off(RUNS, axes=AXES), RUNS)
     assert plot.name == "privacy" and "FedALS: 0.500 without a promise, 900 B" in plot.alt
     assert plot.alt.count("at epsilon 3") == 3
-    assert surface_plot(weigh(RUNS, axes=("accuracy", "bytes")), RUNS) is None
+    assert surface_plot(trade_off(RUNS, axes=("accuracy", "bytes")), RUNS) is None
 
 
 @pytest.mark.parametrize("text", ["bytes", "accuracy", "accuracy,byte", ""])
@@ -71,7 +73,7 @@ def test_axes_that_make_no_sense(text):
 
 
 def test_a_comparison_over_epsilons(here):  # noqa: F811
-    said = tacit(
+    said = fedtaste(
         "compare", "--methods", "popularity,fedveil", "--data", "synthetic:60x40x900", "--threads", "1", "--json",
         "--wire", "clip=1", "--epsilon", "1,none", "--axes", "accuracy,bytes,epsilon", "--out", "both",
     )  # fmt: skip
@@ -83,9 +85,9 @@ def test_a_comparison_over_epsilons(here):  # noqa: F811
     assert promised.count(None) == 2 and all(e is None or 0.98 < e <= 1 for e in promised)
     assert found["tradeoff"]["surface"]["axes"] == list(AXES)
     assert (here / "both/plots/privacy.png").exists()
-    again = tacit("report", "both", "--json")
+    again = fedtaste("report", "both", "--json")
     assert again.code == 0 and (here / "both/plots/privacy.png").exists()
-    wrong = tacit(
+    wrong = fedtaste(
         "compare", "--methods", "popularity", "--data", "synthetic:60x40x900", "--epsilon", "1,lots", "--json"
     )
-    assert wrong.code == 2 and "1,3,10" in wrong.err
+    assert wrong.code == 2 and "lots" in wrong.err

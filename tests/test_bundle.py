@@ -1,4 +1,4 @@
-"""`tacit export`, the bundle's format, and `Recommender`: the same lists as `tacit recommend`, and nothing foreign."""
+"""`fedtaste export`, the bundle's format, and `Recommender`: the same lists as `fedtaste recommend`, and nothing foreign."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bundles import MODELS, bundle_of, learnt_of, run_of
-from command import tacit
-from tacit.bundle import FORMAT, UNPINNED, read_bundle, sha256
-from tacit.errors import DataError, RunError, SettingError
-from tacit.export import export, popularity
-from tacit.plane import place
-from tacit.recipes import Taste
-from tacit.recommend import recommend
-from tacit.recommender import Recommender
+from fedtaste.errors import DataError, RunError, SettingError
+from fedtaste.serving.bundle import FORMAT, UNPINNED, read_bundle, sha256
+from fedtaste.serving.export import export, popularity
+from fedtaste.serving.item_map import place
+from fedtaste.serving.rebuild import Taste
+from fedtaste.serving.recommend import recommend
+from fedtaste.serving.recommender import Recommender
+from support.bundles import MODELS, bundle_of, learnt_of, run_of
+from support.command import fedtaste
 
 NOBODY = np.zeros(0, np.int64)
 
@@ -43,17 +43,17 @@ def titles_of(recommender, items):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_bundle_lists_what_tacit_recommend_lists(name):
+def test_float32_bundle_lists_what_fedtaste_recommend_lists(name):
     mine, rng = Recommender.load(bundle_of(name, float32=True)), np.random.default_rng(1)
     for _ in range(3):
         likes = titles_of(mine, rng.choice(len(mine.bundle.titles), rng.integers(2, 12), replace=False))
         theirs = recommend(run_of(name), likes=likes, n=20)
         ours = mine.recommend(likes, n=20)
         if name != "fedrap":  # there a device also grows a table of its own; the bundle has the common part
-            assert [x["title"] for x in ours["items"]] == [x["title"] for x in theirs["items"]]
-            assert [x["score"] for x in ours["items"]] == pytest.approx([x["score"] for x in theirs["items"]], abs=2e-4)
-        assert set(ours["from"]) == set(theirs["from"]) and not ours["popular"]
-        assert not set(likes) & {x["title"] for x in ours["items"]}
+            assert [x.title for x in ours.items] == [x.title for x in theirs.items]
+            assert [x.score for x in ours.items] == pytest.approx([x.score for x in theirs.items], abs=2e-4)
+        assert set(ours.history) == set(theirs.history) and not ours.popular
+        assert not set(likes) & {x.title for x in ours.items}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -86,9 +86,8 @@ def test_export_twice_gives_the_same_bytes(tmp_path):
 
 
 def test_every_file_is_pinned_and_the_page_pins_the_manifest(films):
-    manifest = films.manifest
     served = set(films.files)
-    assert served == set(manifest["files"]) | set(UNPINNED)
+    assert served == set(films.bundle.manifest.files) | set(UNPINNED)
     assert {p.name for p in bundle_of("fedals").iterdir()} == served
     page = films.files["index.html"].decode()
     assert "{{" not in page and "{{" not in films.files["sw.js"].decode()
@@ -124,7 +123,9 @@ def test_a_changed_manifest_is_refused_even_when_it_reads_well(copy):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda m: m | {"format": "tacit-bundle-9"}, "tacit-bundle-9.*tacit-bundle-1"),
+        (lambda m: m | {"format": "fedtaste-bundle-9"}, "fedtaste-bundle-9.*fedtaste-bundle-1"),
+        (lambda m: {"format": "tacit-bundle-1", "tacit": "0.6.0", "name": "old"}, r"written by tacit 0\.6\.0"),
+        (lambda m: {"files": {}}, "an unknown program"),
         (lambda m: m | {"k": -1}, "k: "),
         (lambda m: m | {"more": 1}, "more"),
         (lambda m: m | {"recipe": m["recipe"] | {"passes": 10**9}}, "recipe.passes"),
@@ -189,10 +190,10 @@ def test_recommend_says_why_and_takes_dislikes(films):
     likes, against = titles_of(films, [3, 8, 21]), titles_of(films, [40])
     plain = films.recommend(likes, n=15)
     less = films.recommend(likes, dislikes=against, n=15)
-    assert plain["items"] != less["items"]
-    assert against[0] not in {x["title"] for x in less["items"]}
-    assert any(x["because"] for x in plain["items"])
-    assert all(set(x["because"]) <= set(likes) for x in plain["items"])
+    assert plain.items != less.items
+    assert against[0] not in {x.title for x in less.items}
+    assert any(x.because for x in plain.items)
+    assert all(set(x.because) <= set(likes) for x in plain.items)
 
 
 def test_because_is_what_the_score_loses_without_the_like(films):
@@ -210,22 +211,22 @@ def test_because_is_what_the_score_loses_without_the_like(films):
 
 def test_nothing_known_is_a_popular_start_and_says_so(films):
     found = films.recommend(n=5)
-    assert found["popular"] and found["from"] == [] and len(found["items"]) == 5
+    assert found.popular and found.history == () and len(found.items) == 5
     fame = dict(zip(films.bundle.titles, films.bundle.popularity))
-    assert [fame[x["title"]] for x in found["items"]] == sorted(films.bundle.popularity.tolist(), reverse=True)[:5]
-    assert films.recommend(dislikes=[found["items"][0]["title"]], n=5)["popular"]
+    assert [fame[x.title] for x in found.items] == sorted(films.bundle.popularity.tolist(), reverse=True)[:5]
+    assert films.recommend(dislikes=[found.items[0].title], n=5).popular
 
 
 def test_everything_liked_leaves_nothing_and_says_nothing_wrong(films):
-    assert films.recommend(films.bundle.titles, n=5)["items"] == []
+    assert films.recommend(films.bundle.titles, n=5).items == ()
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda r: r.recommend(["No Such Thing At All"]), "is not in the catalogue of 200 items"),
-        (lambda r: r.recommend(n=0), "from 1 on"),
-        (lambda r: r.recommend(n=True), "from 1 on"),
+        (lambda r: r.recommend(n=0), "at least 1"),
+        (lambda r: r.recommend(n=True), "at least 1"),
         (lambda r: r.recommend(adventurous=2), "from -1 to 1"),
         (lambda r: r.recommend(adventurous=float("nan")), "from -1 to 1"),
         (lambda r: r.recommend("Toy Story"), "a list of titles"),
@@ -243,8 +244,8 @@ def test_ratings_models_take_stars():
     low, high = mine.scale
     a, b = mine.bundle.titles[3], mine.bundle.titles[9]
     assert mine.recommend(ratings={a: high, b: low}) != mine.recommend(ratings={a: low, b: high})
-    assert mine.recommend([a])["items"] == mine.recommend(ratings={a: high})["items"]
-    assert all(x["because"] != [b] for x in mine.recommend(ratings={a: high, b: low}, n=50)["items"])
+    assert mine.recommend([a]).items == mine.recommend(ratings={a: high}).items
+    assert all(x.because != (b,) for x in mine.recommend(ratings={a: high, b: low}, n=50).items)
     for bad in (high + 1, float("nan"), "five"):
         with pytest.raises(SettingError, match="numbers from"):
             mine.recommend(ratings={a: bad})
@@ -256,7 +257,7 @@ def test_timed_lists_weigh_what_is_recent(films):
     likes = titles_of(films, [3, 8, 21, 60, 77, 90])
     assert films.recommend(likes, timed=True) != films.recommend(likes)
     assert films.recommend(likes, timed=True) != films.recommend(likes[::-1], timed=True)
-    assert films.recommend(likes)["items"] == films.recommend(likes[::-1])["items"], "order alone must not count"
+    assert films.recommend(likes).items == films.recommend(likes[::-1]).items, "order alone must not count"
 
 
 def test_counts_do_not_leave_where_privacy_was_promised():
@@ -264,8 +265,10 @@ def test_counts_do_not_leave_where_privacy_was_promised():
     told, _ = popularity(learnt)
     other = replace(learnt, items=learnt.items | {"counts": [1] * len(learnt.items["counts"])})
     assert not np.array_equal(popularity(other)[0], told)
-    private, said = popularity(replace(learnt, promised=True))
-    assert np.array_equal(popularity(replace(other, promised=True))[0], private), "counts changed what is told"
+    private, said = popularity(replace(learnt, private=True))
+    assert np.array_equal(popularity(replace(other, private=True))[0], private), (
+        "an export of a private run depends on the counts"
+    )
     assert "no counts" in said
 
 
@@ -285,7 +288,7 @@ def test_tiny_catalogues_have_a_map(m):
 
 
 def test_large_catalogues_place_the_less_popular_by_their_neighbours(monkeypatch):
-    monkeypatch.setattr("tacit.plane.MAPPED", 60)
+    monkeypatch.setattr("fedtaste.serving.item_map.MAPPED", 60)
     rng = np.random.default_rng(0)
     side = np.repeat([0, 1], 60)
     item = (np.eye(2)[side] * 3 + 0.1 * rng.normal(size=(120, 2))).astype(np.float32)
@@ -298,9 +301,9 @@ def test_export_refuses_what_it_cannot_do(tmp_path):
     kept, run = tmp_path / "kept", run_of("fedals")
     kept.mkdir()
     (kept / "thesis.txt").write_text("mine")
-    tacit("export", run, kept).refused("is not empty, and what is in it is not a bundle")
-    tacit("export", run, kept / "thesis.txt").refused("is not a folder")
-    tacit("export", tmp_path, tmp_path / "out").refused("is not a run folder")
+    fedtaste("export", run, kept).refused("is not empty, and what is in it is not a bundle")
+    fedtaste("export", run, kept / "thesis.txt").refused("is not a folder")
+    fedtaste("export", tmp_path, tmp_path / "out").refused("is not a run folder")
     assert (kept / "thesis.txt").read_text() == "mine" and not (tmp_path / "out").exists()
 
 
@@ -309,17 +312,24 @@ def test_export_over_an_older_bundle_replaces_all_of_it(copy):
     manifest["files"]["left-over.js"] = {"bytes": 3, "sha256": "0" * 64}
     (copy / "left-over.js").write_text("old")
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    told = tacit("export", run_of("fedals"), copy, "--float32", "--json").json
+    told = fedtaste("export", run_of("fedals"), copy, "--float32", "--json").json
     assert told["format"] == FORMAT and told["precision"] == "float32"
     assert not (copy / "left-over.js").exists() and Recommender.load(copy)
     assert not [p for p in copy.parent.iterdir() if p.name.startswith(".")], "nothing half-made is left beside it"
+
+
+def test_export_over_a_bundle_of_tacit_replaces_it(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    old = {name: value for name, value in manifest.items() if name != "fedtaste"}
+    (copy / "manifest.json").write_text(json.dumps(old | {"format": "tacit-bundle-1", "tacit": "0.6.0"}))
+    assert export(run_of("fedals"), copy).format == FORMAT and Recommender.load(copy)
 
 
 def test_export_into_a_bundle_with_something_of_somebodys_own_loses_nothing(copy):
     (copy / ".git").mkdir()
     (copy / "CNAME").write_text("films.example")
     before = {path.name for path in copy.iterdir()}
-    tacit("export", run_of("fedals"), copy).refused(".git, CNAME", "would be lost")
+    fedtaste("export", run_of("fedals"), copy).refused(".git, CNAME", "would be lost")
     assert {path.name for path in copy.iterdir()} == before
 
 
@@ -339,15 +349,15 @@ def test_a_pipe_in_a_bundle_is_no_file(copy):
 
 
 def test_methods_without_a_recipe_are_named(tmp_path):
-    from bundles import DATA
-    from tacit.data.sources import load
-    from tacit.experiment import execute
-    from tacit.runs import RunFolder
-    from tacit.settings import Settings
+    from fedtaste.data.sources import load
+    from fedtaste.experiment.folder import RunFolder
+    from fedtaste.experiment.settings import Settings
+    from fedtaste.experiment.train import execute, prepare
+    from support.bundles import DATA
 
     settings = Settings(data=DATA, method="fedtrail", set={"k": "8"})
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), load(DATA), "0")
-    execute(settings, load(DATA), folder)
+    execute(prepare(settings, load(DATA)), folder)
     with pytest.raises(SettingError, match=r"fedtrail cannot be rebuilt.*fedals.*fedmf.*fedrap.*fedrecon"):
         export(tmp_path / "run", tmp_path / "out")
 
@@ -355,7 +365,7 @@ def test_methods_without_a_recipe_are_named(tmp_path):
 def test_recommender_needs_no_torch():
     """A backend that only serves should start in a blink."""
     code = (
-        f"import sys; from tacit.recommender import Recommender; r = Recommender.load({str(bundle_of('fedals'))!r}); "
+        f"import sys; from fedtaste.serving.recommender import Recommender; r = Recommender.load({str(bundle_of('fedals'))!r}); "
         "r.recommend([r.bundle.titles[0]]); assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

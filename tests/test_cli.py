@@ -6,57 +6,35 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from command import cli, tacit
-from tacit.data import sources
-from tacit.errors import RunError
+from fedtaste.cli import main
+from fedtaste.cli.options import COMMANDS
+from fedtaste.cli.parser import load_function
+from fedtaste.errors import RunError
+from fedtaste.experiment.settings import Settings
+from support.command import CONTRACT, QUICK, WORLD, fedtaste, no_network
 
-WORLD = ("--data", "synthetic:40x40x400", "--threads", "1")
-QUICK = (*WORLD, "--rounds", "2", "--json")
+pytestmark = pytest.mark.usefixtures("here")
+
 FILE = ("--rounds", "2", "--threads", "1", "--set", "k=4", "--json")
 ROWS = "".join(f"u{u},i{(u * 7 + j * 5) % 12},{1 + (u + j) % 5},{u * 10 + j}\n" for u in range(12) for j in range(5))
 GOOD = "user,item,rating,timestamp\n" + ROWS
-CONTRACT = {
-    "data", "method", "settings", "protocol", "seed", "rounds", "people", "items", "interactions", "seen", "new",
-    "intervals", "best_round", "leak", "traffic", "privacy", "seconds", "peak_rss_mb", "rejected_updates", "run",
-}  # fmt: skip
 
 
 def files() -> set[str]:
     return {str(path) for path in Path().rglob("*")}
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder to work in, an empty cache, no way out, and no width that would break sentences."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TACIT_DEBUG", raising=False)
-    no_network(monkeypatch)
-    return tmp_path
-
-
-def no_network(monkeypatch, reply=None):
-    def fetch():
-        if reply is None:
-            raise OSError("no answer (offline)")
-        return reply
-
-    for name in ("ML_100K", "ML_1M", "LASTFM"):
-        monkeypatch.setattr(sources, name, tuple(replace(archive, fetch=fetch) for archive in getattr(sources, name)))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """A finished run; not to be changed by a test."""
     path = tmp_path_factory.mktemp("made") / "run"
-    assert tacit("run", *QUICK, "--out", path).code == 0
+    assert fedtaste("run", *QUICK, "--out", path).code == 0
     return path
 
 
@@ -72,8 +50,8 @@ def copy(made) -> Path:
 # The contract
 
 
-def test_json_is_one_object_with_every_key_and_the_folder_is_whole():
-    said = tacit("run", *QUICK, "--out", "mine")
+def test_json_is_one_object_with_every_key_and_the_folder_is_whole(real_plots):
+    said = fedtaste("run", *QUICK, "--out", "mine")
     result = said.json
     assert result.keys() >= CONTRACT
     for group in ("seen", "new"):
@@ -92,21 +70,21 @@ def test_json_is_one_object_with_every_key_and_the_folder_is_whole():
 
 
 def test_runs_get_a_folder_each_and_the_table_names_what_to_do_next():
-    first, second = tacit("run", *QUICK).json["run"], tacit("run", *QUICK[:-1])
+    first, second = fedtaste("run", *QUICK).json["run"], fedtaste("run", *QUICK[:-1])
     assert first.endswith("-1") and second.code == 0
-    assert "HR@10" in second.out and "Report: " in second.out and "tacit recommend" in second.out
+    assert "HR@10" in second.out and "Report: " in second.out and "fedtaste recommend" in second.out
     assert first.replace("-1", "-2") in second.out
 
 
 @pytest.mark.parametrize("task, metric", [("ratings", "rmse"), ("regression", "rmse")])
 def test_other_tasks(task, metric):
     data = ["--data", "linear", "--method", "fedsgd"] if task == "regression" else [*WORLD, "--task", task]
-    result = tacit("run", *data, "--rounds", "3", "--json").json
+    result = fedtaste("run", *data, "--rounds", "3", "--json").json
     assert result.keys() >= CONTRACT and result["task"] == task
     assert result["seen"][metric] > 0 and (result["new"] is None) == (task == "regression")
     if task == "regression":
         assert len(result["true_weights"]) == 5 and result["seen"]["weights_error"] > 0
-        tacit("recommend", result["run"], "--likes", "x", "--json").refused("regression", "no items")
+        fedtaste("recommend", result["run"], "--likes", "x", "--json").refused("regression", "no items")
 
 
 def test_a_brought_split_and_its_titles():
@@ -117,32 +95,32 @@ def test_a_brought_split_and_its_titles():
     Path("mine/test.csv").write_text("user,item,rating,timestamp\n" + "\n".join(rows[4::5]))
     titles = "".join(f'i{n},"Film {n}, The (199{n % 10})"\n' for n in range(12))
     Path("mine/items.csv").write_text("item,title\n" + titles)
-    result = tacit("run", "--data", "mine", *FILE, "--out", "run").json
+    result = fedtaste("run", "--data", "mine", *FILE, "--out", "run").json
     assert (result["people"], result["items"]) == (12, 12)
-    answer = tacit("recommend", "run", "--likes", "the film 3", "-n", "2", "--json").json
+    answer = fedtaste("recommend", "run", "--likes", "the film 3", "-n", "2", "--json").json
     assert answer["from"] == ["Film 3, The (1993)"] and len(answer["items"]) == 2
 
 
 def test_compare_has_results_and_a_report():
-    found = tacit("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
+    found = fedtaste("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
     assert [result["method"] for result in found["results"]] == ["popularity", "fedals"]
     assert all(result.keys() >= CONTRACT for result in found["results"])
     assert found["report"] == "both/report.html"
     assert Path("both/report.html").read_text().startswith("<!doctype html")
-    again = tacit("report", "both", "--json").json
+    again = fedtaste("report", "both", "--json").json
     assert again == {"report": found["report"]}
-    tacit("compare", "--methods", "fedals", *QUICK, "--out", "both").refused("both is there already", "--out")
-    one = tacit("recommend", found["results"][1]["run"], "--person", "7", "--json").json
+    fedtaste("compare", "--methods", "fedals", *QUICK, "--out", "both").refused("both is there already", "--out")
+    one = fedtaste("recommend", found["results"][1]["run"], "--person", "7", "--json").json
     assert len(one["items"]) == 10
 
 
 def test_a_sweep_tries_every_value_once():
-    found = tacit("compare", "--method", "fedals", "--sweep", "k=2, 4,2", *QUICK, "--out", "swept").json
+    found = fedtaste("compare", "--method", "fedals", "--sweep", "k=2, 4,2", *QUICK, "--out", "swept").json
     assert [result["settings"]["k"] for result in found["results"]] == [2, 4]
 
 
 def test_the_same_command_gives_the_same_result():
-    one, two = (tacit("run", *QUICK, "--out", name).json for name in "ab")
+    one, two = (fedtaste("run", *QUICK, "--out", name).json for name in "ab")
     for result in (one, two):
         for key in ("seconds", "peak_rss_mb", "run"):
             del result[key]
@@ -174,43 +152,43 @@ OPTIONS = {
     "no key and value": (["--set", "k"], '"k"', "key=value"),
     "no value": (["--set", "k="], '"k="', "key=value"),
     "no key": (["--set", "=4"], '"=4"', "key=value"),
-    "text for a whole number": (["--set", "k=many"], "k=many", "takes int", "--set k="),
-    "a share for a whole number": (["--set", "k=2.5"], "k=2.5", "takes int"),
-    "text for a number": (["--set", "lam=big"], "lam=big", "takes float", "--set lam="),
-    "text for yes or no": (["--method", "fedrecon", "--set", "joint=maybe"], "joint=maybe", "takes bool"),
+    "text for a whole number": (["--set", "k=many"], "k must be a whole number, got many", "--set k="),
+    "a share for a whole number": (["--set", "k=2.5"], "k must be a whole number, got 2.5"),
+    "text for a number": (["--set", "lam=big"], "lam must be a number, got big", "--set lam="),
+    "text for yes or no": (["--method", "fedrecon", "--set", "joint=maybe"], "joint must be true or false, got maybe"),
     "not one of the words": (["--method", "fedrecon", "--set", "solver=exakt"], "not a value of solver", '"exact"'),
-    "nan": (["--set", "lam=nan"], "lam=nan", "finite"),
-    "infinite": (["--set", "lam=inf"], "lam=inf", "finite"),
-    "a negative rate": (["--method", "fedavg", "--set", "lr=-0.1"], "lr=-0.1", "at least 0"),
-    "a share above 1": (["--set", "recency=1.5"], "recency=1.5", "from 0 to 1"),
-    "no factors": (["--set", "k=0"], "k=0", "40 items", "1 to 40"),
-    "k larger than items": (["--set", "k=41"], "k=41", "40 items", "1 to 40"),
-    "no rounds": (["--rounds", "0"], "--rounds 0", "at least 1"),
-    "rounds below zero": (["--rounds", "-2"], "--rounds -2", "at least 1"),
-    "rounds in words": (["--rounds", "two"], "--rounds", "two", "integer"),
+    "nan": (["--set", "lam=nan"], "lam must be a finite number, got nan"),
+    "infinite": (["--set", "lam=inf"], "lam must be a finite number, got inf"),
+    "a negative rate": (["--method", "fedavg", "--set", "lr=-0.1"], "lr must be at least 0, got -0.1"),
+    "a share above 1": (["--set", "recency=1.5"], "recency must be from 0 to 1, got 1.5"),
+    "no factors": (["--set", "k=0"], "k must be at least 1, got 0"),
+    "k larger than items": (["--set", "k=41"], "k must be from 1 to 40", "got 41"),
+    "no rounds": (["--rounds", "0"], "--rounds", "at least 1, got 0"),
+    "rounds below zero": (["--rounds", "-2"], "--rounds", "at least 1, got -2"),
+    "rounds in words": (["--rounds", "two"], "--rounds", "whole number", "got two"),
     "a cohort too large": (["--cohort", "1000"], "1000", "1 to 36", "0.1"),
     "a cohort of nobody": (["--cohort", "0"], "0", "1 to 36"),
     "a cohort below zero": (["--cohort", "-1"], "-1", "1 to 36"),
-    "a cohort in words": (["--cohort", "some"], "--cohort some", "0.1"),
-    "a cohort of folds": (["--cohort", "folds"], "--cohort folds", "0.1"),
+    "a cohort in words": (["--cohort", "some"], "--cohort", "0.1", "got some"),
+    "a cohort of folds": (["--cohort", "folds"], "--cohort", "0.1", "got folds"),
     "a cohort of nan": (["--cohort", "nan"], "nan", "1 to 36"),
     "a cohort above all": (["--cohort", "1.5"], "1.5", "share"),
     "a cohort larger than a fold leaves": (["--cohort", "38", "--new-people", "folds"], "38", "1 to 36"),
     "a cohort of one place": (["--method", "centralised", "--cohort", "3"], "--cohort", "centralised", "Leave"),
-    "new people above all": (["--new-people", "1.5"], "--new-people 1.5", "from 0 to below 1", "folds"),
-    "everybody new": (["--new-people", "1"], "--new-people 1", "below 1"),
+    "new people above all": (["--new-people", "1.5"], "--new-people", "from 0 to below 1, or folds, got 1.5"),
+    "everybody new": (["--new-people", "1"], "--new-people", "below 1", "got 1."),
     "almost everybody new": (["--new-people", "0.999"], "--new-people 0.999", "nobody", "smaller"),
-    "new people in words": (["--new-people", "fold"], "--new-people fold", "folds"),
-    "new people nan": (["--new-people", "nan"], "--new-people nan", "from 0"),
-    "drop-out above 1": (["--dropout", "2"], "--dropout", "2.0", "0.0<=x<=1.0"),
-    "drop-out nan": (["--dropout", "nan"], "--dropout nan", "from 0 to 1"),
-    "tolerance below zero": (["--tolerance", "-1"], "--tolerance -1", "from 0"),
-    "tolerance nan": (["--tolerance", "nan"], "--tolerance nan", "from 0"),
-    "patience below zero": (["--patience", "-1"], "--patience -1", "from 0"),
-    "a seed below zero": (["--seed", "-1"], "--seed", "-1", "x>=0"),
-    "a seed of 100 bits": (["--seed", str(2**100)], "--seed", "expected a number from 0"),
-    "no threads": (["--threads", "0"], "--threads 0", "allows 1 to"),
-    "too many threads": (["--threads", "999"], "--threads 999", "allows 1 to"),
+    "new people in words": (["--new-people", "fold"], "--new-people", "folds, got fold."),
+    "new people nan": (["--new-people", "nan"], "--new-people", "from 0", "got nan"),
+    "drop-out above 1": (["--dropout", "2"], "--dropout", "from 0 to 1, got 2"),
+    "drop-out nan": (["--dropout", "nan"], "--dropout", "from 0 to 1, got nan"),
+    "tolerance below zero": (["--tolerance", "-1"], "--tolerance", "from 0 to 1, got -1"),
+    "tolerance nan": (["--tolerance", "nan"], "--tolerance", "from 0 to 1, got nan"),
+    "patience below zero": (["--patience", "-1"], "--patience", "from 0", "got -1"),
+    "a seed below zero": (["--seed", "-1"], "--seed", "from 0", "got -1"),
+    "a seed of 100 bits": (["--seed", str(2**100)], "--seed", "a whole number from 0", str(2**100)),
+    "no threads": (["--threads", "0"], "--threads", "at least 1, got 0"),
+    "too many threads": (["--threads", "999"], "--threads must be from 1", "got 999"),
     "no such kernel": (["--method", "fedavg", "--backend", "kernel"], "kernel", "this method has none", "vmap"),
     "a task that the data do not fit": (["--task", "regression"], "--task regression", "ranking or ratings"),
     "published ratings": (["--task", "ratings", "--protocol", "published"], "--protocol published", "ratings", "Leave"),
@@ -222,7 +200,7 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_wrong_options_leave_nothing_behind(case):
     args, *parts = OPTIONS[case]
-    tacit("run", *QUICK, *args).refused(*parts)
+    fedtaste("run", *QUICK, *args).refused(*parts)
     assert not files()
 
 
@@ -238,21 +216,75 @@ def test_wrong_options_leave_nothing_behind(case):
         (["--method", "fedals", "--sweep", "k"], ["needs one method and values"]),
         (["--method", "fedals", "--sweep", "k=,"], ["needs one method and values"]),
         (["--method", "fedals", "--sweep", "=2"], ["needs one method and values"]),
-        (["--method", "fedals", "--sweep", "k=2,400"], ["k=400", "40 items"]),
+        (["--method", "fedals", "--sweep", "k=2,400"], ["k must be from 1 to 40", "got 400"]),
         (["--method", "fedals", "--sweep", "kk=2"], ['"kk" is not a setting', '"k"']),
     ],
 )
 def test_wrong_comparisons_leave_nothing_behind(args, parts):
-    tacit("compare", *QUICK, *args).refused(*parts)
+    fedtaste("compare", *QUICK, *args).refused(*parts)
     assert not files()
+
+
+# Options from a file
+
+
+def test_options_come_from_a_file_and_the_command_line_wins():
+    Path("run.toml").write_text(
+        'data = "synthetic:40x40x400"\nthreads = 1\nrounds = 2\nnew_people = 0.2\njson = true\n'
+        "[set]\nk = 3\nlam = 0.5\nrecency = 1\n"
+    )
+    from_file = fedtaste("run", "--config", "run.toml", "--set", "k=4", "--seed", "3", "--out", "a").json
+    options = ("--new-people", "0.2", "--set", "k=4", "--set", "lam=0.5", "--set", "recency=1", "--seed", "3")
+    typed = fedtaste("run", *QUICK, *options, "--out", "b").json
+    for result in (from_file, typed):
+        for key in ("seconds", "peak_rss_mb", "run"):
+            del result[key]
+    assert from_file == typed and from_file["settings"]["k"] == 4 and from_file["seed"] == 3
+    Path("compare.toml").write_text(
+        'data = "synthetic:40x40x400"\nthreads = 1\nrounds = 1\nmethods = ["popularity", "fedals"]'
+    )
+    both = fedtaste("compare", "--config", "compare.toml", "--json").json["results"]
+    assert [result["method"] for result in both] == ["popularity", "fedals"]
+
+
+@pytest.mark.parametrize(
+    "content, parts",
+    [
+        ("roudns = 2", ['"roudns" is not an option', 'Did you mean "rounds"?']),
+        ("nodes = 2", ['"nodes" is not an option']),  # of another command
+        ("rounds = 0", ["rounds must be a whole number at least 1, got 0"]),
+        ('protocol = "clan"', ['"clan" is not a protocol', 'Did you mean "clean"?']),
+        ("set = 3", ["set must be a table of settings"]),
+        ("[set]\nlamm = 3", ['"lamm" is not a setting']),
+        ("rounds = ", ["run.toml is not valid TOML"]),
+        (None, ["run.toml cannot be read"]),
+    ],
+)
+def test_wrong_files_of_options_are_named(content, parts):
+    if content is not None:
+        Path("run.toml").write_text(content)
+    before = files()
+    said = fedtaste("run", *QUICK[:4], "--json", "--config", "run.toml").refused(*parts)
+    assert "run.toml" in said.err or "[set]" in content
+    assert files() == before
+
+
+def test_every_setting_is_an_option_with_a_help_text():
+    shown = " ".join(fedtaste("run", "--help").out.split())
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in shown and " ".join(field.description.split())[:30] in shown
+    for name, command in COMMANDS.items():
+        assert command.options.__doc__.startswith(main.COMMANDS[name]), "the list of commands and a command's own help"
+        assert callable(load_function(command.function))
+        assert all(field.description for field in command.options.model_fields.values() if not field.is_required())
 
 
 def test_nothing_asked_shows_the_help():
     for args in ([], ["data"], ["--help"], ["run", "--help"]):
-        said = tacit(*args)
+        said = fedtaste(*args)
         assert (said.code, said.err) == (0, "") and "Usage: " in said.out
-    assert tacit("--version").out.startswith("tacit ")
-    tacit("trian").refused("trian", "--help")
+    assert fedtaste("--version").out.startswith("fedtaste ")
+    fedtaste("trian").refused("trian", "--help")
 
 
 # Files that are wrong
@@ -283,11 +315,11 @@ def test_wrong_files_leave_nothing_behind(case):
     content, *parts = BAD[case]
     Path("mine.csv").write_text(content)
     before = files()
-    tacit("run", "--data", "mine.csv", *FILE).refused("mine", *parts)
-    tacit("compare", "--methods", "fedals,fedavg", "--data", "mine.csv", *FILE).refused("mine", *parts)
+    fedtaste("run", "--data", "mine.csv", *FILE).refused("mine", *parts)
+    fedtaste("compare", "--methods", "fedals,fedavg", "--data", "mine.csv", *FILE).refused("mine", *parts)
     if case not in ("one person", "one item", "single interactions"):
-        tacit("data", "describe", "mine.csv", "--json").refused("mine", *parts)
-        tacit("data", "import", "mine.csv", "mine.parquet").refused("mine", *parts)
+        fedtaste("data", "describe", "mine.csv", "--json").refused("mine", *parts)
+        fedtaste("data", "import", "mine.csv", "mine.parquet").refused("mine", *parts)
     assert files() == before
 
 
@@ -305,15 +337,15 @@ def test_paths_that_are_no_data(data, parts):
     for name in ("mine.xlsx", "folder/other.csv", "broken.parquet"):
         Path(name).write_text("user,item\n")
     before = files()
-    tacit("run", "--data", data, *FILE).refused(*parts)
+    fedtaste("run", "--data", data, *FILE).refused(*parts)
     assert files() == before
 
 
 def test_no_ratings_for_the_ratings_task():
     Path("mine.csv").write_text("user,item\n" + "".join(f"{r.rsplit(',', 2)[0]}\n" for r in ROWS.splitlines()))
-    said = tacit("run", "--data", "mine.csv", "--task", "ratings", *FILE)
+    said = fedtaste("run", "--data", "mine.csv", "--task", "ratings", *FILE)
     said.refused("mine has no ratings", "rating column", "--task ranking")
-    result = tacit("run", "--data", "mine.csv", *FILE).json
+    result = fedtaste("run", "--data", "mine.csv", *FILE).json
     assert any("no time" in note for note in result["notes"])
 
 
@@ -321,7 +353,7 @@ def test_no_ratings_for_the_ratings_task():
 def test_duplicates_are_kept_by_a_rule_that_is_stated(task):
     Path("clean.csv").write_text(GOOD.replace("u1,i7,2,10\n", "u1,i7,5,9999\n"))
     Path("mine.csv").write_text(GOOD + "u1,i7,5,9999\n")
-    clean, mine = (tacit("run", "--data", f"{name}.csv", "--task", task, *FILE).json for name in ("clean", "mine"))
+    clean, mine = (fedtaste("run", "--data", f"{name}.csv", "--task", task, *FILE).json for name in ("clean", "mine"))
     assert "1 duplicate pair: the newest of each was kept." in mine["notes"]
     assert mine["seen"] == clean["seen"] and mine["interactions"] == 60
 
@@ -330,11 +362,11 @@ def test_duplicates_are_kept_by_a_rule_that_is_stated(task):
 @pytest.mark.parametrize("method", ["fedals", "fedavg", "fedrecon", "local"])
 def test_people_with_a_single_interaction_take_part(task, method):
     Path("mine.csv").write_text(GOOD + "lonely,i3,4,1\n")
-    result = tacit("run", "--data", "mine.csv", "--task", task, "--method", method, *FILE, "--out", "run").json
+    result = fedtaste("run", "--data", "mine.csv", "--task", task, "--method", method, *FILE, "--out", "run").json
     assert result["people"] == 13 and result["seen"]["people"] + result["new"]["people"] == 12
     if task == "ranking":
         assert any("1 person" in note for note in result["notes"]), result["notes"]
-    answer = tacit("recommend", "run", "--person", "lonely", "-n", "3", "--json").json
+    answer = fedtaste("recommend", "run", "--person", "lonely", "-n", "3", "--json").json
     assert answer["from"] == ["i3"] and "i3" not in [item["item"] for item in answer["items"]]
 
 
@@ -346,14 +378,14 @@ def test_fedtrail_serves_people_with_an_order_and_without(parts):
     k = () if parts == "trail" else ("--set", "k=4")
     for name in ("timed", "bare"):
         args = ("--data", f"{name}.csv", "--method", "fedtrail", "--set", f"parts={parts}", *k, "--threads", "1")
-        result = tacit("run", *args, "--json", "--out", name).json
+        result = fedtaste("run", *args, "--json", "--out", name).json
         assert ("Recency is off: the data have no time." in result["notes"]) == (name == "bare")
         assert result["rounds"] == 1 or parts == "trail+als"
-        answer = tacit("recommend", name, "--person", "lonely", "-n", "3", "--json").json
+        answer = fedtaste("recommend", name, "--person", "lonely", "-n", "3", "--json").json
         assert answer["from"] == ["i3"] and "i3" not in [item["item"] for item in answer["items"]]
-        likes = tacit("recommend", name, "--likes", "i3", "--likes", "i8", "-n", "10", "--json").json["items"]
+        likes = fedtaste("recommend", name, "--likes", "i3", "--likes", "i8", "-n", "10", "--json").json["items"]
         assert len({item["score"] for item in likes}) > 1
-    tacit("run", *args, "--task", "ratings").refused("fedtrail ranks with model=factorization", "use fedals")
+    fedtaste("run", *args, "--task", "ratings").refused("fedtrail ranks with model=factorization", "use fedals")
 
 
 FEDRAP = ("--method", "fedrap", "--set", "k=4", "--set", "table_lr=10", "--set", "passes=2", "--threads", "1")
@@ -362,17 +394,17 @@ FEDRAP = ("--method", "fedrap", "--set", "k=4", "--set", "table_lr=10", "--set",
 def test_fedrap_on_disk_and_with_small_downloads_is_the_same_run():
     Path("some.csv").write_text(GOOD)
     base = ("run", "--data", "some.csv", *FEDRAP, "--rounds", "4", "--set", "prox=1.0", "--json", "--out")
-    here = tacit(*base, "here").json
-    there = tacit(*base, "there", "--store", "disk", "--download", "sparse").json
+    here = fedtaste(*base, "here").json
+    there = fedtaste(*base, "there", "--store", "disk", "--download", "sparse").json
     assert here["seen"] == there["seen"] and here["new"] == there["new"]
     assert there["curve"][-1]["down_bytes"] < here["curve"][-1]["down_bytes"]
     assert [p["loss"] for p in here["curve"]] == [p["loss"] for p in there["curve"]]
     assert 0 < there["curve"][-1]["zeros"] <= 1 and list(Path("there/private").iterdir()) == []
-    assert tacit("recommend", "there", "--likes", "i3", "-n", "3", "--json").json["items"]
+    assert fedtaste("recommend", "there", "--likes", "i3", "-n", "3", "--json").json["items"]
 
 
 def test_fedrap_published_warns_and_says_what_leaks():
-    said = tacit(
+    said = fedtaste(
         "run", "--data", "synthetic:200x150x3000", *FEDRAP, "--protocol", "published", "--rounds", "6", "--json"
     )
     leak = said.json["leak"]
@@ -390,37 +422,37 @@ def test_fedrap_published_warns_and_says_what_leaks():
         (("--set", "released=false", "--set", "step_decay=0.5"), ["step_decay would change nothing"]),
         (("--set", "parts=own", "--set", "mu=1"), ["parts=own has no common table"]),
         (("--task", "ratings"), ["fedrap ranks"]),
-        (("--store", "dusk"), ["--store dusk", "memory"]),
-        (("--download", "zip"), ["--download zip", "sparse"]),
+        (("--store", "dusk"), ['"dusk" is not a store', 'Did you mean "disk"', "memory"]),
+        (("--download", "zip"), ['"zip" is not a download', "sparse"]),
     ],
 )
 def test_what_fedrap_cannot_do_is_said(args, parts):
     Path("some.csv").write_text(GOOD)
-    tacit("run", "--data", "some.csv", *FEDRAP, "--rounds", "5", *args).refused(*parts)
+    fedtaste("run", "--data", "some.csv", *FEDRAP, "--rounds", "5", *args).refused(*parts)
     assert not list(Path(".").rglob("*.part"))
 
 
 def test_options_that_a_run_would_not_read_are_refused():
     Path("some.csv").write_text(GOOD)
-    tacit("run", "--data", "some.csv", "--store", "disk").refused("--store disk would change nothing", "fedals")
+    fedtaste("run", "--data", "some.csv", "--store", "disk").refused("--store disk would change nothing", "fedals")
     args = ("run", "--data", "some.csv", "--method", "local", "--set", "k=4", "--download", "int8")
-    tacit(*args).refused("--download int8 would change nothing", "local")
+    fedtaste(*args).refused("--download int8 would change nothing", "local")
 
 
 def test_nothing_to_rank_against_is_said():
     Path("full.csv").write_text("user,item\n" + "".join(f"u{u},i{i}\n" for u in range(4) for i in range(5)))
-    tacit("run", "--data", "full.csv", *FEDRAP).refused("touched every item", "larger catalogue")
+    fedtaste("run", "--data", "full.csv", *FEDRAP).refused("touched every item", "larger catalogue")
     Path("one.csv").write_text("user,item\na,x\na,y\na,z\n")
-    tacit("run", "--data", "one.csv", *FEDRAP).refused("1 person", "Bring more data")
+    fedtaste("run", "--data", "one.csv", *FEDRAP).refused("1 person", "Bring more data")
 
 
 # Fetching
 
 
 def test_no_network():
-    said = tacit("run", "--rounds", "1", "--json")
+    said = fedtaste("run", "--rounds", "1", "--json")
     said.refused("ml-100k cannot be fetched", "no answer (offline)", "GroupLens", "by hand", "--data synthetic")
-    tacit("data", "fetch", "ml-100k").refused("cannot be fetched", "--data synthetic")
+    fedtaste("data", "fetch", "ml-100k").refused("cannot be fetched", "--data synthetic")
     assert not files()
 
 
@@ -428,13 +460,13 @@ def test_a_broken_cache_and_no_network():
     Path("cache").mkdir()
     Path("cache/ml-100k.zip").write_bytes(b"PK, but not the one")
     before = files()
-    tacit("run", "--json").refused("is damaged", "sha256", "expected 50d2a982", "ml-100k.zip into", "by hand")
+    fedtaste("run", "--json").refused("is damaged", "sha256", "expected 50d2a982", "ml-100k.zip into", "by hand")
     assert files() == before
 
 
 def test_another_file_than_was_published(monkeypatch):
     no_network(monkeypatch, b"PK, but not the one")
-    tacit("data", "fetch", "ml-100k").refused("sent another file", "sha256", "Nothing was kept", "Try again")
+    fedtaste("data", "fetch", "ml-100k").refused("sent another file", "sha256", "Nothing was kept", "Try again")
     assert not files()
 
 
@@ -444,15 +476,15 @@ def test_another_file_than_was_published(monkeypatch):
 def test_the_folder_cannot_be_made(here):
     Path("file").write_text("")
     before = files()
-    tacit("run", *QUICK, "--out", "file/run").refused("file/run cannot be made", "--out")
-    tacit("run", *QUICK, "--out", "file").refused("file cannot be made", "--out")
-    tacit("compare", "--methods", "fedals", *QUICK, "--out", "file/both").refused("file/both", "--out")
+    fedtaste("run", *QUICK, "--out", "file/run").refused("file/run cannot be made", "--out")
+    fedtaste("run", *QUICK, "--out", "file").refused("file cannot be made", "--out")
+    fedtaste("compare", "--methods", "fedals", *QUICK, "--out", "file/both").refused("file/both", "--out")
     assert files() == before
 
 
 def test_the_folder_holds_a_run_already(copy):
     before = {path: path.read_bytes() for path in copy.iterdir()}
-    tacit("run", *QUICK, "--out", copy).refused("holds a run already", f"tacit resume {copy}", "--out")
+    fedtaste("run", *QUICK, "--out", copy).refused("holds a run already", f"fedtaste resume {copy}", "--out")
     assert {path: path.read_bytes() for path in copy.iterdir()} == before
 
 
@@ -465,19 +497,19 @@ def test_a_folder_that_is_no_run(name):
     Path("empty").mkdir()
     Path("file").write_text("")
     for command in commands(name):
-        tacit(*command, "--json").refused(f"{name} is not a run folder", "settings.json", "tacit run")
+        fedtaste(*command, "--json").refused(f"{name} is not a run folder", "settings.json", "fedtaste run")
 
 
 @pytest.mark.parametrize(
     "file, content, parts",
     [
-        ("settings.json", '{"format": "tacit-run-9", "version": "9.0"}', ["tacit-run-9", "9.0", "reads 'tacit-run-1'"]),
-        ("settings.json", "{}", ["format None", "reads 'tacit-run-1'"]),
-        ("settings.json", '{"format": "tacit-run-1", "version": "0"}', ["settings.json", "run again"]),
+        ("settings.json", '{"format": "fedtaste-run-9", "version": "9.0"}', ["written by fedtaste 9.0", "run again"]),
+        ("settings.json", "{}", ["does not read", "run again"]),
+        ("settings.json", '{"format": "fedtaste-run-1", "version": "0"}', ["settings.json", "run again"]),
         ("settings.json", "", ["settings.json cannot be read", "run again"]),
         ("settings.json", "[1]", ["settings.json cannot be read", "run again"]),
         ("settings.json", '{"form', ["settings.json cannot be read", "run again"]),
-        ("settings.json", '{"format": "tacit-run-1", "settings": {"colour": 1}}', ["settings.json", "run again"]),
+        ("settings.json", '{"format": "fedtaste-run-1", "settings": {"colour": 1}}', ["settings.json", "run again"]),
         ("result.json", '{"data": "syn', ["result.json cannot be read", "run again"]),
         ("result.json", "\x00\xff", ["result.json cannot be read", "run again"]),
     ],
@@ -486,7 +518,7 @@ def test_run_folders_of_another_version_or_torn(copy, file, content, parts):
     (copy / file).write_text(content, encoding="latin-1")
     before = files()
     for command in commands(copy):
-        tacit(*command, "--json").refused(*parts)
+        fedtaste(*command, "--json").refused(*parts)
     assert files() == before
 
 
@@ -497,50 +529,50 @@ def test_torn_weights(copy, file, damage):
     path = copy / file
     path.write_bytes(damage(path.read_bytes()))
     before = path.read_bytes()
-    tacit("resume", copy, "--json").refused(file, "cannot be read as weights", "run again")
+    fedtaste("resume", copy, "--json").refused(file, "cannot be read as weights", "run again")
     assert path.read_bytes() == before
 
 
 def test_weights_that_are_gone_or_another_run_s(copy):
     (copy / "model.safetensors").unlink()
-    tacit("recommend", copy, "--likes", "1", "--json").refused("model.safetensors", "tacit run")
-    tacit("run", *QUICK, "--set", "k=3", "--out", "other")
+    fedtaste("recommend", copy, "--likes", "1", "--json").refused("model.safetensors", "fedtaste run")
+    fedtaste("run", *QUICK, "--set", "k=3", "--out", "other")
     (copy / "final.safetensors").write_bytes(Path("other/final.safetensors").read_bytes())
-    tacit("recommend", copy, "--person", "1", "--json").refused("other parameters than its settings")
+    fedtaste("recommend", copy, "--person", "1", "--json").refused("other parameters than its settings")
 
 
 def test_a_comparison_s_list_is_torn():
-    tacit("compare", "--methods", "fedals", *QUICK, "--out", "both")
+    fedtaste("compare", "--methods", "fedals", *QUICK, "--out", "both")
     Path("both/compare.json").write_text("{")
-    tacit("report", "both", "--json").refused("compare.json cannot be read")
+    fedtaste("report", "both", "--json").refused("compare.json cannot be read")
 
 
 def test_an_unfinished_run_can_be_resumed_only(copy):
     (copy / "result.json").unlink()
     for command in commands(copy)[1:]:
-        tacit(*command, "--json").refused("has no result.json", f"tacit resume {copy}")
-    assert tacit("resume", copy, "--json").json["people"] == 40
-    assert tacit("report", copy, "--json").json == {"report": f"{copy}/report.html"}
+        fedtaste(*command, "--json").refused("has no result.json", f"fedtaste resume {copy}")
+    assert fedtaste("resume", copy, "--json").json["people"] == 40
+    assert fedtaste("report", copy, "--json").json == {"report": f"{copy}/report.html"}
 
 
-def test_a_run_begun_by_another_tacit_is_not_mixed(copy):
+def test_a_run_begun_by_another_fedtaste_is_not_mixed(copy):
     asked = json.loads((copy / "settings.json").read_text())
     (copy / "settings.json").write_text(json.dumps(asked | {"version": "0.0.0"}))
-    assert tacit("report", copy, "--json").code == 0  # what is finished can still be read
+    assert fedtaste("report", copy, "--json").code == 0  # what is finished can still be read
     (copy / "result.json").unlink()
-    tacit("resume", copy, "--json").refused("begun by tacit 0.0.0", "Use that version, or run again")
+    fedtaste("resume", copy, "--json").refused("begun by fedtaste 0.0.0", "Use that version, or run again")
 
 
 def test_resuming_a_finished_run_only_shows_it(copy):
     before = {path: path.read_bytes() for path in copy.iterdir()}
-    said = tacit("resume", copy, "--json")
+    said = fedtaste("resume", copy, "--json")
     assert said.json == json.loads((copy / "result.json").read_text()) and "had finished already" in said.err
     assert {path: path.read_bytes() for path in copy.iterdir()} == before
 
 
 def test_a_report_that_was_not_written_in_time_is_written(copy):
     (copy / "report.html").unlink()
-    assert tacit("resume", copy, "--json").json["run"] == str(copy)
+    assert fedtaste("resume", copy, "--json").json["run"] == str(copy)
     assert (copy / "report.html").exists()
 
 
@@ -556,14 +588,14 @@ def test_a_report_that_was_not_written_in_time_is_written(copy):
 )  # fmt: skip
 def test_data_that_changed_are_not_mixed(change):
     Path("mine.csv").write_text(GOOD)
-    tacit("run", "--data", "mine.csv", *FILE, "--out", "run")
+    fedtaste("run", "--data", "mine.csv", *FILE, "--out", "run")
     Path("run/result.json").rename("kept")
     changed = change(GOOD)
     assert changed != GOOD
     Path("mine.csv").write_text(changed)
-    tacit("resume", "run", "--json").refused("data have changed", "Restore the data, or run again")
+    fedtaste("resume", "run", "--json").refused("data have changed", "Restore the data, or run again")
     Path("kept").rename("run/result.json")
-    tacit("recommend", "run", "--person", "u1", "-n", "1", "--json").refused("data have changed")
+    fedtaste("recommend", "run", "--person", "u1", "-n", "1", "--json").refused("data have changed")
 
 
 # Recommendations
@@ -572,16 +604,16 @@ def test_data_that_changed_are_not_mixed(change):
 def test_recommendations_are_new_to_the_person_and_the_same_again(made):
     titles = json.loads((made / "items.json").read_text())["titles"]
     args = ("recommend", made, "--likes", titles[3], "--likes", titles[8], "--json")
-    said = tacit(*args)
+    said = fedtaste(*args)
     answer = said.json
-    assert tacit(*args) == said
+    assert fedtaste(*args) == said
     assert answer["from"] == [titles[3], titles[8]] and len(answer["items"]) == 10
     found = [item["title"] for item in answer["items"]]
     assert len(set(found)) == 10 and not {titles[3], titles[8]} & set(found)
     scores = [item["score"] for item in answer["items"]]
     assert scores == sorted(scores, reverse=True)
     assert all(item.keys() == {"item", "title", "score"} for item in answer["items"])
-    shown = tacit(*args[:-1]).out
+    shown = fedtaste(*args[:-1]).out
     assert all(title in shown for title in found[:5])
 
 
@@ -590,7 +622,7 @@ def test_titles_are_matched_as_people_type_them():
         "user,item,title\n"
         + "".join(f'{u},{i},"{t}"\n' for u in "abcd" for i, t in enumerate(TITLES) if i != "abcd".index(u))
     )
-    tacit("run", "--data", "mine.csv", "--rounds", "1", "--set", "k=2", "--threads", "1", "--out", "run")
+    fedtaste("run", "--data", "mine.csv", "--rounds", "1", "--set", "k=2", "--threads", "1", "--out", "run")
     for typed, title in {
         "Lion King, The (1994)": TITLES[0],
         "Lion King, The": TITLES[0],
@@ -601,18 +633,18 @@ def test_titles_are_matched_as_people_type_them():
         "4": TITLES[4],
         "[brackets] [/red]": TITLES[3],
     }.items():
-        assert tacit("recommend", "run", "--likes", typed, "-n", "2", "--json").json["from"] == [title]
-    both = tacit("recommend", "run", "--likes", "Star Wars", "--likes", "star wars (1977)", "-n", "1", "--json").json
+        assert fedtaste("recommend", "run", "--likes", typed, "-n", "2", "--json").json["from"] == [title]
+    both = fedtaste("recommend", "run", "--likes", "Star Wars", "--likes", "star wars (1977)", "-n", "1", "--json").json
     assert both["from"] == [TITLES[1]]
-    said = tacit("recommend", "run", "--likes", TITLES[3], "-n", "4")
+    said = fedtaste("recommend", "run", "--likes", TITLES[3], "-n", "4")
     assert said.code == 0 and f"Because of {TITLES[3]}" in said.out
-    assert TITLES[3] in tacit("recommend", "run", "--likes", "star wars", "-n", "4").out
+    assert TITLES[3] in fedtaste("recommend", "run", "--likes", "star wars", "-n", "4").out
     for typed, *parts in (
         ("Star Warts", '"Star Warts"', 'Did you mean "Star Wars (1977)"'),
         ("Lion", "Did you mean", "Lion King, The (1994)"),
         ("Qqqq", '"Qqqq" is not in the catalogue of 5 items', "Give a title"),
     ):
-        tacit("recommend", "run", "--likes", typed, "--json").refused(*parts)
+        fedtaste("recommend", "run", "--likes", typed, "--json").refused(*parts)
 
 
 TITLES = ("Lion King, The (1994)", "Star Wars (1977)", "Alien (1979)", "[brackets] [/red]", "Amélie (2001)")
@@ -621,14 +653,14 @@ TITLES = ("Lion King, The (1994)", "Star Wars (1977)", "Alien (1979)", "[bracket
 def test_a_person_s_own_list(made):
     items = json.loads((made / "items.json").read_text())
     Path("me.csv").write_text("title,timestamp\n" + "".join(f'"{items["titles"][n]}",{n}\n' for n in (5, 2, 9)))
-    answer = tacit("recommend", made, "--from", "me.csv", "--json").json
+    answer = fedtaste("recommend", made, "--from", "me.csv", "--json").json
     assert answer["from"] == [items["titles"][n] for n in (2, 5, 9)] and len(answer["items"]) == 10
     Path("me.csv").write_text("item\n3\n4\n")
-    assert len(tacit("recommend", made, "--from", "me.csv", "--json").json["from"]) == 2
+    assert len(fedtaste("recommend", made, "--from", "me.csv", "--json").json["from"]) == 2
     for content, part in (("", "is empty"), ("title\n", "no rows"), ("name\nx\n", "no column"), ("item\n99\n", '"99"')):
         Path("me.csv").write_text(content)
-        tacit("recommend", made, "--from", "me.csv", "--json").refused(part)
-    tacit("recommend", made, "--from", "gone.csv", "--json").refused("gone.csv", "Check the path")
+        fedtaste("recommend", made, "--from", "me.csv", "--json").refused(part)
+    fedtaste("recommend", made, "--from", "gone.csv", "--json").refused("gone.csv", "Check the path")
 
 
 @pytest.mark.parametrize(
@@ -639,23 +671,23 @@ def test_a_person_s_own_list(made):
         (["--person", "1", "--from", "x.csv"], ["either", "or"]),
         (["--person", "nobody"], ['"nobody" is nobody in synthetic:40x40x400', '"1" to "40"']),
         (["--person", "33x"], ['"33x" is nobody', 'Did you mean "33"?']),
-        (["--likes", "1", "-n", "41"], ["41", "39 items are left", "-n 1 to -n 39"]),
-        (["--likes", "1", "-n", "0"], ["0", "-n 1 to -n 39"]),
-        (["--likes", "1", "-n", "-3"], ["-3", "-n 1 to -n 39"]),
-        (["--likes", "1", "-n", "ten"], ["ten", "integer"]),
+        (["--likes", "1", "-n", "41"], ["from 1 to 39", "got 41"]),
+        (["--likes", "1", "-n", "0"], ["from 1 to 39", "got 0"]),
+        (["--likes", "1", "-n", "-3"], ["from 1 to 39", "got -3"]),
+        (["--likes", "1", "-n", "ten"], ["ten", "whole number"]),
         (["--likes", ""], ['""', "catalogue of 40 items"]),
     ],
 )
 def test_wrong_questions(made, args, parts):
-    tacit("recommend", made, *args, "--json").refused(*parts)
+    fedtaste("recommend", made, *args, "--json").refused(*parts)
 
 
 @pytest.mark.parametrize("method", ["popularity", "local", "centralised", "fedavg", "fedper", "fedrep", "fedrecon"])
 @pytest.mark.parametrize("task", ["ranking", "ratings"])
 def test_every_method_recommends(method, task):
-    tacit("run", *QUICK, "--method", method, "--task", task, "--out", "run").json  # noqa: B018 (it checks)
+    fedtaste("run", *QUICK, "--method", method, "--task", task, "--out", "run").json  # noqa: B018 (it checks)
     for who in (["--person", "3"], ["--likes", "3", "--likes", "5"]):
-        answer = tacit("recommend", "run", *who, "--json").json
+        answer = fedtaste("recommend", "run", *who, "--json").json
         assert len(answer["items"]) == 10 and not {item["title"] for item in answer["items"]} & set(answer["from"])
 
 
@@ -663,59 +695,59 @@ def test_every_method_recommends(method, task):
 
 
 def test_data_commands():
-    listed = tacit("data", "list")
+    listed = fedtaste("data", "list")
     assert listed.code == 0 and all(name in listed.out for name in ("ml-100k", "synthetic", "linear"))
-    rows = json.loads(tacit("data", "list", "--json").out)
+    rows = json.loads(fedtaste("data", "list", "--json").out)
     assert {"ml-100k", "synthetic", "linear"} <= {row["name"] for row in rows}
-    assert tacit("data", "describe", "synthetic:40x40x400", "--json").json["interactions"] == 400
-    assert tacit("data", "describe", "linear", "--json").json["clients"] == 10
-    assert "synthetic is ready" in tacit("data", "fetch", "synthetic").out.replace(":600x400x24000", "")
-    tacit("data", "describe", "ml-10k", "--json").refused('"ml-10k" is not a data set', 'Did you mean "ml-100k"?')
-    tacit("data", "fetch", "ml-1000k").refused("is not a data set")
-    tacit("data", "remove").refused("remove")
+    assert fedtaste("data", "describe", "synthetic:40x40x400", "--json").json["interactions"] == 400
+    assert fedtaste("data", "describe", "linear", "--json").json["clients"] == 10
+    assert "synthetic is ready" in fedtaste("data", "fetch", "synthetic").out.replace(":600x400x24000", "")
+    fedtaste("data", "describe", "ml-10k", "--json").refused('"ml-10k" is not a data set', 'Did you mean "ml-100k"?')
+    fedtaste("data", "fetch", "ml-1000k").refused("is not a data set")
+    fedtaste("data", "remove").refused("remove")
 
 
 @pytest.mark.parametrize("name", ["amazon-video", "tafeng", "qb-article"])
 def test_what_must_be_brought_by_hand_says_so(name):
     for command in (["data", "fetch", name], ["data", "describe", name], ["run", "--data", name]):
-        tacit(*command).refused(f"{name} must be brought by hand", "https://", str(Path("cache").resolve()))
+        fedtaste(*command).refused(f"{name} must be downloaded by hand", "https://", str(Path("cache").resolve()))
 
 
 def test_a_file_brought_by_hand_is_described_with_its_notes():
     Path("cache").mkdir()
     rows = "".join(f"A{person},B{item},4.0,{item}\n" for person in range(3) for item in range(8 + person))
     Path("cache/ratings_Amazon_Instant_Video.csv").write_text(rows)
-    assert "got 1 x 10 x 10, expected 1,372 x 7,957 x 23,181" in tacit("data", "describe", "amazon-video").out.replace(
-        "\n", " "
-    )
-    assert "expected 1,372" in tacit("data", "fetch", "amazon-video").err
+    assert "got 1 x 10 x 10, expected 1,372 x 7,957 x 23,181" in fedtaste(
+        "data", "describe", "amazon-video"
+    ).out.replace("\n", " ")
+    assert "expected 1,372" in fedtaste("data", "fetch", "amazon-video").err
 
 
 def test_a_file_is_not_imported_over_itself():
     Path("mine.csv").write_text(GOOD)
     Path("again.csv").symlink_to("mine.csv")
     for target in ("mine.csv", "./mine.csv", "again.csv"):
-        tacit("data", "import", "mine.csv", target).refused("mine.csv would be written over itself", "Name another")
+        fedtaste("data", "import", "mine.csv", target).refused("mine.csv would be written over itself", "Name another")
     assert Path("mine.csv").read_text() == GOOD
 
 
 @pytest.mark.parametrize("target", ["out.parquet", "out.csv", "out.csv.gz"])
 def test_what_is_imported_is_what_was_read(target):
     Path("mine.csv").write_text(GOOD)
-    said = tacit("data", "import", "mine.csv", target)
-    assert said.code == 0 and f"tacit run --data {target}" in said.out
-    one, two = (tacit("data", "describe", name, "--json").json for name in ("mine.csv", target))
+    said = fedtaste("data", "import", "mine.csv", target)
+    assert said.code == 0 and f"fedtaste run --data {target}" in said.out
+    one, two = (fedtaste("data", "describe", name, "--json").json for name in ("mine.csv", target))
     assert {**one, "name": ""} == {**two, "name": ""}
-    results = [tacit("run", "--data", name, *FILE).json for name in ("mine.csv", target)]
+    results = [fedtaste("run", "--data", name, *FILE).json for name in ("mine.csv", target)]
     assert results[0]["seen"] == results[1]["seen"]
 
 
 def test_wrong_imports_write_nothing():
     Path("mine.csv").write_text(GOOD)
     before = files()
-    tacit("data", "import", "mine.csv", "out.xlsx").refused("out.xlsx", ".parquet, .csv or .csv.gz")
-    tacit("data", "import", "mine.csv", "mine.csv/out.csv").refused("mine.csv/out.csv cannot be written", "Choose")
-    tacit("data", "import", "gone.csv", "out.csv").refused("gone.csv cannot be read", "Check the path")
+    fedtaste("data", "import", "mine.csv", "out.xlsx").refused("out.xlsx", ".parquet, .csv or .csv.gz")
+    fedtaste("data", "import", "mine.csv", "mine.csv/out.csv").refused("mine.csv/out.csv cannot be written", "Choose")
+    fedtaste("data", "import", "gone.csv", "out.csv").refused("gone.csv cannot be read", "Check the path")
     assert files() == before
 
 
@@ -743,9 +775,9 @@ def test_whatever_is_typed_runs_or_is_refused(typed, method):
         raise RunError("accepted")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "start", begin)
+        patch.setattr("fedtaste.cli.run.create_folder", begin)
         options = [f"{name}={value}" for name, value in typed]
-        tacit("run", *QUICK, "--method", method, *options).refused()
+        fedtaste("run", *QUICK, "--method", method, *options).refused()
     assert not files()
 
 
@@ -753,7 +785,7 @@ def test_whatever_is_typed_runs_or_is_refused(typed, method):
 @given(TEXT, st.sampled_from(["--likes", "--person", "--from", "-n"]))
 def test_whatever_is_asked_is_answered_or_refused(made, text, option):
     options = [f"{option}={text}" if option != "-n" else f"-n{text}"] + (["--likes=1"] if option == "-n" else [])
-    said = tacit("recommend", made, *options, "--json")
+    said = fedtaste("recommend", made, *options, "--json")
     said.refused() if said.code else said.json  # noqa: B018 (it checks)
 
 
@@ -762,11 +794,11 @@ def test_whatever_is_asked_is_answered_or_refused(made, text, option):
 
 def test_as_a_process(here):
     def call(*args, **options):
-        command = [sys.executable, "-m", "tacit.cli", *args]
+        command = [sys.executable, "-m", "fedtaste", *args]
         return subprocess.run(command, capture_output=True, text=True, cwd=here, timeout=120, **options)
 
     said = call("run", *QUICK, "--out", "run")
     assert said.returncode == 0 and json.loads(said.stdout).keys() >= CONTRACT and "Traceback" not in said.stderr
     said = call("run", *QUICK, "--set", "k=400", env={**os.environ, "COLUMNS": "40"})
     assert (said.returncode, said.stdout) == (2, "") and said.stderr.count("\n") == 1
-    assert "k=400 was asked for; the data have 40 items" in said.stderr
+    assert "k must be from 1 to 40" in said.stderr

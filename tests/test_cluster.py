@@ -22,20 +22,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-import tacit.flower.cluster as cluster_module
-from tacit.errors import RunError, SettingError
-from tacit.flower.certificates import (
-    ends,
+import fedtaste.flower.cluster as cluster_module
+from fedtaste.errors import RunError, SettingError
+from fedtaste.flower.certificates import (
+    LOOPBACK,
+    expiry,
     issue_server,
     load_node_key,
     make_authority,
     make_node_key,
-    public_of,
-    server_for,
+    public_key_path,
 )
-from tacit.flower.cluster import Cluster
-from tacit.flower.link import Link, Unreachable
-from tacit.flower.processes import MARK, environment, marked, program, require_flower, sweep, toml
+from fedtaste.flower.cluster import Cluster
+from fedtaste.flower.processes import MARK, environment, find_marked, kill_marked, program, require_flower, to_toml
+from fedtaste.flower.superlink_client import SuperLinkClient, Unreachable
 
 # --------------------------------------------------------------------------------------------- certificates
 
@@ -82,9 +82,9 @@ def test_a_server_is_known_by_its_authority_and_by_no_other(tmp_path):
     assert [mode(tmp_path / name) for name in ("authority", "server")] == [0o700, 0o700]
     assert [mode(path) for path in (tmp_path / "authority/ca.key", server.key)] == [0o600, 0o600]
     assert sorted(path.name for path in server.key.parent.iterdir()) == ["ca.crt", "server.crt", "server.key"]
-    days = ends(server.certificate) - datetime.now(UTC)
+    days = expiry(server.certificate) - datetime.now(UTC)
     assert timedelta(days=823) < days <= timedelta(days=825)
-    with pytest.raises(SettingError, match="826 days was asked for; expected 1 to 825"):
+    with pytest.raises(SettingError, match="must be 1 to 825, got 826"):
         issue_server(tmp_path / "authority", tmp_path / "server", days=826)
     with pytest.raises(SettingError, match="neither a host name nor an address"):
         issue_server(tmp_path / "authority", tmp_path / "server", ["a b"])
@@ -92,28 +92,17 @@ def test_a_server_is_known_by_its_authority_and_by_no_other(tmp_path):
 
 def test_rotation_is_one_call_and_nodes_need_nothing_new(tmp_path):
     trusted = make_authority(tmp_path / "authority").read_bytes()
-    server = server_for(tmp_path / "authority", tmp_path / "server")
-    first = server.certificate.read_bytes(), server.key.read_bytes()
-    assert server_for(tmp_path / "authority", tmp_path / "server") == server
-    assert (server.certificate.read_bytes(), server.key.read_bytes()) == first  # kept while it serves
-
-    issue_server(tmp_path / "authority", tmp_path / "server")
-    second = server.certificate.read_bytes(), server.key.read_bytes()
-    assert first[0] != second[0] and first[1] != second[1]
-    assert make_authority(tmp_path / "authority").read_bytes() == trusted == server.authority.read_bytes()
-    handshake(server, tmp_path / "authority" / "ca.crt")
-
-    server.key.write_bytes(first[1])  # as a crash between the two files would leave it
-    handshake(server_for(tmp_path / "authority", tmp_path / "server"), server.authority)
-    before = server.certificate.read_bytes()
-    server_for(tmp_path / "authority", tmp_path / "server", ["127.0.0.1", "10.1.2.3"])  # it was not for this address
-    assert server.certificate.read_bytes() != before
-    issue_server(tmp_path / "authority", tmp_path / "server", days=20)  # ends too soon to begin with
-    server_for(tmp_path / "authority", tmp_path / "server")
-    assert ends(server.certificate) > datetime.now(UTC) + timedelta(days=800)
+    contents = []
+    for names in (LOOPBACK, LOOPBACK, ("127.0.0.1", "10.1.2.3")):
+        server = issue_server(tmp_path / "authority", tmp_path / "server", names)
+        contents += [server.certificate.read_bytes(), server.key.read_bytes()]
+        handshake(server, tmp_path / "authority" / "ca.crt", names[-1])
+        assert make_authority(tmp_path / "authority").read_bytes() == trusted == server.authority.read_bytes()
+    assert len(set(contents)) == 6
+    assert expiry(server.certificate) > datetime.now(UTC) + timedelta(days=800)
 
     (tmp_path / "authority" / "ca.key").unlink()
-    with pytest.raises(SettingError, match=r"ca\.key is not; expected both or none"):
+    with pytest.raises(SettingError, match=r"ca\.key does not"):
         make_authority(tmp_path / "authority")
     with pytest.raises(SettingError, match="cannot be read"):
         issue_server(tmp_path / "authority", tmp_path / "server")
@@ -124,13 +113,13 @@ def test_node_keys_are_kept_private_and_the_same(tmp_path):
     content = path.read_bytes()
     assert mode(path) == 0o600 and mode(path.parent) == 0o700
     assert isinstance(load_node_key(path).curve, ec.SECP384R1)
-    public = load_ssh_public_key(public_of(path).read_bytes())
+    public = load_ssh_public_key(public_key_path(path).read_bytes())
     assert public == load_node_key(path).public_key()
     path.chmod(0o644)
-    public_of(path).unlink()
+    public_key_path(path).unlink()
     assert make_node_key(tmp_path / "nodes", "node-0").read_bytes() == content
-    assert mode(path) == 0o600 and public_of(path).exists()
-    with pytest.raises(SettingError, match="not the name of a node"):
+    assert mode(path) == 0o600 and public_key_path(path).exists()
+    with pytest.raises(SettingError, match="not a valid name of a node"):
         make_node_key(tmp_path / "nodes", "../node")
     path.write_text("no key")
     with pytest.raises(SettingError, match="cannot be read as a node's private key"):
@@ -143,9 +132,9 @@ def test_node_keys_are_kept_private_and_the_same(tmp_path):
 def test_a_missing_flower_is_told_with_the_extra(monkeypatch, tmp_path):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else real(name, *a))
-    with pytest.raises(SettingError, match=r"needs Flower\. Install it: pip install 'tacit\[flower\]'"):
+    with pytest.raises(SettingError, match=r"needs Flower\. Install it: pip install 'fedtaste\[flower\]'"):
         require_flower()
-    with pytest.raises(SettingError, match="needs Flower"), Cluster(tmp_path, [{}], say=print):
+    with pytest.raises(SettingError, match="needs Flower"), Cluster(tmp_path, [{}], log=print):
         pass
     monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -159,15 +148,15 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        cluster = Cluster(tmp_path / "c", [{}], port=port, say=print)
+        cluster = Cluster(tmp_path / "c", [{}], port=port, log=print)
         with pytest.raises(SettingError, match=rf"Port {port} of 127\.0\.0\.1 cannot be used \(Address already in use"):
             cluster.__enter__()
-    assert cluster.processes == [] and marked(cluster.token) == []
+    assert cluster.processes == {} and find_marked(cluster.token) == []
     for wrong in (0, 65536):
-        with pytest.raises(SettingError, match="expected 1 to 65535"):
-            Cluster(tmp_path / "c", [{}], port=wrong, say=print)
+        with pytest.raises(SettingError, match="1 to 65535"):
+            Cluster(tmp_path / "c", [{}], port=wrong, log=print)
     with pytest.raises(SettingError, match="0 nodes"):
-        Cluster(tmp_path / "c", [], say=print)
+        Cluster(tmp_path / "c", [], log=print)
 
 
 def test_settings_are_read_back_by_flower_as_they_were():
@@ -175,10 +164,10 @@ def test_settings_are_read_back_by_flower_as_they_were():
 
     values = {"name": "a \"b\" 'c' = ü 😀 \\ \x7f\n\t", "n": -3, "x": 0.1, "yes": True, "no": False, "empty": ""}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", lambda *a, **k: __import__("io").BytesIO(toml(values).encode()))
+        patch.setattr(Path, "open", lambda *a, **k: __import__("io").BytesIO(to_toml(values).encode()))
         assert parse_config_args(["any.toml"]) == values
     with pytest.raises(SettingError, match="not the name of a setting"):
-        toml({"a b": 1})
+        to_toml({"a b": 1})
 
 
 def test_a_guard_ends_everything_when_we_are_killed(tmp_path):
@@ -186,7 +175,7 @@ def test_a_guard_ends_everything_when_we_are_killed(tmp_path):
     script = f"""
 import os, subprocess, sys, time
 from pathlib import Path
-from tacit.flower.processes import Guard, environment
+from fedtaste.flower.processes import Guard, environment
 guard = Guard("{tmp_path.name}-mark")
 inner = "import subprocess; subprocess.run(['sleep', '300'], start_new_session=True)"
 subprocess.Popen([sys.executable, "-c", inner], env=environment(Path("."), "{tmp_path.name}-mark:one"))
@@ -197,22 +186,22 @@ time.sleep(300)
     try:
         assert holder.stdout is not None
         guard = int(holder.stdout.readline())
-        wait_for(lambda: len(marked(f"{tmp_path.name}-mark")) == 2, 20)
+        wait_for(lambda: len(find_marked(f"{tmp_path.name}-mark")) == 2, 20)
         assert all(MARK.encode() not in word for word in Path(f"/proc/{guard}/environ").read_bytes().split(b"\0"))
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()
     try:
-        wait_for(lambda: not marked(f"{tmp_path.name}-mark"), 10)
+        wait_for(lambda: not find_marked(f"{tmp_path.name}-mark"), 10)
     finally:
-        sweep(f"{tmp_path.name}-mark")
+        kill_marked(f"{tmp_path.name}-mark")
 
 
 def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_module, "TRIES", 1)
     said: list[str] = []
-    cluster = Cluster(tmp_path / "c", [{}], say=said.append)
+    cluster = Cluster(tmp_path / "c", [{}], log=said.append)
     node = cluster._nodes[0]
 
     def start(process):
@@ -221,30 +210,32 @@ def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cluster, "_start_node", start)
     start(node)
-    cluster._revive([node])
+    cluster._restart([node])
     assert cluster.restarts == 1 and said == ["node-0 ended (code 3) and is started again."]
     with pytest.raises(RunError, match=r"(?s)node-0 ended 2 times in a row .*code 3.*no such people"):
-        cluster._revive([node])
+        cluster._restart([node])
 
 
 def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
     """Flower would say "running" for a minute."""
-    cluster = Cluster(tmp_path / "c", [{}], say=print)
+    cluster = Cluster(tmp_path / "c", [{}], log=print)
     stopped: list[int] = []
-    monkeypatch.setattr(Link, "stop", lambda link, run: stopped.append(run))
-    monkeypatch.setattr(Link, "run", lambda link, run: ("running", ""))
-    monkeypatch.setattr(cluster_module, "marked", lambda mark: [(1, "python flwr-serverapp --token x")])
+    monkeypatch.setattr(SuperLinkClient, "stop_run", lambda link, run: stopped.append(run))
+    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: ("running", ""))
+    monkeypatch.setattr(cluster_module, "find_marked", lambda mark: [(1, "python flwr-serverapp --token x")])
     assert cluster.state(7) == "running"
 
     def away(link, run):
         raise Unreachable("away")
 
-    monkeypatch.setattr(Link, "run", away)
+    monkeypatch.setattr(SuperLinkClient, "run_state", away)
     assert (cluster.state(7), cluster.state(8)) == ("running", "pending")  # what was known last
-    monkeypatch.setattr(Link, "run", lambda link, run: ("running", ""))
-    monkeypatch.setattr(cluster_module, "marked", lambda mark: [(1, "python flower-superexec")])
+    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: ("running", ""))
+    monkeypatch.setattr(cluster_module, "find_marked", lambda mark: [(1, "python flower-superexec")])
     assert (cluster.state(7), cluster.reason(7), stopped) == ("failed", "Its ServerApp process is gone.", [7])
-    monkeypatch.setattr(Link, "run", lambda link, run: ("stopped", "") if run == 7 else ("completed", ""))
+    monkeypatch.setattr(
+        SuperLinkClient, "run_state", lambda link, run: ("stopped", "") if run == 7 else ("completed", "")
+    )
     assert (cluster.state(7), cluster.state(9)) == ("failed", "completed")
 
 
@@ -266,7 +257,7 @@ description = "One question to every node."
 license = {file = "LICENSE"}
 dependencies = ["flwr>=1.41,<1.42"]
 [tool.flwr.app]
-publisher = "tacit"
+publisher = "fedtaste"
 fab-format-version = 1
 flwr-version-target = "1.41.0"
 [tool.flwr.app.components]
@@ -350,8 +341,8 @@ def stranger(cluster: Cluster, name: str, *words: str) -> tuple[int, str]:
 def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
     """One real cluster for all of it: a run, refusals, two deaths, and the end."""
     said: list[str] = []
-    with Cluster(tmp_path / "c", [{"name": 'the "first"', "partition-id": 0}], say=said.append) as cluster:
-        assert [name for name, _ in cluster.processes] == ["superlink", "node-0"]
+    with Cluster(tmp_path / "c", [{"name": 'the "first"', "partition-id": 0}], log=said.append) as cluster:
+        assert list(cluster.processes) == ["superlink", "node-0"]
         refused: dict[str, tuple[int, str]] = {}
         root = str(cluster.folder / "server" / "ca.crt")
         foreign = make_node_key(tmp_path / "foreign", "node")
@@ -372,14 +363,14 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
             thread.start()
         until = time.monotonic() + 120
         while (state := cluster.state(run)) in ("pending", "running") and time.monotonic() < until:
-            cluster.tend()
+            cluster.restart_ended()
             time.sleep(0.2)
         assert (state, cluster.reason(run)) == ("completed", ""), cluster.server_log(run)
         number = cluster.node_ids["node-0"]
         assert json.loads((tmp_path / "out.json").read_text()) == [[number, {"name": 'the "first"', "twice": 42}]]
         assert "the server speaks" in cluster.server_log(run)
 
-        processes = [process for process, _ in cluster.everything]
+        processes = [process for process, _ in find_marked(cluster.token)]
         assert len(processes) >= 4  # with the SuperExecs
         listening = listened_on(processes)
         assert {address for address, _ in listening} == {"0100007F"}  # 127.0.0.1, and nothing else
@@ -402,28 +393,28 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
                 plain.getresponse()
             finally:
                 plain.close()
-        assert cluster._control.online() == 1
+        assert cluster.client.count_online() == 1
 
         with pytest.raises(RunError, match="could not be submitted"):
             cluster.submit(tmp_path / "nowhere", {})
 
         log = cluster.folder / "logs" / "node-0.log"
         assert log.read_text().count(f"SuperNode ID: {number}") == 1
-        os.kill(dict(cluster.processes)["node-0"], signal.SIGKILL)
-        wait_for(lambda: "node-0" not in dict(cluster.processes), 5)
-        cluster.tend()
+        os.kill(cluster.processes["node-0"], signal.SIGKILL)
+        wait_for(lambda: "node-0" not in cluster.processes, 5)
+        cluster.restart_ended()
         wait_for(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30)  # at once, as before
-        assert cluster._control.online() == 1
-        os.kill(dict(cluster.processes)["superlink"], signal.SIGKILL)
-        wait_for(lambda: "superlink" not in dict(cluster.processes), 5)
-        cluster.tend()
-        assert cluster.state(run) == "completed" and cluster._control.online() == 1  # it knows what it knew
+        assert cluster.client.count_online() == 1
+        os.kill(cluster.processes["superlink"], signal.SIGKILL)
+        wait_for(lambda: "superlink" not in cluster.processes, 5)
+        cluster.restart_ended()
+        assert cluster.state(run) == "completed" and cluster.client.count_online() == 1  # it knows what it knew
         assert cluster.restarts == 2 and len(said) == 2
 
         private = [path for path in cluster.folder.rglob("*") if path.suffix in (".key", ".toml") or path == Path(own)]
         assert len(private) >= 5 and all(mode(path) == 0o600 for path in private if "apps" not in path.parts)
         port = cluster.port
-    assert marked(cluster.token) == [] and cluster.processes == []
+    assert find_marked(cluster.token) == [] and cluster.processes == {}
     for _, used in listening | {("", port)}:
         with socket.socket() as trial:
             assert trial.connect_ex(("127.0.0.1", used)) != 0

@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tacit.data import sources
-from tacit.data.archives import Archive, default_cache, fetch_url, obtain
-from tacit.data.importing import read_interactions, save
-from tacit.data.interactions import Interactions
-from tacit.data.publishers import GENRES_100K, parse_grouplens_100k, parse_recbole_100k
-from tacit.data.sources import ML_100K, SOURCES, load
-from tacit.data.supervised import Supervised, linear
-from tacit.data.synthetic import synthetic
-from tacit.errors import ChecksumError, DataError
+from fedtaste.data import sources
+from fedtaste.data.archives import Archive, default_cache, fetch_url, obtain
+from fedtaste.data.interactions import Interactions
+from fedtaste.data.publishers import GENRES_100K, parse_grouplens_100k, parse_recbole_100k
+from fedtaste.data.sources import ML_100K, SOURCES, load
+from fedtaste.data.supervised import Supervised, linear
+from fedtaste.data.synthetic import synthetic
+from fedtaste.data.user_files import read_interactions, save
+from fedtaste.errors import ChecksumError, DataError
 
 U_DATA = b"2\t1\t3\t881250949\n1\t3\t5\t891717742\n1\t2\t1\t878887116\n"
 FLAGS = {"1": "Animation Children's Comedy", "2": "unknown", "3": "Drama Musical"}
@@ -171,10 +171,10 @@ def test_a_page_instead_of_the_archive_is_no_answer(monkeypatch):
 
 def test_default_cache_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "tacit"
+    assert default_cache() == tmp_path / "fedtaste"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache() == tmp_path / ".cache" / "tacit"
+    assert default_cache() == tmp_path / ".cache" / "fedtaste"
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +353,6 @@ def test_linear_noise_and_seed():
 
 
 def test_sources_can_be_added_in_one_entry(monkeypatch):
-    made = replace(SOURCES["linear"], name="two", loader=lambda size, seed, cache, say: synthetic(2, 4, 4, seed=seed))
-    monkeypatch.setitem(sources.SOURCES, "two", made)
+    two = replace(SOURCES["linear"], name="two", generate=lambda options, seed: synthetic(2, 4, 4, seed=seed))
+    monkeypatch.setitem(sources.SOURCES, "two", two)
     assert len(load("two")) == 4

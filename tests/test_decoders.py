@@ -1,5 +1,7 @@
-"""Damaged bytes: every decoder gives a sound value or an error that says what is wrong. Some cases each here, and ten
-minutes each in benchmarks/faults.py; and what was ever found, kept."""
+"""Fuzzing of decoders: damaged bytes give a valid value or an error that says what is wrong.
+
+A few cases of each decoder run here, and ten minutes of each in benchmarks/faults.py. Every past finding has a test.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,23 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fuzzing import FILES, TARGETS, TOTAL, checkpoints, feed_checkpoint, feed_folder, folder_files
-from tacit import load
-from tacit.core import Upload
-from tacit.data import tables
-from tacit.engine.checkpoint import checksum, load_params
-from tacit.errors import DataError, RunError
-from tacit.wire.admission import Door
-from tacit.wire.ledger import Head, decode, encode
+from fedtaste import load
+from fedtaste.core import Upload
+from fedtaste.data import columns as tables
+from fedtaste.engine.checkpoint import checksum, load_params
+from fedtaste.errors import DataError, RunError
+from fedtaste.wire.messages import Head, decode, encode
+from fedtaste.wire.validation import UploadValidator
+from support.fuzzing import FILES, TARGETS, TOTAL, checkpoints, feed_checkpoint, feed_folder, folder_files
 
 CASES = {"message": 1500, "checkpoint": 30, "run folder": 100, "text": 150, "parquet": 80}
-CORPUS = json.loads(Path(__file__).with_name("fuzz_corpus.json").read_text())
+CORPUS = json.loads((Path(__file__).parent / "support" / "fuzz_corpus.json").read_text())
 NUMBER = Head(7, 3, 0)
 
 
-@pytest.mark.filterwarnings("ignore")  # a warning about what is read is no failure to read it
+@pytest.mark.filterwarnings("ignore")  # a warning about the content is not a failure to read it
 @pytest.mark.parametrize("name", CASES)
-def test_damaged_bytes(name, tmp_path):
+def test_damaged_bytes_give_a_value_or_an_error(name, tmp_path):
     target = TARGETS[name]
     for case in range(CASES[name]):
         try:
@@ -44,9 +46,9 @@ def test_damaged_bytes(name, tmp_path):
             raise AssertionError(f"case {case} of {name}: {error!r}") from error
 
 
-def test_every_decoder_also_takes_what_is_sound(tmp_path):
-    """Where nothing is damaged nothing may be refused, or the tests above show nothing."""
-    assert sum(Door(7, 3, [0, 5], TOTAL).admit(blob) is not None for blob in TARGETS["message"].seeds()) == 2
+def test_undamaged_bytes_are_accepted(tmp_path):
+    """Otherwise the fuzzing tests above would show nothing."""
+    assert sum(UploadValidator(7, 3, [0, 5], TOTAL).admit(blob) is not None for blob in TARGETS["message"].seeds()) == 2
     for blob in checkpoints():
         (tmp_path / "state").write_bytes(blob)
         assert load_params(tmp_path / "state")[1]["round"] == 2
@@ -61,9 +63,9 @@ def test_every_decoder_also_takes_what_is_sound(tmp_path):
 @pytest.mark.parametrize(
     "dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "complex64", "bfloat16"]
 )
-def test_a_weight_of_a_type_that_does_not_compare(dtype):
-    """Asking whether it is positive was an exception in the middle of a round."""
-    door = Door(7, 3, [0], TOTAL)
+def test_upload_weight_of_an_unusual_dtype_is_rejected(dtype):
+    """Its comparison with zero once raised an exception in the middle of a round."""
+    door = UploadValidator(7, 3, [0], TOTAL)
     try:
         blob = encode(Upload(TOTAL, torch.tensor(2.0).to(getattr(torch, dtype))), NUMBER)
     except (KeyError, ValueError, RuntimeError):
@@ -74,7 +76,7 @@ def test_a_weight_of_a_type_that_does_not_compare(dtype):
 # Found: checkpoints
 
 
-def test_a_checkpoint_whose_numbers_torch_cannot_look_into(tmp_path):
+def test_checkpoint_of_float8_is_refused(tmp_path):
     value = {"shared.item": torch.ones(4).to(torch.float8_e4m3fn)}
     save_file(value, tmp_path / "state.safetensors", {"about": f"{checksum(value, '{}')} {{}}"})
     with pytest.raises(RunError, match="cannot be read as weights"):
@@ -82,7 +84,7 @@ def test_a_checkpoint_whose_numbers_torch_cannot_look_into(tmp_path):
 
 
 @pytest.mark.parametrize("about", ["{", "[" * 100_000, '{"round": ' + "9" * 5000 + "}", "", "[]", "3", '"x"'])
-def test_a_checkpoint_with_a_description_that_is_none(tmp_path, about):
+def test_checkpoint_with_an_invalid_description_is_refused(tmp_path, about):
     for mark in (checksum({}, about), "", "0" * 32):
         save_file({}, tmp_path / "state.safetensors", {"about": f"{mark} {about}"})
         with pytest.raises(RunError, match="cannot be read as weights|no description"):
@@ -93,7 +95,7 @@ def test_a_checkpoint_with_a_description_that_is_none(tmp_path, about):
 
 
 @pytest.mark.parametrize("number", ["[1]", "null", '"2"', "true", "-1", "1.5", "1e400"])
-def test_a_checkpoint_of_no_round(tmp_path, number):
+def test_checkpoint_with_an_invalid_round_is_handled(tmp_path, number):
     blob = checkpoints()[0]
     size = struct.unpack("<Q", blob[:8])[0]
     header = json.loads(blob[8 : 8 + size])
@@ -128,7 +130,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_a_file_of_a_run_that_was_changed(what, tmp_path):
+def test_changed_file_of_a_run_folder_is_handled(what, tmp_path):
     feed_folder(FOUND[what](), tmp_path)
 
 
@@ -136,14 +138,14 @@ def test_a_file_of_a_run_that_was_changed(what, tmp_path):
 
 
 @pytest.mark.parametrize("what", CORPUS)
-def test_a_parquet_file_that_polars_does_not_survive(what, tmp_path):
+def test_parquet_file_that_crashes_polars_is_refused(what, tmp_path):
     (tmp_path / "a.parquet").write_bytes(base64.b64decode(CORPUS[what]))
     with pytest.raises(DataError, match="damaged Parquet"):
         load(str(tmp_path / "a.parquet"))
 
 
-def test_polars_still_needs_to_be_tried_first(tmp_path):
-    """If this fails, a new polars reads damaged files as it should, and the trial (data/tables.py) can go."""
+def test_polars_still_crashes_on_damaged_parquet(tmp_path):
+    """If this fails, polars reports damaged files properly, and the trial reading (data/columns.py) can be removed."""
     (tmp_path / "a.parquet").write_bytes(base64.b64decode(CORPUS["asks for exabytes"]))
     command = [
         sys.executable,
@@ -154,7 +156,7 @@ def test_polars_still_needs_to_be_tried_first(tmp_path):
     assert subprocess.run(command, capture_output=True).returncode < 0
 
 
-def test_a_trial_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+def test_trial_reading_of_parquet_has_a_time_limit(tmp_path, monkeypatch):
     pl.DataFrame({"user": ["a"], "item": ["b"]}).write_parquet(tmp_path / "a.parquet")
     assert len(load(str(tmp_path / "a.parquet"))) == 1
     monkeypatch.setattr(tables, "TRIAL", "import time; time.sleep(600)")
@@ -171,7 +173,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
 
 
-def test_sizes_that_are_claimed_take_no_memory(tmp_path):
+def test_claimed_sizes_are_not_allocated(tmp_path):
     before = peak()
     for claim in (2**20, 2**31, 2**40, 2**62, 2**64 - 1):
         with pytest.raises(ValueError, match="not a message"):
@@ -186,8 +188,8 @@ def test_sizes_that_are_claimed_take_no_memory(tmp_path):
     assert peak() - before < 100
 
 
-def test_a_small_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
-    """Ten gigabytes of zeros in ten megabytes are refused when so much as is likely has come out."""
+def test_gzip_bomb_is_refused(tmp_path, monkeypatch):
+    """Unpacking stops at 200 times the size of the file."""
     monkeypatch.setattr(tables, "ROOM", 1 << 22)
     part = zlib.compressobj(9, zlib.DEFLATED, 31)
     zeros = bytes(1 << 24)
@@ -202,8 +204,8 @@ def test_a_small_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
     assert len(load(str(tmp_path / "b.csv.gz"))) == 350
 
 
-def test_weights_are_written_the_same_every_time(tmp_path):
-    """Two entries in the header's metadata stood in any order: the same run was not the same bytes."""
+def test_weights_files_have_one_metadata_entry(tmp_path):
+    """Two entries came in any order, so that the same run did not give the same bytes."""
     with safe_open(_saved(tmp_path), "pt") as file:
         assert list(file.metadata()) == ["about"]
 

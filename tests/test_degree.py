@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import tacit
+import fedtaste
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 
@@ -54,19 +54,19 @@ def test_federations_side_by_side_are_each_as_alone(study):
     worlds = [degree.logistic(clients=4, examples=30, seed=s) for s in range(3)]
     start = np.random.default_rng(0).normal(size=(3, 2, 10))
     joint = degree.two_classes(10, start)
-    together = degree.side_by_side(tacit.fedclup(joint, lam=0.3, passes=5))
+    together = degree.side_by_side(fedtaste.fedclup(joint, lam=0.3, passes=5))
     _, g, v = degree.last(together, joint, degree.together(worlds), 3)
     for i, world in enumerate(worlds):
         model = degree.two_classes(10, start[i])
-        federation = tacit.of_arrays(world.features, world.targets)
-        _, g_alone, v_alone = degree.last(tacit.fedclup(model, lam=0.3, passes=5), model, federation, 3)
+        federation = fedtaste.of_arrays(world.features, world.targets)
+        _, g_alone, v_alone = degree.last(fedtaste.fedclup(model, lam=0.3, passes=5), model, federation, 3)
         np.testing.assert_allclose(g[i], g_alone, atol=1e-5)
         np.testing.assert_allclose(v[:, i], v_alone, atol=1e-5)
 
 
-def test_two_classes_is_tacits_logistic(study):
-    ours, theirs = study[0].two_classes(10, np.zeros((2, 10))), tacit.logistic(10)
+def test_two_classes_is_fedtastes_logistic(study):
+    ours, theirs = study[0].two_classes(10, np.zeros((2, 10))), fedtaste.logistic(10)
     generator = torch.Generator().manual_seed(0)
     weights = {"weight": torch.randn(2, 10, generator=generator)}
-    batch = tacit.Examples(torch.randn(20, 10, generator=generator), (torch.arange(20) % 2).float(), torch.ones(20))
+    batch = fedtaste.Examples(torch.randn(20, 10, generator=generator), (torch.arange(20) % 2).float(), torch.ones(20))
     torch.testing.assert_close(ours.loss(weights, batch), theirs.loss(weights, batch))

@@ -1,4 +1,4 @@
-"""What `tacit federate --write-app` writes: files, certificates, scripts, the proxy's rule. Nothing of Flower is
+"""What `fedtaste federate --write-app` writes: files, certificates, scripts, the proxy's rule. Nothing of Flower is
 started; where a script calls `flwr`, a stand-in answers."""
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flower_worlds import dealt, served
-from tacit import cli
-from tacit.data.sources import load
-from tacit.errors import RunError, SettingError
-from tacit.flower.checks import common
-from tacit.flower.deploy import read_catalogue, write_deployment
-from tacit.flower.federate import Federation
-from tacit.flower.job import open_or_make
-from tacit.flower.messages import words_of
-from tacit.settings import Settings
+from fedtaste.data.sources import load
+from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.settings import FederationSettings, Settings
+from fedtaste.flower.deploy import read_catalogue, write_deployment
+from fedtaste.flower.messages import unpack_content
+from fedtaste.flower.server_app import open_run
+from fedtaste.flower.validation import common_fields
+from support.command import fedtaste
+from support.flower_worlds import dealt, served
 
 ITEMS = "item,title,genres\n10,Ten,Drama\n9,Nine,\n11,,Comedy\n"
 HOST = "superlink.example.org"
@@ -41,9 +39,7 @@ def written(tmp_path_factory):
     (place / "items.csv").write_text(ITEMS)
     words = ["federate", "--write-app", place / "out", "--catalogue", place / "items.csv", "--host", HOST]
     words += ["--nodes", 2, "--rounds", 3, "--wire", "clip=1", "--method", "fedmf", "--epsilon", 5]
-    done = CliRunner().invoke(cli.app, [*map(str, words), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return place / "out", json.loads(done.stdout)
+    return place / "out", fedtaste(*words, "--json").json
 
 
 def texts(folder: Path) -> dict[Path, str]:
@@ -61,11 +57,11 @@ def test_everything_that_is_told_is_there(written):
     node = ("ca.crt", "environment.sh", "node.key", "node.key.pub", "node.toml", "start-node.sh")
     server = (
         "ca.crt", "server.crt", "server.key", "catalogue.json", "start-superlink.sh", "register-nodes.sh", "run.sh",
-        "flwr.sh", "tacit.sh", "environment.sh", "flower-config.toml", "nginx.conf", "tacit-superlink.service",
+        "flwr.sh", "fedtaste.sh", "environment.sh", "flower-config.toml", "nginx.conf", "fedtaste-superlink.service",
         "app/federation.py", "app/pyproject.toml", "app/LICENSE", "nodes/node-0.pub", "nodes/node-1.pub",
     )  # fmt: skip
     wanted = [f"server/{name}" for name in server] + ["authority/ca.key", "authority/renew-server.sh", "README.txt"]
-    wanted += [f"nodes/node-{n}/{name}" for n in (0, 1) for name in (*node, f"tacit-node-{n}.service")]
+    wanted += [f"nodes/node-{n}/{name}" for n in (0, 1) for name in (*node, f"fedtaste-node-{n}.service")]
     assert set(wanted) <= set(told["files"])
     assert (folder / "README.txt").read_text() == told["next"]
     assert HOST in told["next"] and "127.0.0.1:9092" in told["next"]
@@ -154,15 +150,15 @@ def test_the_app_can_be_bundled_and_tells_no_secret(written):
 def test_the_server_draws_its_secret_key_itself(written, tmp_path):
     folder, _ = written
     config = config_of(folder) | {"catalogue": str(folder / "server/catalogue.json")}
-    made = [open_or_make(tmp_path / name, config) for name in "ab"]
+    made = [open_run(tmp_path / name, config) for name in "ab"]
     keys = [run.noise_key() for run in made]
-    assert keys[0] != keys[1] and made[0].number != made[1].number
+    assert keys[0] != keys[1] and made[0].run_id != made[1].run_id
     for name in ("settings.json", "noise.key"):
         assert stat.S_IMODE((made[0].path / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(made[0].path.stat().st_mode) == 0o700
-    again = open_or_make(tmp_path / "a", config)
-    assert again.noise_key() == keys[0] and again.number == made[0].number
-    told = common(again.settings(), again.number, "x")  # what stands in every order
+    again = open_run(tmp_path / "a", config)
+    assert again.noise_key() == keys[0] and again.run_id == made[0].run_id
+    told = common_fields(again.settings(), again.run_id, "x")  # what stands in every order
     assert "noise_seed" not in told["settings"] and keys[0].hex() not in json.dumps(told)
     items = again.read("items.json")
     assert items["names"] == ["9", "10", "11"] and items["titles"] == ["Nine", "Ten", "11"]
@@ -175,8 +171,8 @@ def test_nodes_get_no_key_where_there_is_noise(tmp_path, wire, keys):
     words = {"data": "synthetic:60x40x900", "method": "fedmf", "wire": wire, "rounds": 2}
     folder, grid = dealt(tmp_path / "run", 2, **words)
     result = served(folder, grid, 2)
-    orders = [json.loads(words_of(ask)[0]) for ask in grid.asks]
-    asked = [order for order in orders if (order["what"], order["phase"]) == ("train", "final")]
+    orders = [json.loads(unpack_content(ask)[0]) for ask in grid.asks]
+    asked = [order for order in orders if (order["action"], order["phase"]) == ("train", "final")]
     assert len(asked) == 2 * result["rounds"]
     assert len({order["key"] for order in asked} - {""}) == min(keys, result["rounds"])
     secrets = sorted(folder.path.glob("federation/nodes/*/store/secret"))
@@ -187,9 +183,8 @@ def test_a_seed_for_noise_is_not_written_into_a_deployment(tmp_path):
     (tmp_path / "items.csv").write_text(ITEMS)
     words = ["federate", "--write-app", tmp_path / "out", "--catalogue", tmp_path / "items.csv", "--host", HOST]
     words += ["--nodes", 2, "--wire", "clip=1", "--method", "fedmf", "--epsilon", 5, "--noise-seed"]
-    for seed, told in (("secret", "Leave --noise-seed out"), ("7", "keys of their own")):
-        done = CliRunner().invoke(cli.app, [*map(str, words), seed])
-        assert isinstance(done.exception, SettingError) and told in str(done.exception)
+    for seed, told in (("secret", "--noise-seed"), ("7", "keys of their own")):
+        fedtaste(*words, seed).refused(told)
     assert not (tmp_path / "out").exists()
 
 
@@ -197,7 +192,9 @@ def test_data_give_the_items_and_nobody(tmp_path):
     (tmp_path / "private.csv").write_text("user,item,rating\nanna-secret,1,5\nbert-secret,2,3\nanna-secret,2,1\n")
     path = tmp_path / "private.csv"
     settings = Settings(data=str(path), method="popularity")
-    write_deployment(tmp_path / "out", settings, load(str(path)), Federation(nodes=1, host="10.0.0.5", port=9092))
+    write_deployment(
+        tmp_path / "out", settings, load(str(path)), FederationSettings(nodes=1, host="10.0.0.5", port=9092)
+    )
     found = texts(tmp_path / "out")
     assert not [p for p, text in found.items() if "anna-secret" in text or str(tmp_path) in text]
     assert json.loads(found[tmp_path / "out/server/catalogue.json"]) == {
@@ -213,13 +210,13 @@ def test_data_give_the_items_and_nobody(tmp_path):
 
 def test_node_settings_are_what_a_node_reads(written, tmp_path):
     words = tomllib.loads((written[0] / "nodes/node-1/node.toml").read_text())
-    assert words["name"] == "node-1" and words["store"] == "/var/lib/tacit/node-1" and words["data"].endswith(".csv")
+    assert words["name"] == "node-1" and words["store"] == "/var/lib/fedtaste/node-1" and words["data"].endswith(".csv")
     assert not words.get("secure") and "least_noise" not in words and "fewest" not in words
     text = (written[0] / "nodes/node-1/node.toml").read_text()
     asked = tomllib.loads(text.replace("#fewest", "fewest").replace("#least_noise", "least_noise"))
     assert (asked["fewest"], asked["least_noise"]) == (10, 0.5)  # examples that an operator can switch on
     (tmp_path / "items.csv").write_text(ITEMS)
-    asked = Federation(nodes=3, host=HOST)
+    asked = FederationSettings(nodes=3, host=HOST)
     write_deployment(
         tmp_path / "s", Settings(method="fedmf", wire="secure"), read_catalogue(tmp_path / "items.csv"), asked
     )
@@ -252,7 +249,7 @@ def test_nodes_reach_all_that_they_call_and_nothing_else(written):
 
 def test_what_passes_the_proxy_is_spelt_by_it_and_the_rest_is_refused(written):
     text = (written[0] / "server/nginx.conf").read_text()
-    assert "proxy_pass https://tacit_superlink/v1/fleet/$1;" in text  # not what the caller wrote
+    assert "proxy_pass https://fedtaste_superlink/v1/fleet/$1;" in text  # not what the caller wrote
     assert re.search(r"location / \{\s+return 403;\s+\}", text)
     assert text.count("proxy_pass") == 1 and "proxy_ssl_verify on;" in text
     assert "--host 127.0.0.1" in (written[0] / "server/start-superlink.sh").read_text()
@@ -274,7 +271,11 @@ def server(written, tmp_path):
 
     def run(script: str, flwr: str = "", *words: object) -> subprocess.CompletedProcess[str]:
         (tools / "flwr").write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/calls"\n{flwr}\n')
-        env = {"PATH": f"{tools}:/usr/bin:/bin", "TACIT_VENV": str(tmp_path / "none"), "RUN": str(place / "state/run")}
+        env = {
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "FEDTASTE_VENV": str(tmp_path / "none"),
+            "RUN": str(place / "state/run"),
+        }
         return subprocess.run(
             ["sh", str(place / script), *map(str, words)], capture_output=True, text=True, timeout=30, env=env, cwd="/"
         )
@@ -285,7 +286,7 @@ def server(written, tmp_path):
 def test_scripts_point_flower_to_their_own_folder(server):
     place, run = server
     assert run("flwr.sh", 'cat "$FLWR_HOME/config.toml"').returncode == 0
-    words = tomllib.loads((place / "state/flower/config.toml").read_text())["superlink"]["tacit"]
+    words = tomllib.loads((place / "state/flower/config.toml").read_text())["superlink"]["fedtaste"]
     assert words == {"address": "127.0.0.1:9092", "root-certificates": f"{place}/ca.crt"}
     done = run("flwr.sh", 'echo "$FLWR_TELEMETRY_ENABLED $FLWR_HOME $NUMBA_CACHE_DIR"; umask')
     assert done.stdout == f"0 {place}/state/flower {place}/state/numba\n0077\n"
@@ -298,20 +299,20 @@ def test_registering_again_is_no_error_and_a_failure_is(server, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "node-0: registered as 123\nnode-1: was registered before\n"
     assert (place / "state/ids/node-0").read_text() == "123\n"
-    assert f"supernode register {place}/nodes/node-1.pub tacit --name node-1" in (tmp_path / "calls").read_text()
+    assert f"supernode register {place}/nodes/node-1.pub fedtaste --name node-1" in (tmp_path / "calls").read_text()
     done = run("register-nodes.sh", answer.format("echo nobody is there; exit 1"))
     assert done.returncode == 1 and "node-1: not registered. Flower says: nobody is there" in done.stderr
 
 
 SAY = 'mkdir -p "$RUN/federation"; echo "2026-01-01T00:00:00 {}" >>"$RUN/federation/server.log"'
-END = "echo '{}' >\"$RUN/federation/outcome.json\""
+END = "echo '{}' >\"$RUN/federation/status.json\""
 SUBMITTED = 'echo \'{"success": true, "run-id": "77"}\''
 STATUS = """echo '{{"runs": [{{"run-id": "77", "status": "{}"}}]}}'"""
 
 
 def test_a_run_is_shown_to_its_end(server):
     place, run = server
-    done = run("run.sh", f"{SAY.format('round 1')}; {END.format(json.dumps({'done': True}))}; {SUBMITTED}")
+    done = run("run.sh", f"{SAY.format('round 1')}; {END.format(json.dumps({'state': 'done'}))}; {SUBMITTED}")
     assert done.returncode == 0, done.stderr
     assert "round 1" in done.stdout and f"Done: {place}/state/run/result.json" in done.stdout
     words = tomllib.loads((place / "state/run.toml").read_text())
@@ -321,15 +322,18 @@ def test_a_run_is_shown_to_its_end(server):
 
 def test_an_error_of_the_run_is_one_of_the_script(server):
     _, run = server
-    done = run("run.sh", f"{SAY.format('error: no')}; {END.format(json.dumps({'error': 'no'}))}; {SUBMITTED}")
-    assert done.returncode == 1 and "error: no" in done.stdout and "outcome.json" in done.stderr
+    done = run(
+        "run.sh",
+        f"{SAY.format('error: no')}; {END.format(json.dumps({'state': 'error', 'reason': 'no'}))}; {SUBMITTED}",
+    )
+    assert done.returncode == 1 and "error: no" in done.stdout and "status.json" in done.stderr
     done = run("run.sh", "echo The SuperLink is away; exit 1")
     assert done.returncode == 1 and "could not be submitted" in done.stderr and "is away" in done.stderr
 
 
 def test_a_run_whose_server_died_is_submitted_again(server, tmp_path):
     _, run = server
-    ended = f"{SAY.format('back')}; {END.format(json.dumps({'done': True}))}"
+    ended = f"{SAY.format('back')}; {END.format(json.dumps({'state': 'done'}))}"
     twice = f"""case $1 in
     run)
         {SUBMITTED}
@@ -340,7 +344,7 @@ def test_a_run_whose_server_died_is_submitted_again(server, tmp_path):
     esac"""
     done = run("run.sh", twice)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Run 77 of Flower") == 2 and "goes on from its last round" in done.stdout
+    assert done.stdout.count("Run 77 of Flower") == 2 and "continues from its last round" in done.stdout
     assert (tmp_path / "calls").read_text().count("--run-config") == 2
 
 
@@ -356,7 +360,7 @@ def test_a_run_that_was_stopped_or_had_no_folder_is_not(server, tmp_path):
 def test_a_run_under_way_is_shown_and_not_started_again(server, tmp_path):
     place, run = server
     (place / "state/run.last").write_text(f"77 {place}/state/run\n")
-    ended = f"{SAY.format('round 9')}; {END.format(json.dumps({'done': True}))}"
+    ended = f"{SAY.format('round 9')}; {END.format(json.dumps({'state': 'done'}))}"
     done = run("run.sh", f"case $1 in list) {STATUS.format('running')}; {ended} ;; esac")
     assert done.returncode == 0 and "round 9" in done.stdout
     assert "--run-config" not in (tmp_path / "calls").read_text()
@@ -366,7 +370,7 @@ def test_what_is_missing_is_said(server, tmp_path):
     place, run = server
     (tmp_path / "bin/flower-superlink").unlink()
     done = run("start-superlink.sh")
-    assert done.returncode == 2 and "Install tacit[flower], or set TACIT_VENV." in done.stderr
+    assert done.returncode == 2 and "Install fedtaste[flower], or set FEDTASTE_VENV." in done.stderr
     odd = tmp_path / 'a"b'
     shutil.copytree(place, odd)
     done = subprocess.run(["sh", str(odd / "run.sh")], capture_output=True, text=True, timeout=20)
@@ -394,7 +398,7 @@ def test_what_cannot_be_is_refused(tmp_path, settings, asked, match):
     (tmp_path / "items.csv").write_text(ITEMS)
     items = read_catalogue(tmp_path / "items.csv")
     with pytest.raises(SettingError, match=re.escape(match)):
-        write_deployment(tmp_path / "out", Settings(**settings), items, Federation(**{"nodes": 1, **asked}))
+        write_deployment(tmp_path / "out", Settings(**settings), items, FederationSettings(**{"nodes": 1, **asked}))
     assert [path.name for path in tmp_path.iterdir()] == ["items.csv"]
 
 
@@ -402,7 +406,7 @@ def test_keys_are_never_written_over(written):
     folder, _ = written
     before = texts(folder)
     with pytest.raises(RunError, match="not an empty folder"):
-        write_deployment(folder, Settings(), read_catalogue(folder.parent / "items.csv"), Federation(nodes=1))
+        write_deployment(folder, Settings(), read_catalogue(folder.parent / "items.csv"), FederationSettings(nodes=1))
     assert texts(folder) == before
     assert sorted(path.name for path in folder.parent.iterdir()) == ["items.csv", "out"]
 
@@ -410,13 +414,14 @@ def test_keys_are_never_written_over(written):
 def test_an_empty_folder_will_do(tmp_path):
     (tmp_path / "items.csv").write_text(ITEMS)
     (tmp_path / "out").mkdir(mode=0o755)
-    write_deployment(tmp_path / "out", Settings(), read_catalogue(tmp_path / "items.csv"), Federation(nodes=1))
+    write_deployment(tmp_path / "out", Settings(), read_catalogue(tmp_path / "items.csv"), FederationSettings(nodes=1))
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
 
 
 def test_data_without_items_and_a_catalogue_without_an_app_are_refused(tmp_path):
     with pytest.raises(SettingError, match="has no items"):
-        write_deployment(tmp_path / "out", Settings(data="linear", method="fedavg"), load("linear"), Federation())
+        write_deployment(
+            tmp_path / "out", Settings(data="linear", method="fedavg"), load("linear"), FederationSettings()
+        )
     (tmp_path / "items.csv").write_text(ITEMS)
-    done = CliRunner().invoke(cli.app, ["federate", "--catalogue", str(tmp_path / "items.csv")])
-    assert isinstance(done.exception, SettingError) and "Add --write-app" in str(done.exception)
+    fedtaste("federate", "--catalogue", tmp_path / "items.csv").refused("Add --write-app")

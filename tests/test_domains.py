@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tacit.data.digits import handwritten
-from tacit.data.domains import domains
-from tacit.data.images import resampling, resized
-from tacit.data.importing import BroughtSplit
-from tacit.data.options import split_path
-from tacit.data.sources import load
-from tacit.data.supervised import Supervised
-from tacit.errors import DataError
+from fedtaste.data.digits import load_handwritten
+from fedtaste.data.domains import domains
+from fedtaste.data.images import resampling_weights, resize
+from fedtaste.data.options import split_path
+from fedtaste.data.sources import load
+from fedtaste.data.supervised import Supervised
+from fedtaste.data.user_files import BroughtSplit
+from fedtaste.errors import DataError
 
 REAL = Path(__file__).parents[1].parent / "shared" / "data" / "digits"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/digits, which is not part of the project")
@@ -53,18 +53,18 @@ def paint(folder: Path, n: int, value: int, mode: str = "L", size: tuple[int, in
 
 def test_resampling_keeps_flat_images_and_their_own_size():
     for old, new in ((28, 16), (8, 16), (16, 16), (5, 3), (1, 4), (7, 1)):
-        weights = resampling(old, new)
+        weights = resampling_weights(old, new)
         assert weights.shape == (new, old) and (weights >= 0).all()
         np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
         np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-6)  # left and right are alike
-    assert np.array_equal(resampling(16, 16), np.eye(16))
+    assert np.array_equal(resampling_weights(16, 16), np.eye(16))
 
 
 def test_resizing_is_that_of_pillow():
     image = np.random.default_rng(0).uniform(size=(28, 20)).astype(np.float32)
     for size in (16, 32):
         theirs = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
-        np.testing.assert_allclose(resized(image[None, None], size)[0, 0], theirs, atol=1e-5)
+        np.testing.assert_allclose(resize(image[None, None], size)[0, 0], theirs, atol=1e-5)
 
 
 # Arrays
@@ -103,7 +103,7 @@ def test_optdigits_can_be_one_more_domain(tmp_path):
     data = domains(tmp_path, size=8, tests=400, optdigits=True)
     assert data.clients == ("one", "optdigits") and data.classes == 10
     both = [x[0].tobytes() for held in (data.features[1], data.test_features[1]) for x in held]
-    assert sorted(both) == sorted(image.tobytes() for image in handwritten()[0])
+    assert sorted(both) == sorted(image.tobytes() for image in load_handwritten()[0])
     assert set(np.bincount(data.test_targets[1].astype(int))) <= {34, 35, 36}
 
 
@@ -147,7 +147,7 @@ def test_files_that_are_not_npz(tmp_path):
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"size": 10_000}, {"examples": 0}, {"tests": 0}])
 def test_sizes_that_cannot_be(tmp_path, wrong):
     save(tmp_path / "one.npz")
-    with refuses("cannot be made", "from 1 to 512"):
+    with refuses("from 1 to 512", "got size="):
         domains(tmp_path, **wrong)
 
 
@@ -215,7 +215,7 @@ def test_pickles_are_refused_with_what_to_do(tmp_path):
     for name in ("MNIST", "SVHN"):
         (tmp_path / name / "partitions").mkdir(parents=True)
         (tmp_path / name / "partitions" / "train_part0.pkl").write_bytes(b"\x80\x04.")
-    with refuses("train_part0.pkl is pickled", "tacit reads none", "np.savez"):
+    with refuses("train_part0.pkl is pickled", "fedtaste reads none", "np.savez"):
         load(str(tmp_path))
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "mnist.PKL").write_bytes(b"")

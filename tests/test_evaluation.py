@@ -8,19 +8,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit import tasks
-from tacit.core import Download, Upload
-from tacit.data import splits
-from tacit.data.interactions import Histories, Interactions
-from tacit.data.sampling import Ragged, distinct_negatives, key_of, samples
-from tacit.data.synthetic import synthetic
-from tacit.engine.store import Store
-from tacit.evaluation import protocol
-from tacit.evaluation.metrics import interval, ranking_metrics, rating_intervals, rating_metrics
-from tacit.evaluation.scoring import full_ranks, sampled_ranks
-from tacit.wire.admission import refusal
-from tacit.wire.ledger import Ledger, decode, encode
-from worlds import ITEMS, histories
+from fedtaste.core import Download, Upload
+from fedtaste.data import splits
+from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.sampling import Ragged, distinct_negatives, key_of, samples
+from fedtaste.data.synthetic import synthetic
+from fedtaste.engine.run import run
+from fedtaste.engine.store import Store
+from fedtaste.errors import RunError
+from fedtaste.evaluation import protocol
+from fedtaste.evaluation.metrics import interval, ranking_metrics, rating_intervals, rating_metrics
+from fedtaste.evaluation.scoring import full_ranks, sampled_ranks
+from fedtaste.federation import of_histories
+from fedtaste.methods import fedals, fedmf
+from fedtaste.models import factorization
+from fedtaste.tasks import ranking as tasks
+from fedtaste.tasks.serve import top_items
+from fedtaste.wire.messages import Ledger, decode, encode
+from fedtaste.wire.validation import refusal
+from support.worlds import ITEMS, histories
 
 
 def ragged(*rows):
@@ -178,14 +184,15 @@ def test_the_leak_detector_tells_the_protocols_apart():
     data = synthetic(300, 400, 12_000)
     history = data.histories()
     split = splits.leave_one_out(history, 400, seed=0)
-    popular = protocol.popularity_hr(np.bincount(split.train.items, minlength=400), split.test, split.test_negatives)
-    held, judged = split.valid.then(split.test), (split.test, split.test_negatives, 400, 0)
-    ((_, leaky),) = protocol.memoriser(split.train, held, *judged)
-    ((_, honest),) = protocol.memoriser(split.train, None, *judged)
+    judged = protocol.HeldOut(split.test, split.test_negatives)
+    popular = protocol.popularity_hr(np.bincount(split.train.items, minlength=400), judged)
+    held = split.valid.then(split.test)
+    ((_, leaky),) = protocol.memoriser(split.train, held, judged, 400, 0)
+    ((_, honest),) = protocol.memoriser(split.train, None, judged, 400, 0)
     assert leaky > 0.9 > popular > honest
     assert protocol.beyond_chance(leaky, popular, 300) and not protocol.beyond_chance(honest, popular, 300)
     assert not protocol.beyond_chance(0.5, 0.4, 50)  # on little data either may be ahead
-    path = protocol.memoriser(split.train, held, *judged, rounds=(1, 10, 50))
+    path = protocol.memoriser(split.train, held, judged, 400, 0, rounds=(1, 10, 50))
     assert [n for n, _ in path] == [1, 10, 50] and path[2][1] == leaky  # asking for more changes nothing
     assert path[0][1] < path[1][1] < leaky  # the longer it remembers, the more it knows
 
@@ -247,15 +254,82 @@ def test_brought_negatives_are_made_fit():
 
 def test_a_pair_in_train_and_test_does_no_harm():
     everything = ragged(list(range(30)) + list(range(25)))  # 25 of them twice
-    split = splits._with_negatives(everything, everything, everything, everything, 40, 0, False, [])
-    assert sorted(split.test_negatives.of(0)) == list(range(30, 40))
+    negatives = splits._draw_negatives(everything, 40, 0)
+    assert sorted(negatives.test.of(0)) == list(range(30, 40))
 
 
 def test_not_more_than_so_many_are_judged_and_it_is_said(monkeypatch):
     data = synthetic(60, 50, 900)
-    whole = tasks.ranking(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
-    assert len(whole.everybody) == 60 and not any("are judged" in note for note in whole.notes)
-    monkeypatch.setattr(tasks, "JUDGED", 20)
-    part = tasks.ranking(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
-    assert len(part.everybody) == 20 and "20 of the people are judged, a seeded choice." in part.notes
-    assert tasks.JUDGED == 20 and whole.people == part.people == 60
+    whole = tasks.ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    assert len(whole.evaluated) == 60 and not any("are judged" in note for note in whole.notes)
+    monkeypatch.setattr(tasks, "MOST_EVALUATED", 20)
+    part = tasks.ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    assert len(part.evaluated) == 20 and "20 of the people are judged, a seeded choice." in part.notes
+    assert tasks.MOST_EVALUATED == 20 and whole.people == part.people == 60
+
+
+# Public functions do the right thing with the shortest call
+
+
+def test_run_asks_the_federation_for_the_examples_that_the_method_needs():
+    """FedALS learns from histories: negatives of the federation, were they read as positives, would change the model."""
+    data = synthetic(60, 40, 900).histories()
+    model = factorization(40, k=6)
+    tables = []
+    for negatives in (0, 4):
+        federation = of_histories(data, 40, negatives=negatives)
+        *_, done = run(fedals(model), model, federation, rounds=3)
+        tables.append(done.state.shared["item"])
+    assert torch.equal(*tables)
+    samples = federation.examples(np.arange(3), 0, "samples")
+    assert len(samples.targets) == 5 * len(federation.examples(np.arange(3), 0, "history").targets)
+
+
+@pytest.mark.parametrize("method", [fedmf, fedals])
+def test_top_items_follow_the_likes(method):
+    """A newcomer's private parameters adapt to the likes, as they do in evaluation."""
+    data = synthetic(60, 40, 900).histories()
+    model = factorization(40, k=6)
+    built = method(model)
+    *_, done = run(built, model, of_histories(data, 40), rounds=6)
+    lists = [top_items(built, model, done.state, likes, n=10) for likes in ([0, 1, 2], [30, 31, 32], [0, 1, 2])]
+    assert lists[0] == lists[2] and lists[0] != lists[1]
+    assert not {0, 1, 2} & set(lists[0]) and len(set(lists[0])) == 10
+
+
+def test_a_round_never_gives_private_parameters_of_a_later_round():
+    data = synthetic(30, 20, 300).histories()
+    model = factorization(20, k=4)
+    method, federation = fedmf(model), of_histories(data, 20)
+    rounds, users, copies = [], [], []
+    for done in run(method, model, federation, rounds=3):
+        rounds.append(done)
+        users.append(done.state.private.gather(np.arange(30))["user"])
+        copies.append(done.state.snapshot())
+    assert not torch.equal(users[0], users[1])
+    for copy, user in zip(copies, users):
+        assert torch.equal(copy.private.gather(np.arange(30))["user"], user)
+    assert torch.equal(rounds[-1].state.private.gather(np.arange(30))["user"], users[-1])
+    for done in rounds[:-1]:
+        with pytest.raises(RunError, match="snapshot"):
+            _ = done.state.private
+    with pytest.raises(RunError, match="snapshot"):  # nor can a run go on from there
+        list(run(method, model, federation, rounds=3, state=rounds[0].state))
+    *_, again = run(method, model, federation, rounds=3, state=copies[0])
+    assert torch.equal(again.state.private.gather(np.arange(30))["user"], users[-1])
+    assert torch.equal(again.state.shared["item"], rounds[-1].state.shared["item"])
+
+
+def test_rounds_without_private_parameters_stay_readable():
+    data, model = synthetic(30, 20, 300).histories(), factorization(20, k=4)
+    rounds = list(run(fedals(model), model, of_histories(data, 20), rounds=2))
+    assert rounds[0].state.private.people == 30
+    assert top_items(fedals(model), model, rounds[0].state, [1, 2], n=3)
+
+
+def test_run_refuses_options_that_it_does_not_have():
+    model = factorization(5, k=2)
+    with pytest.raises(TypeError, match="cohrt"):
+        run(fedals(model), model, None, rounds=1, cohrt=2)
+    with pytest.raises(TypeError, match="rounds"):
+        run(fedals(model), model, None)

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tacit.core import Download, Examples
-from tacit.data.synthetic import synthetic
-from tacit.engine.checkpoint import same_bytes
-from tacit.engine.pages import PAGE, Pages
-from tacit.engine.run import begin, run
-from tacit.engine.store import Store
-from tacit.errors import DivergedError, RunError, SettingError
-from tacit.evaluation.scoring import personal_scores
-from tacit.federation import of_histories
-from tacit.methods import build
-from tacit.methods.fedrap import SCHEDULES
-from tacit.models import additive, factorization
-from test_laws import assert_close, everything
+from fedtaste.core import Download, Examples, Fast
+from fedtaste.data.synthetic import synthetic
+from fedtaste.engine.checkpoint import same_bytes
+from fedtaste.engine.run import begin, run
+from fedtaste.engine.store import Store
+from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.evaluation.scoring import personal_scores
+from fedtaste.federation import of_histories
+from fedtaste.kernels.row_pages import PAGE, Pages
+from fedtaste.methods import build
+from fedtaste.methods.fedrap import SCHEDULES
+from fedtaste.models import additive, factorization
+from support.states import assert_close, everything
 
 ITEMS = 120
 PEOPLE = 14
@@ -43,13 +43,13 @@ CALM = {
 }  # rates for short histories
 
 
-def made(**settings):
+def fedrap_of(**settings):
     model = additive(ITEMS, k=8)
     return build("fedrap", model, CALM | settings), model
 
 
 def trained(backend="kernel", rounds=3, batch=40, **settings):
-    method, model = made(**settings)
+    method, model = fedrap_of(**settings)
     return list(run(method, model, federation(batch), rounds=rounds, backend=backend, seed=2))
 
 
@@ -98,14 +98,14 @@ def by_hand(c, d, u, b, items, targets, *, lr, table_lr, lam, mu, wd, steps):
 
 
 def test_a_client_does_what_the_paper_writes():
-    method, model = made()
+    method, model = fedrap_of()
     shared, own = method.init(model.init(torch.Generator().manual_seed(5)))
-    held = federation(batch=0).examples(np.array([0]), 0)
+    examples = federation(batch=0).examples(np.array([0]), 0, "samples")
     upload, after = method.client(
-        Download(shared, torch.tensor(0.0)), own, Examples(*(x[0] for x in held.pad(np.array([0]))))
+        Download(shared, torch.tensor(0.0)), own, Examples(*(x[0] for x in examples.pad(np.array([0]))))
     )
     c, d, u, b = by_hand(
-        shared["item"].numpy(), own["own"].numpy(), own["user"].numpy(), float(own["bias"]), held.inputs, held.targets,
+        shared["item"].numpy(), own["own"].numpy(), own["user"].numpy(), float(own["bias"]), examples.inputs, examples.targets,
         lr=0.5, table_lr=20.0, lam=0.1, mu=0.02, wd=1e-4, steps=4,
     )  # fmt: skip
     got = (1 + upload.total["decay"]) * shared["item"] + upload.total["item"]
@@ -118,7 +118,7 @@ def test_a_client_does_what_the_paper_writes():
 def test_one_step_by_everybody_is_central_descent():
     """passes=1, batch=0: C moves by the gradient of the mean of everybody's objective, everything else by its own."""
     settings = {"passes": 1, "released": False, "schedule": "fixed", "lr": 0.5, "table_lr": 20.0}
-    method, model = made(**settings)
+    method, model = fedrap_of(**settings)
     federated = list(run(method, model, federation(0), rounds=4, seed=2))[-1].state
     start = model.init(torch.Generator().manual_seed(2))
     people = federation(0).members
@@ -127,11 +127,11 @@ def test_one_step_by_everybody_is_central_descent():
     u = start["user"].double().repeat(len(people), 1).requires_grad_()
     b = start["bias"].double().repeat(len(people)).requires_grad_()
     for number in range(4):
-        held = federation(0).examples(people, number)
+        examples = federation(0).examples(people, number, "samples")
         costs = []
         for place in range(len(people)):
-            part = slice(held.starts[place], held.starts[place + 1])
-            at, want = torch.from_numpy(held.inputs[part]).long(), torch.from_numpy(held.targets[part]).double()
+            part = slice(examples.starts[place], examples.starts[place + 1])
+            at, want = torch.from_numpy(examples.inputs[part]).long(), torch.from_numpy(examples.targets[part]).double()
             logits = (c[at] + d[place][at]) @ u[place] + b[place]
             fit = torch.nn.functional.binary_cross_entropy_with_logits(logits, want)
             costs.append(fit - 0.1 * ((d[place][at] - c[at]) ** 2).mean() + 0.02 * c[at].abs().mean())
@@ -170,13 +170,13 @@ def test_the_server_makes_exact_zeros():
 def test_own_and_common_stay_within_reach():
     """The push would carry them to infinity; the bound stops it after the round that passes it."""
     free = trained(lam=1.0, bound=1e30, rounds=8, released=False, schedule="fixed")[-1].state
-    held = trained(lam=1.0, bound=4.0, rounds=8, released=False, schedule="fixed")[-1].state
+    bounded = trained(lam=1.0, bound=4.0, rounds=8, released=False, schedule="fixed")[-1].state
 
     def apart(state):
         own = state.private.gather(np.arange(PEOPLE))
         return float(((own["scale"][:, None, None] * own["own"] - state.shared["item"]) ** 2).mean(2).max())
 
-    assert apart(held) < 20 and apart(held) < 0.01 * apart(free)
+    assert apart(bounded) < 20 and apart(bounded) < 0.01 * apart(free)
 
 
 @pytest.mark.parametrize("backend", ["kernel", "vmap"])
@@ -187,17 +187,19 @@ def test_a_push_that_explodes_is_stopped_with_the_reason(backend):
 
 def test_scores_are_those_of_the_personal_model():
     for parts in ("both", "common", "own"):
-        method, model = made(parts=parts)
+        method, model = fedrap_of(parts=parts)
         state = list(run(method, model, federation(), rounds=2))[-1].state
-        people, held = np.arange(PEOPLE), federation().examples(np.arange(PEOPLE), 0)
+        people, examples = np.arange(PEOPLE), federation().examples(np.arange(PEOPLE), 0, "samples")
         for candidates in (torch.arange(ITEMS), torch.randint(0, ITEMS, (PEOPLE, 7))):
-            found = {}
-            for way in (method, method.but(scores=None)):
+            rows_by_way = {}
+            for way in (method, method.replace(fast=Fast(method.fast.kernel))):
                 rows = torch.zeros(PEOPLE, candidates.shape[-1])
-                for part, scores in personal_scores(way, model, state.shared, state.private, people, held, candidates):
+                for part, scores in personal_scores(
+                    way, model, state.shared, state.private, people, examples, candidates
+                ):
                     rows[part] = scores
-                found[way.scores is None] = rows
-            torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-4)
+                rows_by_way[way.fast.scores is None] = rows
+            torch.testing.assert_close(rows_by_way[True], rows_by_way[False], rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_bytes_with_one_thread_and_with_two():
@@ -212,7 +214,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(SettingError, match="model=additive"):
         build("fedrap", factorization(10), {})
     with pytest.raises(SettingError, match="below 1"):
-        made(weight_decay=0.1)
+        fedrap_of(weight_decay=0.1)
 
 
 @examples(max_examples=40, deadline=None)
@@ -241,7 +243,7 @@ def test_pages_are_a_dictionary(batches):
 
 
 def test_pages_on_disk_are_the_same(tmp_path):
-    method, model = made()
+    method, model = fedrap_of()
     here = list(run(method, model, federation(), rounds=3))[-1].state
     there = begin(method, model, federation(), folder=tmp_path / "private")
     there = list(run(method, model, federation(), rounds=3, state=there))[-1].state
@@ -281,7 +283,7 @@ def test_a_private_part_of_another_kind_is_refused():
     good = state.private.pack()
     for name in good:
         less = {n: v for n, v in good.items() if n != name}
-        with pytest.raises(RunError, match="not what its settings describe"):
+        with pytest.raises(RunError, match="does not fit the settings"):
             Store.fresh(state.private.initial, PEOPLE, ["own"]).unpack(less)
-    with pytest.raises(RunError, match="not what its settings describe"):
+    with pytest.raises(RunError, match="does not fit the settings"):
         Store.fresh(state.private.initial, PEOPLE + 1, ["own"]).unpack(good)

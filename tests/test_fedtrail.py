@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.core import Download, Examples
-from tacit.data.interactions import Histories
-from tacit.engine.backends import PADDED, chunks
-from tacit.engine.run import begin, run
-from tacit.errors import SettingError
-from tacit.evaluation.scoring import personal_scores
-from tacit.federation import of_histories
-from tacit.methods import build
-from tacit.models import factorization, linear
-from tacit.settings import Settings, plan
-from tacit.tasks import Facts
-from test_laws import assert_close, everything
-from worlds import ITEMS, PEOPLE, K, histories, model_of, world
+from fedtaste.core import Download, Examples
+from fedtaste.data.interactions import Histories
+from fedtaste.engine.backends import PADDED, chunks
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import SettingError
+from fedtaste.evaluation.scoring import personal_scores
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.settings import Settings
+from fedtaste.federation import of_histories
+from fedtaste.methods import build
+from fedtaste.models import factorization, linear
+from fedtaste.tasks.base import Facts
+from support.states import assert_close, everything
+from support.worlds import ITEMS, PEOPLE, K, histories, model_of, world
 
 RANKING = Facts("ranking", ITEMS, timed=True)
 
@@ -26,12 +27,12 @@ RANKING = Facts("ranking", ITEMS, timed=True)
 def scores_of(method, model, state, data):
     """Everybody's scores of the whole catalogue."""
     people = np.arange(data.people)
-    held = of_histories(data, model.catalogue, examples="history").examples(people, 0)
+    examples = of_histories(data, model.catalogue).examples(people, 0, "history")
     out = np.zeros((data.people, model.catalogue))
-    for part, found in personal_scores(
-        method, model, state.shared, state.private, people, held, torch.arange(model.catalogue)
+    for part, scores in personal_scores(
+        method, model, state.shared, state.private, people, examples, torch.arange(model.catalogue)
     ):
-        out[part] = found.double().numpy()
+        out[part] = scores.double().numpy()
     return out
 
 
@@ -48,7 +49,7 @@ def test_the_counts_of_two_people_by_hand(backend):
     model = factorization(4, k=2)
     method = build("fedtrail", model, {"window": 2, "fade": 0.5})
     data = Histories(np.array([0, 4, 6]), np.array([2, 0, 1, 3, 0, 1], np.int32), np.ones(6, np.float32))
-    federation = of_histories(data, 4, examples="history")
+    federation = of_histories(data, 4)
     memory = next(run(method, model, federation, rounds=1, backend=backend)).state.memory
     pairs = [[0, 2, 0, 0.5], [0, 0, 0, 1], [1, 0.5, 0, 0], [0, 0, 0, 0]]
     assert memory["pairs"].tolist() == pairs
@@ -148,14 +149,15 @@ def test_keep_stores_the_largest_entries_of_a_row():
     assert torch.equal(values.sort(descending=True).values, table.sort(descending=True).values[:, :4])
     cut = torch.zeros(ITEMS, ITEMS).scatter(1, at.long(), values)
     plain, _, _ = world("fedtrail", {"parts": "trail"}, "ranking")
-    held = Examples(*(x[0] for x in of_histories(histories(), ITEMS, examples="history").examples([0], 0).pad()))
+    examples = Examples(*(x[0] for x in of_histories(histories(), ITEMS).examples([0], 0, "history").pad()))
     one, two = (
-        m.personalize(s, {}, held)["item"] for m, s in ((method, state.shared), (plain, full.shared | {"trail": cut}))
+        m.personalize(s, {}, examples)["item"]
+        for m, s in ((method, state.shared), (plain, full.shared | {"trail": cut}))
     )
     assert torch.equal(one, two)
     _, _, every = learnt({"parts": "trail", "keep": ITEMS})
     assert torch.equal(every.shared["trail"], table)
-    with pytest.raises(SettingError, match="keep=41 was asked for; a row has 40 entries"):
+    with pytest.raises(SettingError, match="keep must be from 1 to 40 .*, got 41"):
         build("fedtrail", model, {"keep": 41})
 
 
@@ -170,14 +172,14 @@ def test_bytes_are_within_half_a_step_of_the_numbers(keep):
         assert (gap <= scale[:, None] * 0.5001).all() and gap.max() > 0
     decoded = state.shared["item"] * state.shared["item.scale"][:, None]
     assert torch.equal(state.shared["gram"], decoded.T @ decoded)  # the person computes with what was decoded
-    told, float_told = (sum(v.numel() * v.element_size() for v in s.shared.values()) for s in (state, exact))
-    assert told < 0.6 * float_told
+    size, float_size = (sum(v.numel() * v.element_size() for v in s.shared.values()) for s in (state, exact))
+    assert size < 0.6 * float_size
 
 
 def test_without_time_the_weights_are_flat_and_it_is_said():
-    made = plan(Settings(method="fedtrail"), Facts("ranking", ITEMS, timed=False))
-    assert made.notes[0] == "Recency is off: the data have no time."
-    assert {made.shown[name] for name in ("recency", "fast", "slow")} == {1.0}
+    untimed = plan(Settings(method="fedtrail"), Facts("ranking", ITEMS, timed=False))
+    assert untimed.notes[0] == "Recency is off: the data have no time."
+    assert {untimed.settings[name] for name in ("recency", "fast", "slow")} == {1.0}
     assert plan(Settings(method="fedtrail"), RANKING).notes == ()
     data = histories(seed=2)
     method, model, state = learnt({"parts": "trail", "fast": 1.0, "slow": 1.0, "reach": 4}, data)
@@ -202,8 +204,8 @@ def test_rounds_follow_the_parts():
         ({"loss": "squared"}, "loss would change nothing"),
         ({"spread": "0.5"}, "spread would change nothing"),
         ({"bits": "16"}, "32, 8"),
-        ({"window": "0"}, "window=0 was got; at least 1"),
-        ({"fade": "1.5"}, "fade=1.5 was got; a number from 0 to 1"),
+        ({"window": "0"}, "window must be at least 1, got 0"),
+        ({"fade": "1.5"}, "fade must be from 0 to 1, got 1.5"),
         ({"server": "adam"}, '"server" is not a setting'),
     ],
 )
@@ -216,15 +218,15 @@ def test_what_it_cannot_do_is_refused():
     for model in (model_of("ratings", {}), linear(5)):
         with pytest.raises(SettingError, match="fedtrail ranks with model=factorization"):
             build("fedtrail", model, {})
-    with pytest.raises(SettingError, match="40,000 items would take 6 GB; at most 31,622"):
+    with pytest.raises(SettingError, match="40,000 items would take 6 GB: at most 31,622"):
         build("fedtrail", factorization(40_000, k=2), {})
 
 
 def test_large_uploads_run_few_devices_at_once():
-    held = of_histories(histories(), ITEMS, examples="history").examples(np.arange(PEOPLE), 0)
-    assert max(len(part) for part in chunks(held, 2)) > 2
-    assert max(len(part) for part in chunks(held, 2, PADDED // 2)) == 2
-    assert all(len(part) == 1 for part in chunks(held, 2, 10 * PADDED))
+    examples = of_histories(histories(), ITEMS).examples(np.arange(PEOPLE), 0, "history")
+    assert max(len(part) for part in chunks(examples, 2)) > 2
+    assert max(len(part) for part in chunks(examples, 2, PADDED // 2)) == 2
+    assert all(len(part) == 1 for part in chunks(examples, 2, 10 * PADDED))
 
 
 @pytest.mark.parametrize("name", ["recency", "fast", "slow"])
@@ -232,9 +234,9 @@ def test_only_the_newest_may_count_whatever_the_padding(name):
     """A rate of 0 forgets all but the newest; padding has no age that 0 could be raised to."""
     method, model, federation = world("fedtrail", {name: 0.0}, "ranking")
     state = next(run(method, model, federation, rounds=1)).state
-    held = federation.examples(np.array([0]), 0)
+    examples = federation.examples(np.array([0]), 0, "history")
     plain, padded = (
-        method.personalize(state.shared, {}, Examples(*(x[0] for x in held.pad(extra=extra)))) for extra in (0, 3)
+        method.personalize(state.shared, {}, Examples(*(x[0] for x in examples.pad(extra=extra)))) for extra in (0, 3)
     )
     assert torch.isfinite(padded["item"]).all()
     assert_close(plain, padded, 1e-5)
@@ -242,8 +244,8 @@ def test_only_the_newest_may_count_whatever_the_padding(name):
 
 def test_somebody_with_one_item_has_no_pairs():
     method, _, _ = world("fedtrail", {}, "ranking")
-    held = Examples(torch.tensor([[7]]), torch.ones(1, 1), torch.ones(1, 1))
+    examples = Examples(torch.tensor([[7]]), torch.ones(1, 1), torch.ones(1, 1))
     shared, own = method.init(model_of("ranking", {}).init(torch.Generator()))
-    upload, after = method.client(Download(shared, torch.tensor(0.0)), own, held)
+    upload, after = method.client(Download(shared, torch.tensor(0.0)), own, examples)
     assert not upload.total["pairs"].any() and upload.total["both"].sum() == upload.total["items"][7] == 1
     assert after["told"] == 1

@@ -12,27 +12,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit import __version__
-from tacit.core import Download, Examples, Seat, Stage, Upload
-from tacit.data.interactions import Histories
-from tacit.data.synthetic import synthetic
-from tacit.engine.run import begin, run
-from tacit.errors import SettingError
-from tacit.evaluation.scoring import personal_scores
-from tacit.experiment import execute, make_task
-from tacit.export import export
-from tacit.federation import of_histories
-from tacit.methods import build, fedveil
-from tacit.methods.fedveil import CLIP, advice, choose_route, constants, predictor
-from tacit.methods.shrinkage import shrunk
-from tacit.methods.subspaces import fold, unfold
-from tacit.models import factorization
-from tacit.recommend import recommend
-from tacit.runs import RunFolder
-from tacit.settings import Settings, plan
-from tacit.tasks import Sampling, ranking
-from tacit.wire.accounting import Mechanism, epsilons
-from tacit.wire.stages import clip
+from fedtaste import __version__
+from fedtaste.core import Download, Examples, Stage, StageContext, Upload
+from fedtaste.data.interactions import Histories
+from fedtaste.data.synthetic import synthetic
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import SettingError
+from fedtaste.evaluation.scoring import personal_scores
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import execute, make_task, prepare
+from fedtaste.federation import of_histories
+from fedtaste.methods import build, fedveil
+from fedtaste.methods.fedveil import CLIP, advice, choose_route, constants, predictor
+from fedtaste.methods.shrinkage import shrunk
+from fedtaste.methods.subspaces import fold, unfold
+from fedtaste.models import factorization
+from fedtaste.serving.export import export
+from fedtaste.serving.recommend import recommend
+from fedtaste.tasks.base import Sampling, Served
+from fedtaste.tasks.ranking import ranking_task
+from fedtaste.wire.accounting import Mechanism, epsilons
+from fedtaste.wire.stages import clip
 
 ROUTES = ("head", "iterate", "features")
 PEOPLE, ITEMS = 60, 130  # more items than the smallest head has
@@ -67,9 +69,9 @@ def dense(histories: Histories, items: int = ITEMS) -> np.ndarray:
 def given_noise(method, draws: list[np.ndarray], z: float) -> Stage:
     """The sum of round t plus C z / sqrt(share) times what is given."""
 
-    def server(upload: Upload, seat: Seat) -> Upload:
-        bound, share = method.release[seat.round]
-        extra = torch.from_numpy(draws[seat.round]).float() * (bound * z / math.sqrt(share))
+    def server(upload: Upload, context: StageContext) -> Upload:
+        bound, share = method.privacy.bounds[context.round]
+        extra = torch.from_numpy(draws[context.round]).float() * (bound * z / math.sqrt(share))
         return Upload({name: value + extra for name, value in upload.total.items()}, upload.weight)
 
     return Stage(server=server)
@@ -77,11 +79,11 @@ def given_noise(method, draws: list[np.ndarray], z: float) -> Stage:
 
 def draws_of(method) -> list[np.ndarray]:
     """Standard normal numbers, in the shapes of the uploads."""
-    rng, state, found = np.random.default_rng(3), method.init({})[0], []
-    for number in range(len(method.release)):
+    rng, state, noise = np.random.default_rng(3), method.init({})[0], []
+    for number in range(len(method.privacy.bounds)):
         upload = method.client(Download(state, torch.tensor(float(number))), {}, person([0]))[0]
-        found.append(rng.standard_normal(next(iter(upload.total.values())).shape))
-    return found
+        noise.append(rng.standard_normal(next(iter(upload.total.values())).shape))
+    return noise
 
 
 def unit(x: np.ndarray) -> np.ndarray:
@@ -179,9 +181,9 @@ def test_all_of_it_equals_a_second_derivation(route, z, backend):
     words = {"noise": z, "people": PEOPLE, "turns": 2, "strength": 1.5, "recency": 0.8, "floor": 0.2} | words_of(route)
     method, fixed = fedveil(model, **words), constants(z, ITEMS, PEOPLE, route == "features")
     noise, public = draws_of(method), FEATURES if route == "features" else None
-    reference = Reference(dense(data), z, [share for _, share in method.release], fixed.alpha, noise, public)
-    federation = of_histories(data, ITEMS, examples="history")
-    number = min(len(method.release), 3)
+    reference = Reference(dense(data), z, [share for _, share in method.privacy.bounds], fixed.alpha, noise, public)
+    federation = of_histories(data, ITEMS)
+    number = min(len(method.privacy.bounds), 3)
     rounds = run(method, model, federation, rounds=number, wire=given_noise(method, noise, z), backend=backend)
     states = [done.state.shared for done in rounds]
     close(states[0]["popular"], reference.p)
@@ -190,7 +192,7 @@ def test_all_of_it_equals_a_second_derivation(route, z, backend):
         assert fixed.head == (100 if z == 0.3 else ITEMS)
     elif route == "features":
         v = reference.from_features()
-        assert method.init({})[0]["table"].shape == (ITEMS, 32) and len(method.release) == 2
+        assert method.init({})[0]["table"].shape == (ITEMS, 32) and len(method.privacy.bounds) == 2
     else:
         v = states[0]["table"].double().numpy()  # public and random: any is right, if it is a basis without q
         close(v.T @ v, np.eye(fixed.width))
@@ -206,9 +208,9 @@ def test_all_of_it_equals_a_second_derivation(route, z, backend):
     now = np.zeros((PEOPLE, ITEMS))
     now[data.owners, data.items] = 0.2 + 0.8 * 0.8 ** np.concatenate(ages)
     expected = reference.scores(operator, dense(data), now, 1.5)
-    everyone, held = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0)
+    everyone, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, "history")
     state = begin(method, model, federation)
-    for part, got in personal_scores(method, model, states[-1], state.private, everyone, held, torch.arange(ITEMS)):
+    for part, got in personal_scores(method, model, states[-1], state.private, everyone, examples, torch.arange(ITEMS)):
         close(got, expected[part])
 
 
@@ -229,7 +231,7 @@ def test_no_upload_is_longer_than_its_bound(items, seed, scale, route):
     method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE, **words_of(route))
     generator = torch.Generator().manual_seed(seed)
     params = {n: scale * torch.randn(v.shape, generator=generator) for n, v in method.init({})[0].items()}
-    for number, (bound, _) in enumerate(method.release):
+    for number, (bound, _) in enumerate(method.privacy.bounds):
         upload, _ = method.client(Download(params, torch.tensor(float(number))), {}, person(items))
         assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
         assert float(upload.weight) == 1
@@ -239,24 +241,24 @@ def test_no_upload_is_longer_than_its_bound(items, seed, scale, route):
 def test_the_kernel_is_the_sum_of_the_clients(route):
     data, model = planted(), factorization(ITEMS, k=4)
     method = fedveil(model, noise=0.2, people=PEOPLE, **words_of(route))
-    federation = of_histories(data, ITEMS, examples="history")
+    federation = of_histories(data, ITEMS)
     state = begin(method, model, federation)
-    everyone, held = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0)
-    for number in range(len(method.release) + 1):
+    everyone, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, "history")
+    for number in range(len(method.privacy.bounds) + 1):
         down = Download(state.shared, torch.tensor(float(number)))
-        whole, refused = method.kernel(down, state.private, everyone, held)
-        parts = [method.client(down, {}, Examples(*(x[0] for x in held.pad(np.array([p])))))[0] for p in everyone]
+        whole, refused = method.fast.kernel(down, state.private, everyone, examples)
+        parts = [method.client(down, {}, Examples(*(x[0] for x in examples.pad(np.array([p])))))[0] for p in everyone]
         alone = parts[0]
         for part in parts[1:]:
             alone = alone + part
         assert whole.total.keys() == alone.total.keys() and float(whole.weight) == PEOPLE and not refused
-        one, _ = method.kernel(down, state.private, everyone[:1], federation.examples(everyone[:1], 0))
+        one, _ = method.fast.kernel(down, state.private, everyone[:1], federation.examples(everyone[:1], 0, "history"))
         for name in whole.total:
             assert whole.total[name].dtype == torch.float64 and one.total[name].dtype == torch.float32
             close(one.total[name], parts[0].total[name].numpy(), 1e-6)
             close(whole.total[name], alone.total[name].numpy(), 2e-6)
         shared, memory = method.server(state.shared, state.memory, whole)
-        assert number < len(method.release) or all(torch.equal(shared[n], state.shared[n]) for n in shared)
+        assert number < len(method.privacy.bounds) or all(torch.equal(shared[n], state.shared[n]) for n in shared)
         state.shared, state.memory = shared, memory
     assert not whole.total  # after the last release nothing is sent
 
@@ -264,14 +266,14 @@ def test_the_kernel_is_the_sum_of_the_clients(route):
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_shares_add_up_to_the_whole_budget(route):
     z = float(dp_accounting.get_sigma_gaussian(3.0, 1e-3))
-    release = fedveil(factorization(ITEMS, k=2), noise=z, people=900, **words_of(route)).release
+    release = fedveil(factorization(ITEMS, k=2), noise=z, people=900, **words_of(route)).privacy.bounds
     shares = tuple(share for _, share in release)
     assert math.isclose(sum(shares), 1) and min(shares) > 0
-    assert epsilons(Mechanism(z, 1.0, shares), len(shares), 1e-3)["epsilon"] == pytest.approx(3.0, abs=2e-3)
+    assert epsilons(Mechanism(z, 1.0, shares), len(shares), 1e-3).epsilon == pytest.approx(3.0, abs=2e-3)
 
 
 def test_iterated_tables_get_growing_shares():
-    release = fedveil(factorization(ITEMS, k=2), route="iterate", turns=3).release
+    release = fedveil(factorization(ITEMS, k=2), route="iterate", turns=3).privacy.bounds
     assert [b for b, _ in release] == [1, CLIP, CLIP, CLIP]
     assert np.allclose([release[2][1] / release[1][1], release[3][1] / release[2][1]], 1.3)
 
@@ -299,7 +301,7 @@ def test_a_person_without_a_head_item_sends_zeros_and_is_served():
 def test_one_person_and_items_of_nobody_are_no_trouble(route):
     data, model = planted(1, 40), factorization(40, k=2)
     method = fedveil(model, route=route, features=TABLE[:40] if route == "features" else None)
-    last = list(run(method, model, of_histories(data, 40, examples="history"), rounds=len(method.release)))[-1]
+    last = list(run(method, model, of_histories(data, 40), rounds=len(method.privacy.bounds)))[-1]
     assert all(torch.isfinite(value).all() for value in last.state.shared.values())
     served = method.personalize(last.state.shared, {}, person([5, 7]))
     assert torch.isfinite(model.score(served, torch.arange(40))).all()
@@ -307,11 +309,11 @@ def test_one_person_and_items_of_nobody_are_no_trouble(route):
 
 def test_recency_one_does_not_see_the_order():
     data, model = planted(), factorization(ITEMS, k=4)
-    state = list(run(fedveil(model), model, of_histories(data, ITEMS, examples="history"), rounds=3))[-1].state
+    state = list(run(fedveil(model), model, of_histories(data, ITEMS), rounds=3))[-1].state
     there, back = person(data.of(0).tolist()), person(data.of(0).tolist()[::-1])
 
-    def served(held: Examples, **words) -> torch.Tensor:
-        return model.score(fedveil(model, **words).personalize(state.shared, {}, held), torch.arange(ITEMS))
+    def served(examples: Examples, **words) -> torch.Tensor:
+        return model.score(fedveil(model, **words).personalize(state.shared, {}, examples), torch.arange(ITEMS))
 
     assert torch.allclose(served(there, recency=1.0), served(back, recency=1.0), atol=1e-6)
     assert torch.allclose(served(there, recency=1.0), served(there, floor=1.0), atol=1e-6)
@@ -320,7 +322,7 @@ def test_recency_one_does_not_see_the_order():
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_planted_taste_is_found_and_beats_popularity(route):
-    task = ranking(
+    task = ranking_task(
         synthetic(500, 200, 20_000), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0
     )
     model = factorization(200, k=8)
@@ -328,9 +330,9 @@ def test_planted_taste_is_found_and_beats_popularity(route):
     for name, words in (("popularity", {}), ("fedveil", {"route": route, "features": task.facts.features})):
         method = build(name, model, words)
         federation = task.federation("final", method, Sampling(), None)
-        state = list(run(method, model, federation, rounds=len(method.release) or 1))[-1].state
+        state = list(run(method, model, federation, rounds=len(method.privacy.bounds) or 1))[-1].state
         for whom, people, passes in (("seen", task.seen, None), ("new", task.newcomers, 1)):
-            judged = task.judge(method, model, state, Sampling(), people, passes)
+            judged = task.evaluate(Served(method, model, state), people, passes)
             hits[name, whom] = judged.values["sampled"]["hr@10"]
     assert hits["fedveil", "seen"] > hits["popularity", "seen"] + 0.06
     assert hits["fedveil", "new"] > hits["popularity", "new"]
@@ -347,7 +349,12 @@ def test_what_is_said_before_a_run():
 
 
 @pytest.mark.parametrize(
-    "words, said", [({"noise": 1.0}, "people"), ({"noise": -1.0, "people": 9}, "noise=-1"), ({"turns": 0}, "turns=0")]
+    "words, said",
+    [
+        ({"noise": 1.0}, "people"),
+        ({"noise": -1.0, "people": 9}, "noise must be at least 0, got -1"),
+        ({"turns": 0}, "turns must be"),
+    ],
 )
 def test_what_cannot_be_is_refused(words, said):
     with pytest.raises(SettingError, match=said):
@@ -363,7 +370,7 @@ def test_private_popularity_is_the_clipped_history_and_nothing_else():
     method = build("popularity", factorization(ITEMS, k=2), {})
     shared = method.init({"item": torch.zeros(ITEMS, 2)})[0]
     upload, _ = method.client(Download(shared, torch.tensor(0.0)), {}, person([1, 4, 6]))
-    clipped = clip(1.0).client(upload, Seat(bytes(32), 0, 1.0)).total
+    clipped = clip(1.0).client(upload, StageContext(bytes(32), 0, 1.0)).total
     assert list(clipped) == ["count"] and clipped["count"].nonzero()[:, 0].tolist() == [1, 4, 6]
     assert clipped["count"][[1, 4, 6]].tolist() == pytest.approx([1 / math.sqrt(3)] * 3)
 
@@ -379,10 +386,10 @@ def test_a_person_who_is_nearly_the_common_taste_is_bounded_by_the_kernel_too(se
     method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE)
     params = {n: torch.randn(v.shape) for n, v in method.init({})[0].items()} | {"popular": popular}
     data = Histories(np.array([0, number]), np.array(items, np.int32), np.ones(number, np.float32))
-    federation = of_histories(data, ITEMS, examples="history")
-    for round, (bound, _) in enumerate(method.release):
+    federation = of_histories(data, ITEMS)
+    for round, (bound, _) in enumerate(method.privacy.bounds):
         down = Download(params, torch.tensor(float(round)))
-        upload, _ = method.kernel(down, None, np.arange(1), federation.examples(np.arange(1), 0))
+        upload, _ = method.fast.kernel(down, None, np.arange(1), federation.examples(np.arange(1), 0, "history"))
         assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
 
 
@@ -418,7 +425,7 @@ def test_the_route_follows_from_public_numbers():
     with_table = fedveil(model, noise=0.5, people=PEOPLE, features=TABLE)
     counted = fedveil(model, noise=0.5, people=PEOPLE, feature_count=7)
     assert with_table.resolved == counted.resolved == {"route": "features"}
-    assert with_table.release == counted.release and len(counted.release) == 2
+    assert with_table.privacy.bounds == counted.privacy.bounds and len(counted.privacy.bounds) == 2
     shapes = [{n: v.shape for n, v in method.init({})[0].items()} for method in (with_table, counted)]
     assert shapes[0] == shapes[1]
 
@@ -427,14 +434,14 @@ def test_a_server_without_the_features_says_so():
     data, model = planted(), factorization(ITEMS, k=2)
     method = fedveil(model, noise=0.5, people=PEOPLE, route="features", feature_count=7)
     with pytest.raises(SettingError, match="route=head"):
-        list(run(method, model, of_histories(data, ITEMS, examples="history"), rounds=1))
+        list(run(method, model, of_histories(data, ITEMS), rounds=1))
     with pytest.raises(SettingError, match="130 x 7"):
         fedveil(model, features=TABLE[:9])
 
 
 def test_without_features_it_is_the_head_route():
     data, model = planted(), factorization(ITEMS, k=2)
-    federation, states = of_histories(data, ITEMS, examples="history"), []
+    federation, states = of_histories(data, ITEMS), []
     for words in ({}, {"route": "head"}):
         method = fedveil(model, noise=0.3, people=PEOPLE, **words)
         wire = given_noise(method, draws_of(method), 0.3)
@@ -445,22 +452,22 @@ def test_without_features_it_is_the_head_route():
 @pytest.mark.parametrize("z", [1.0, 2.0])
 def test_features_help_where_there_is_much_noise(z):
     """Three noise draws in a world whose genres are the planted tastes."""
-    task = ranking(
+    task = ranking_task(
         synthetic(500, 200, 20_000), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0
     )
     model, hits = factorization(200, k=8), {}
     assert task.facts.feature_count == task.facts.features.shape[1] >= 6
     for name, words in (("head", {"route": "head"}), ("features", {"features": task.facts.features})):
-        method, found = fedveil(model, noise=z, people=task.facts.people, **words), []
+        method, rates = fedveil(model, noise=z, people=task.facts.people, **words), []
         for seed in range(3):
             rng = np.random.default_rng(seed)
             draws = [rng.standard_normal(draw.shape) for draw in draws_of(method)]
             federation = task.federation("final", method, Sampling(), None)
             state = list(
-                run(method, model, federation, rounds=len(method.release), wire=given_noise(method, draws, z))
+                run(method, model, federation, rounds=len(method.privacy.bounds), wire=given_noise(method, draws, z))
             )[-1].state
-            found.append(task.judge(method, model, state, Sampling(), task.seen, None).values["sampled"]["hr@10"])
-        hits[name] = np.mean(found)
+            rates.append(task.evaluate(Served(method, model, state), task.seen, None).values["sampled"]["hr@10"])
+        hits[name] = np.mean(rates)
     assert hits["features"] > hits["head"] + 0.02
 
 
@@ -487,33 +494,33 @@ def test_a_plan_without_the_features_is_the_same_plan():
     """Devices, `recommend` and `export` know the number of features and have no table."""
     task = make_task(private("fedveil"), synthetic(60, 40, 900))
     here, there = (plan(private("fedveil"), facts) for facts in (task.facts, replace(task.facts, features=None)))
-    assert here.shown == there.shown and here.shown["route"] == "features"
-    assert here.rounds == there.rounds == 2 and here.method.release == there.method.release
+    assert here.settings == there.settings and here.settings["route"] == "features"
+    assert here.rounds == there.rounds == 2 and here.method.privacy.bounds == there.method.privacy.bounds
     without = plan(private("fedveil"), replace(task.facts, features=None, feature_count=0))
-    assert without.shown["route"] == "head" and without.rounds == 3
-    assert plan(Settings(data="synthetic:60x40x900", method="fedveil"), task.facts).shown["route"] == "head"
+    assert without.settings["route"] == "head" and without.rounds == 3
+    assert plan(Settings(data="synthetic:60x40x900", method="fedveil"), task.facts).settings["route"] == "head"
     assert "features" in here.predictor["advice"] and "features" not in without.predictor["advice"]
 
 
 def test_the_wire_tells_popularity_its_noise_and_its_clip():
     settings, data = private("popularity", wire="clip=0.5"), synthetic(60, 40, 900)
     task = make_task(settings, data)
-    made = plan(settings, task.facts)
+    private_plan = plan(settings, task.facts)
     noisy = torch.from_numpy(np.random.default_rng(0).normal(5, 3, 40)).float()
-    shared = made.method.init(made.model.init(torch.Generator()))[0]
-    after, _ = made.method.server(shared, {}, Upload({"count": noisy}, torch.tensor(54.0)))
-    deviation = 0.5 * made.wire.mechanism.noise
+    shared = private_plan.method.init(private_plan.model.init(torch.Generator()))[0]
+    after, _ = private_plan.method.server(shared, {}, Upload({"count": noisy}, torch.tensor(54.0)))
+    deviation = 0.5 * private_plan.wire.mechanism.noise
     close(after["count"], shrink_one(noisy.double().numpy(), task.facts.features.double().numpy(), deviation), 1e-5)
 
 
 def test_a_run_with_features_can_be_served(tmp_path):
     settings, data = private("fedveil"), synthetic(60, 40, 900)
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), data, __version__)
-    result = execute(settings, data, folder)
-    assert result["settings"]["route"] == "features" and result["rounds"] == 2 and result["feature_count"] >= 6
+    result = execute(prepare(settings, data), folder)
+    assert result.settings["route"] == "features" and result.rounds == 2 and result.feature_count >= 6
     assert folder.read("plan.json")["route"] == "features"
     liked = recommend(folder.path, likes=[data.titles[3]], n=5)
     member = recommend(folder.path, likes=[], person=data.people[2], n=5)
-    assert len(liked["items"]) == len(member["items"]) == 5
+    assert len(liked.items) == len(member.items) == 5
     with pytest.raises(SettingError, match="no recipe"):
         export(folder.path, tmp_path / "bundle")

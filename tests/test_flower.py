@@ -10,29 +10,28 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-import tacit
-from flower_grid import new_context, wired
-from flower_worlds import WORDS, dealt, facts_of, fleet_of, nodes_of, over_flower, private_of, served
-from tacit.core import Download, Upload
-from tacit.data.sources import load
-from tacit.engine.checkpoint import load_params
-from tacit.engine.run import begin, run
-from tacit.errors import RunError, SettingError
-from tacit.evaluation.protocol import judge_clients, judge_ranking, judge_ratings
-from tacit.evaluation.tally import Tallied, tally
-from tacit.experiment import execute
-from tacit.flower import client_app
-from tacit.flower.checks import refuse_unfit, tallies
-from tacit.flower.federate import Federation as Asked
-from tacit.flower.federate import prepare
-from tacit.flower.messages import Order, Told, words_of
-from tacit.flower.node import Node
-from tacit.flower.shards import bring, cut, load_shard
-from tacit.runs import RunFolder
-from tacit.settings import Settings
-from tacit.wire.ledger import Head, decode, encode
-from test_laws import assert_close
-from worlds import world
+import fedtaste
+from fedtaste.core import Download, Upload
+from fedtaste.data.sources import load
+from fedtaste.engine.checkpoint import load_params
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import RunError, SettingError
+from fedtaste.evaluation.metric_sums import Tallied, tally
+from fedtaste.evaluation.protocol import ClientMetrics, PredictionErrors, RankingMetrics
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.settings import FederationSettings, Settings
+from fedtaste.experiment.train import execute, prepare
+from fedtaste.flower import client_app
+from fedtaste.flower.federate import prepare_federation
+from fedtaste.flower.messages import MetricReport, Order, unpack_content
+from fedtaste.flower.node import Node
+from fedtaste.flower.shards import cut_shards, load_shard, shard_from_file
+from fedtaste.flower.validation import refuse_unfit, valid_metrics
+from fedtaste.wire.messages import Head, decode, encode
+from support.flower_grid import new_context, wired
+from support.flower_worlds import WORDS, clients_of, dealt, facts_of, nodes_of, over_flower, private_of, served
+from support.states import assert_close
+from support.worlds import world
 
 TINY = "synthetic:60x40x900"
 METHOD = ("fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.01}, "ranking")
@@ -41,8 +40,8 @@ METHOD = ("fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.
 def on_one_machine(folder, **words):
     settings = Settings(**words)
     data = load(settings.data, seed=settings.seed)
-    made = RunFolder.create(folder, settings.model_dump(), data, tacit.__version__)
-    return execute(settings, data, made), load_params(folder / "model.safetensors")[0]
+    made = RunFolder.create(folder, settings.model_dump(), data, fedtaste.__version__)
+    return execute(prepare(settings, data), made).dump(), load_params(folder / "model.safetensors")[0]
 
 
 SAME = [
@@ -129,14 +128,14 @@ def test_tallies_are_what_everybodys_figures_give():
     errors = rng.normal(size=300)
     accuracy = {"accuracy": rng.uniform(size=40).tolist(), "loss": rng.uniform(size=40).tolist()}
     whole = [
-        judge_ranking((ranks, owners), (ranks, owners)), judge_ratings(errors, owners),
-        judge_clients(accuracy, rng.integers(5, 50, 40).tolist()),
+        RankingMetrics.of_ranks((ranks, owners), (ranks, owners)), PredictionErrors(errors.tolist(), owners.tolist()),
+        ClientMetrics(accuracy, rng.integers(5, 50, 40).tolist()),
     ]  # fmt: skip
     third = owners % 3
     parts = [
-        [judge_ranking(*[(ranks[third == n], owners[third == n])] * 2) for n in range(3)],
-        [judge_ratings(errors[third == n], owners[third == n]) for n in range(3)],
-        [judge_clients({k: v[n::3] for k, v in accuracy.items()}, whole[2].raw["examples"][n::3]) for n in range(3)],
+        [RankingMetrics.of_ranks(*[(ranks[third == n], owners[third == n])] * 2) for n in range(3)],
+        [PredictionErrors(errors[third == n].tolist(), owners[third == n].tolist()) for n in range(3)],
+        [ClientMetrics({k: v[n::3] for k, v in accuracy.items()}, whole[2].examples[n::3]) for n in range(3)],
     ]  # fmt: skip
     for one, several in zip(whole, parts):
         words = json.loads(json.dumps([tally(part) for part in several]))
@@ -152,12 +151,12 @@ def test_tallies_are_what_everybodys_figures_give():
 
 
 def small(tmp_path, hook=None, deadline=0.6):
-    """(fleet, grid, plan, nodes, federation) of three nodes with a method that has private parameters."""
+    """(clients, grid, plan, nodes, federation) of three nodes with a method that has private parameters."""
     method, model, federation = world(*METHOD)
     grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
-    fleet = fleet_of(grid, made, deadline)
+    clients = clients_of(grid, made, deadline)
     grid.hook = hook
-    return fleet, grid, made, nodes, federation
+    return clients, grid, made, nodes, federation
 
 
 def simulated(made, federation, missing, rounds=4):
@@ -175,7 +174,7 @@ def simulated(made, federation, missing, rounds=4):
 
 
 def told(ask):
-    return json.loads(words_of(ask)[0])
+    return json.loads(unpack_content(ask)[0])
 
 
 def check_equal(got, made, nodes, federation, missing, base=4):
@@ -191,12 +190,12 @@ def test_a_node_that_misses_a_round_is_as_if_it_had_dropped_out(tmp_path):
 
     def lost(ask, reply):
         order = told(ask)
-        return None if order["what"] == "train" and order["round"] == 1 and ask.metadata.dst_node_id == 12 else reply
+        return None if order["action"] == "train" and order["round"] == 1 and ask.metadata.dst_node_id == 12 else reply
 
-    fleet, grid, made, nodes, federation = small(tmp_path, hook=lost)
-    got = over_flower(fleet, made, 4)
+    clients, grid, made, nodes, federation = small(tmp_path, hook=lost)
+    got = over_flower(clients, made, 4)
     check_equal(got, made, nodes, federation, {2: ["node-12"]})
-    assert [entry["nodes"] for entry in fleet.history][1] == ["node-11", "node-13"]
+    assert [entry["nodes"] for entry in clients.history][1] == ["node-11", "node-13"]
 
 
 def test_a_late_answer_is_refused_and_counted(tmp_path):
@@ -204,7 +203,7 @@ def test_a_late_answer_is_refused_and_counted(tmp_path):
     held = {}
 
     def late(ask, reply):
-        here = told(ask)["what"], told(ask)["round"], ask.metadata.dst_node_id
+        here = told(ask)["action"], told(ask)["round"], ask.metadata.dst_node_id
         if here == ("train", 1, 12):
             held[ask.metadata.message_id] = reply
             return None
@@ -213,30 +212,30 @@ def test_a_late_answer_is_refused_and_counted(tmp_path):
                 grid._waiting[name].append((0.0, wired(message)[0]))
         return reply
 
-    fleet, grid, made, nodes, federation = small(tmp_path, hook=late, deadline=0.6)
-    check_equal(over_flower(fleet, made, 4), made, nodes, federation, {2: ["node-12"]})
-    assert [entry["refused"] for entry in fleet.history] == [{}, {}, {"late": 1}, {}]
+    clients, grid, made, nodes, federation = small(tmp_path, hook=late, deadline=0.6)
+    check_equal(over_flower(clients, made, 4), made, nodes, federation, {2: ["node-12"]})
+    assert [entry["refused"] for entry in clients.history] == [{}, {}, {"late": 1}, {}]
 
 
 def test_a_node_that_dies_with_the_question_is_asked_again_when_it_is_back(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path)
+    clients, grid, made, nodes, federation = small(tmp_path)
     died = []
 
     def lost(ask, reply):
-        if told(ask)["what"] == "train" and told(ask)["round"] == 1 and ask.metadata.dst_node_id == 12 and not died:
+        if told(ask)["action"] == "train" and told(ask)["round"] == 1 and ask.metadata.dst_node_id == 12 and not died:
             died.append(1)
-            from flower_grid import _unavailable
+            from support.flower_grid import _unavailable
 
             return _unavailable(ask)
         return reply
 
     grid.hook = lost
-    check_equal(over_flower(fleet, made, 4), made, nodes, federation, {})
-    assert died and all(len(entry["nodes"]) == 3 for entry in fleet.history)
+    check_equal(over_flower(clients, made, 4), made, nodes, federation, {})
+    assert died and all(len(entry["nodes"]) == 3 for entry in clients.history)
 
 
 def test_a_node_that_is_away_and_comes_back(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path)
+    clients, grid, made, nodes, federation = small(tmp_path)
     asked = []
 
     def watch(ask, reply):
@@ -245,19 +244,19 @@ def test_a_node_that_is_away_and_comes_back(tmp_path):
         return reply
 
     grid.hook = watch
-    got = over_flower(fleet, made, 4)
-    away = [entry["round"] for entry in fleet.history if "node-13" not in entry["nodes"]]
+    got = over_flower(clients, made, 4)
+    away = [entry["round"] for entry in clients.history if "node-13" not in entry["nodes"]]
     assert away and len(away) < 4
     check_equal(got, made, nodes, federation, {n: ["node-13"] for n in away})
 
 
 def test_a_node_that_joins_later_is_asked_from_the_next_round_on(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path)
+    clients, grid, made, nodes, federation = small(tmp_path)
     app, context = grid.apps.pop(13), grid.context(13)
-    late = fleet_of(grid, made, 0.6)
+    late = clients_of(grid, made, 0.6)
 
     def join(ask, reply):
-        if told(ask)["what"] == "train" and told(ask)["round"] == 1 and 13 not in grid.apps:
+        if told(ask)["action"] == "train" and told(ask)["round"] == 1 and 13 not in grid.apps:
             grid.join(13, app, context)
         return reply
 
@@ -271,12 +270,12 @@ def test_a_node_that_joins_later_is_asked_from_the_next_round_on(tmp_path):
 
 
 def test_too_few_nodes_end_the_run_with_what_to_do(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path, deadline=0.2)
+    clients, grid, made, nodes, federation = small(tmp_path, deadline=0.2)
     grid.dead = {11, 12}
-    with pytest.raises(RunError, match="start the nodes that are missing"):
-        over_flower(fleet, made, 4)
+    with pytest.raises(RunError, match="start the missing nodes"):
+        over_flower(clients, made, 4)
     grid.dead = set()
-    assert over_flower(fleet, made, 4).round == 4
+    assert over_flower(clients, made, 4).round == 4
 
 
 @pytest.mark.parametrize("when", [1, 2])
@@ -292,7 +291,7 @@ def test_a_server_that_dies_goes_on_from_its_last_round(tmp_path, when):
 
     def kill(ask, reply):
         order = told(ask)
-        here = (order["what"], order["phase"], order["round"], ask.metadata.dst_node_id)
+        here = (order["action"], order["phase"], order["round"], ask.metadata.dst_node_id)
         if here == ("train", "final", when - 1, 13) and not killed:
             killed.append(1)
             raise Killed
@@ -327,13 +326,13 @@ def twisted(how):
 
     def hook(ask, reply):
         order = told(ask)
-        if order["what"] != "train" or ask.metadata.dst_node_id != 13:
+        if order["action"] != "train" or ask.metadata.dst_node_id != 13:
             return reply
-        words, blob = words_of(reply)
+        words, blob = unpack_content(reply)
         upload, head = decode(blob)
         changed = how(upload, head)
         blob = changed if isinstance(changed, bytes) else encode(*changed)
-        return Message(RecordDict({"tacit": ConfigRecord({"words": words, "blob": blob})}), reply_to=ask)
+        return Message(RecordDict({"fedtaste": ConfigRecord({"json": words, "blob": blob})}), reply_to=ask)
 
     return hook
 
@@ -372,17 +371,17 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_liar_is_refused_by_reason_and_the_honest_result_is_unchanged(lie, tmp_path):
     how, reason = LIES[lie]
-    fleet, grid, made, nodes, federation = small(tmp_path, hook=twisted(how))
-    got = over_flower(fleet, made, 3)
-    assert [entry["refused"].get(reason) for entry in fleet.history] == [1, 1, 1], fleet.history
-    assert all("node-13" not in entry["nodes"] for entry in fleet.history)
+    clients, grid, made, nodes, federation = small(tmp_path, hook=twisted(how))
+    got = over_flower(clients, made, 3)
+    assert [entry["refused"].get(reason) for entry in clients.history] == [1, 1, 1], clients.history
+    assert all("node-13" not in entry["nodes"] for entry in clients.history)
     expected = simulated(made, federation, {n: ["node-13"] for n in (1, 2, 3)}, 3)
     assert_close(got.shared, expected.shared, 1e-6)
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path, hook=lambda ask, reply: [reply, reply])
-    check_equal(over_flower(fleet, made, 4), made, nodes, federation, {})
+    clients, grid, made, nodes, federation = small(tmp_path, hook=lambda ask, reply: [reply, reply])
+    check_equal(over_flower(clients, made, 4), made, nodes, federation, {})
 
 
 @pytest.mark.parametrize(
@@ -399,14 +398,14 @@ def test_an_answer_that_comes_twice_counts_once(tmp_path):
 )
 def test_words_that_cannot_be_true_are_refused(words, tmp_path):
     def lie(ask, reply):
-        if told(ask)["what"] != "train" or ask.metadata.dst_node_id != 13:
+        if told(ask)["action"] != "train" or ask.metadata.dst_node_id != 13:
             return reply
-        blob = words_of(reply)[1]
-        return Message(RecordDict({"tacit": ConfigRecord({"words": words, "blob": blob})}), reply_to=ask)
+        blob = unpack_content(reply)[1]
+        return Message(RecordDict({"fedtaste": ConfigRecord({"json": words, "blob": blob})}), reply_to=ask)
 
-    fleet, grid, made, nodes, federation = small(tmp_path, hook=lie)
-    over_flower(fleet, made, 2)
-    assert [entry["refused"] for entry in fleet.history] == [{"not a message": 1}] * 2
+    clients, grid, made, nodes, federation = small(tmp_path, hook=lie)
+    over_flower(clients, made, 2)
+    assert [entry["refused"] for entry in clients.history] == [{"not a message": 1}] * 2
 
 
 # Secure sums
@@ -424,7 +423,9 @@ def test_a_secure_sum_is_the_plain_sum_within_its_step(wire, tmp_path):
     assert_close(b, a, 1e-6)
     assert _flat(got["seen"]) == pytest.approx(_flat(plain["seen"]), abs=2e-3)
     assert not any(b"params/item" in _bytes(reply) for reply in grid.replies)  # in clear no node sent its upload
-    assert any(b"params/marks" in _bytes(reply) for reply in grid.replies)  # and what is in clear would be found
+    assert any(
+        b"params/person_hashes" in _bytes(reply) for reply in grid.replies
+    )  # and what is in clear would be found
 
 
 def test_noise_is_added_by_the_nodes_where_sums_are_secure(tmp_path):
@@ -442,7 +443,9 @@ def test_noise_is_added_by_the_nodes_where_sums_are_secure(tmp_path):
 def test_a_node_refuses_to_say_in_clear_what_was_to_be_hidden(tmp_path):
     folder, grid = dealt(tmp_path / "secure", 4, data=TINY, method="fedmf", rounds=1, wire="secure")
     node = Node(grid.context(11).node_config)
-    order = Order(what="train", version=tacit.__version__, **(WORDS | {"settings": folder.settings().model_dump()}))
+    order = Order(
+        action="train", version=fedtaste.__version__, **(WORDS | {"settings": folder.settings().model_dump()})
+    )
     answer, blob = node.answer(order, b"")
     assert "secure sums only" in answer.error and not blob
 
@@ -455,9 +458,9 @@ def test_a_secure_round_that_may_have_been_opened_is_not_answered_twice(tmp_path
     class Killed(BaseException):
         pass
 
-    from tacit.flower import server
+    from fedtaste.flower import server
 
-    whole, killed = server.Fleet._added, []
+    whole, killed = server.FlowerClients._add, []
 
     def dies(self, *more):
         if not killed:
@@ -465,12 +468,12 @@ def test_a_secure_round_that_may_have_been_opened_is_not_answered_twice(tmp_path
             raise Killed
         return whole(self, *more)
 
-    server.Fleet._added = dies
+    server.FlowerClients._add = dies
     try:
         with pytest.raises(Killed):
             served(folder, grid, 4)
     finally:
-        server.Fleet._added = whole
+        server.FlowerClients._add = whole
     got = served(folder, grid, 4)
     assert got and got["rejected_updates"].get("abandoned")
     first = got["federation"]["history"][0]
@@ -485,7 +488,9 @@ def test_a_secure_round_that_may_have_been_opened_is_not_answered_twice(tmp_path
 
 
 def error_of(folder):
-    return json.loads((folder.path / "federation" / "outcome.json").read_text())["error"]
+    status = json.loads((folder.path / "federation" / "status.json").read_text())
+    assert status["state"] == "error"
+    return status["reason"]
 
 
 def test_two_nodes_that_claim_the_same_people_are_refused(tmp_path):
@@ -501,9 +506,9 @@ def test_two_nodes_that_claim_the_same_people_are_refused(tmp_path):
 
 def test_a_node_of_another_version_is_refused_on_both_sides(tmp_path, monkeypatch):
     folder, grid = dealt(tmp_path / "run", data=TINY, rounds=1)
-    monkeypatch.setattr("tacit.flower.node.__version__", "9.9")
+    monkeypatch.setattr("fedtaste.flower.node.__version__", "9.9")
     assert served(folder, grid) is None
-    assert "tacit 9.9" in error_of(folder) and "Install the same version" in error_of(folder)
+    assert "fedtaste 9.9" in error_of(folder) and "Install the same version" in error_of(folder)
 
 
 def test_a_node_with_another_catalogue_is_refused(tmp_path):
@@ -556,8 +561,8 @@ def test_nodes_bring_files_of_their_own(tmp_path):
         config = {"data": str(tmp_path / f"{node}.csv"), "store": str(tmp_path / f"s{node}"), "name": f"shop-{node}"}
         apps[21 + node] = (client_app(), new_context(21 + node, **config))
     (tmp_path / "catalogue.json").write_text(json.dumps({"names": items, "titles": items}))
-    from flower_grid import LocalGrid
-    from tacit.flower.job import serve
+    from fedtaste.flower.server_app import serve
+    from support.flower_grid import LocalGrid
 
     settings = Settings(data="shops", method="fedrap", rounds=2, cohort=0.5)
     result = serve(LocalGrid(apps), {
@@ -565,7 +570,7 @@ def test_nodes_bring_files_of_their_own(tmp_path):
         "catalogue": str(tmp_path / "catalogue.json"),
     })  # fmt: skip
     assert result is not None, (tmp_path / "run" / "federation" / "server.log").read_text()
-    assert result["people"] == 36 and result["items"] == 30 and 1 <= result["federation"]["history"][0]["people"] <= 36
+    assert result.people == 36 and result.items == 30 and 1 <= result.federation.history[0].people <= 36
     assert "p0-" not in (tmp_path / "run" / "settings.json").read_text()
 
 
@@ -575,46 +580,46 @@ def test_nodes_bring_files_of_their_own(tmp_path):
 def test_a_shard_holds_its_own_people_and_nobody_else(tmp_path):
     settings = Settings(data=TINY)
     data = load(TINY)
-    parts = cut(data, settings, 4)
+    parts = cut_shards(data, settings, 4)
     assert sorted(np.concatenate([part.own for part in parts]).tolist()) == list(range(60))
     for part in parts:
         part.save(tmp_path / "shard.safetensors")
         back = load_shard(tmp_path / "shard.safetensors")
-        for name, held in back.held.histories.items():
+        for name, held in back.data.histories.items():
             assert set(np.flatnonzero(held.lengths)) <= set(part.own.tolist()), name
-            assert np.array_equal(held.items, part.held.histories[name].items)
+            assert np.array_equal(held.items, part.data.histories[name].items)
     assert (tmp_path / "shard.safetensors").stat().st_mode & 0o77 == 0
-    with pytest.raises(SettingError, match="1 to 60 nodes"):
-        cut(data, settings, 61)
+    with pytest.raises(SettingError, match="must be 1 to 60"):
+        cut_shards(data, settings, 61)
 
 
 def test_marks_tell_the_same_person_and_two_runs_apart(tmp_path):
     (tmp_path / "a.csv").write_text("user,item\nanna,x\nanna,y\nbert,x\n")
-    shard = bring(tmp_path / "a.csv", Settings(), ("x", "y", "z"))
-    assert shard.marks(1).tolist() == shard.marks(1).tolist() != shard.marks(2).tolist()
-    assert len(set(shard.marks(1).tolist())) == 2 and "anna" not in str(shard.marks(1))
+    shard = shard_from_file(tmp_path / "a.csv", Settings(), ("x", "y", "z"))
+    assert shard.person_hashes(1).tolist() == shard.person_hashes(1).tolist() != shard.person_hashes(2).tolist()
+    assert len(set(shard.person_hashes(1).tolist())) == 2 and "anna" not in str(shard.person_hashes(1))
 
 
 def test_a_store_that_was_lost_is_told_and_nothing_is_made_up(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path, deadline=0.3)
-    over_flower(fleet, made, 2)
+    clients, grid, made, nodes, federation = small(tmp_path, deadline=0.3)
+    over_flower(clients, made, 2)
     for path in (tmp_path / "node-12").glob("*/final-*.safetensors"):
         path.unlink()
     said = []
-    fleet.roll.say = said.append
-    state = begin(made.method, made.model, fleet._federation("final", made.method, made.sampling, None), made.seed)
+    clients.membership.log = said.append
+    state = begin(made.method, made.model, clients.federation("final", made.method, made.sampling, None), made.seed)
     state.round = 2
-    list(run(made.method, made.model, fleet._federations["final"], rounds=3, seed=1, name=7,
-             clients=fleet.clients("final"), state=state))  # fmt: skip
+    list(run(made.method, made.model, clients._federations["final"], rounds=3, seed=1, run_id=7,
+             clients=clients.clients("final"), state=state))  # fmt: skip
     assert any("Restore the store" in words for words in said)
-    assert fleet.history[-1]["nodes"] == ["node-11", "node-13"]
+    assert clients.history[-1]["nodes"] == ["node-11", "node-13"]
 
 
 @pytest.mark.parametrize(
     "words, said",
     [
-        ({"wire": "trim=0.1"}, "trim looks at single"),
-        ({"wire": "secure=10"}, "secure alone"),
+        ({"wire": "trim=0.1"}, "trim needs single"),
+        ({"wire": "secure=10"}, "Use secure alone"),
         ({"new_people": "folds"}, "ten more times"),
         ({"protocol": "published"}, "reads the test items"),
     ],
@@ -650,7 +655,7 @@ def test_no_rating_no_name_and_no_private_number_is_in_any_message(tmp_path):
         planted += [row.tobytes() for row in user]
     for node in range(3):
         shard = load_shard(folder.path / "federation" / "nodes" / f"node-{node}" / "shard.safetensors")
-        train = shard.held.histories["train"]
+        train = shard.data.histories["train"]
         planted += [train.of(person).tobytes() for person in shard.own if len(train.of(person)) > 2]
     assert len(planted) > 60 and not [value for value in planted if value in sent]
 
@@ -664,9 +669,9 @@ def _bytes(message):
 
 
 def test_heads_bear_the_place_of_the_node(tmp_path):
-    fleet, grid, made, nodes, federation = small(tmp_path)
-    over_flower(fleet, made, 1)
-    heads = [decode(words_of(reply)[1])[1] for reply in grid.replies if reply.metadata.message_type == "train"]
+    clients, grid, made, nodes, federation = small(tmp_path)
+    over_flower(clients, made, 1)
+    heads = [decode(unpack_content(reply)[1])[1] for reply in grid.replies if reply.metadata.message_type == "train"]
     assert sorted(heads) == [Head(7, 0, place) for place in range(3)]
 
 
@@ -677,18 +682,18 @@ def test_heads_bear_the_place_of_the_node(tmp_path):
     "words",
     [
         {"phase": "../../etc/x"}, {"catalogue": "../x"}, {"run": -1}, {"round": -1}, {"base": 2**40}, {"passes": 10**9},
-        {"what": "delete"}, {"more": 1}, {"asked": ["x"]}, {"settings": "none"}, {"asked": [10**30]}, {"asked": [-1]},
-        {"key": 10**30}, {"key": "ab"}, {"shares": 2}, {"shares": -1}, {"shares": float("nan")}, {"people": -1},
+        {"action": "delete"}, {"more": 1}, {"cohort": ["x"]}, {"settings": "none"}, {"cohort": [10**30]}, {"cohort": [-1]},
+        {"key": 10**30}, {"key": "ab"}, {"noise_share": 2}, {"noise_share": -1}, {"noise_share": float("nan")}, {"people": -1},
         {"people": float("inf")},
     ],
     ids=str,
 )  # fmt: skip
 def test_orders_that_no_server_of_ours_gives_are_refused(words, tmp_path):
-    order = {"what": "train", "version": tacit.__version__, **WORDS, **words}
+    order = {"action": "train", "version": fedtaste.__version__, **WORDS, **words}
     app, context = client_app(), new_context(11, data="x", store=str(tmp_path / "s"), name="node-0")
-    message = Message(RecordDict({"tacit": ConfigRecord({"words": json.dumps(order), "blob": b""})}), 11, "train")
+    message = Message(RecordDict({"fedtaste": ConfigRecord({"json": json.dumps(order), "blob": b""})}), 11, "train")
     reply = app(message, context)
-    assert "does not know" in json.loads(words_of(reply)[0])["error"]
+    assert "does not know" in json.loads(unpack_content(reply)[0])["error"]
     assert not (tmp_path / "s").exists()
 
 
@@ -696,9 +701,9 @@ def hello_with(**changes):
     """A node's hello, changed."""
 
     def hook(ask, reply):
-        if told(ask)["what"] != "hello" or ask.metadata.dst_node_id != 13:
+        if told(ask)["action"] != "hello" or ask.metadata.dst_node_id != 13:
             return reply
-        words, blob = words_of(reply)
+        words, blob = unpack_content(reply)
         found = json.loads(words)
         upload, head = decode(blob)
         total = dict(upload.total)
@@ -707,8 +712,8 @@ def hello_with(**changes):
                 total[name] = value
             else:
                 found[name] = (found[name] | value if value else {}) if isinstance(value, dict) else value
-        record = ConfigRecord({"words": json.dumps(found), "blob": encode(Upload(total, upload.weight), head)})
-        return Message(RecordDict({"tacit": record}), reply_to=ask)
+        record = ConfigRecord({"json": json.dumps(found), "blob": encode(Upload(total, upload.weight), head)})
+        return Message(RecordDict({"fedtaste": record}), reply_to=ask)
 
     return hook
 
@@ -716,15 +721,15 @@ def hello_with(**changes):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"people": -3}, "no hello"), ({"people": 10**12}, "no hello"), ({"people": 9}, "how many people"),
+        ({"people": -3}, "no valid hello"), ({"people": 10**12}, "no valid hello"), ({"people": 9}, "number of people"),
         ({"final": torch.arange(8)}, "same numbers"), ({"final": torch.arange(-8, 0)}, "who learns"),
         ({"final": torch.zeros(8, dtype=torch.int64)}, "who learns"),
-        ({"marks": torch.zeros(8, dtype=torch.int64)}, "how many"),
-        ({"facts": {}}, "cannot be read"), ({"facts": {"kind": "\x1b[31mX"}}, "cannot be read"),
-        ({"facts": {"people": "x"}}, "cannot be read"), ({"facts": {"people": None}}, "cannot be read"),
-        ({"facts": {"scale": ["a", "b"]}}, "cannot be read"), ({"facts": {"scale": []}}, "cannot be read"),
-        ({"facts": {"scale": [float("nan"), 1.0]}}, "cannot be read"), ({"facts": {"more": 1}}, "cannot be read"),
-        ({"facts": {"shape": [10**6, 10**6]}}, "cannot be read"), ({"facts": {"width": 10**12}}, "cannot be read"),
+        ({"person_hashes": torch.zeros(8, dtype=torch.int64)}, "number of people"),
+        ({"facts": {}}, "not valid"), ({"facts": {"kind": "\x1b[31mX"}}, "not valid"),
+        ({"facts": {"people": "x"}}, "not valid"), ({"facts": {"people": None}}, "not valid"),
+        ({"facts": {"scale": ["a", "b"]}}, "not valid"), ({"facts": {"scale": []}}, "not valid"),
+        ({"facts": {"scale": [float("nan"), 1.0]}}, "not valid"), ({"facts": {"more": 1}}, "not valid"),
+        ({"facts": {"shape": [10**6, 10**6]}}, "not valid"), ({"facts": {"width": 10**12}}, "not valid"),
         ({"version": "0.0.1"}, "0.0.1"), ({"own": True}, "Use one kind"), ({"name": "\x1b[2Jnode"}, ""),
     ],
     ids=str,
@@ -735,10 +740,10 @@ def test_a_hello_that_cannot_be_true_is_turned_away(changes, said, tmp_path):
     grid.hook = hello_with(**changes)
     heard = []
     if said:
-        with pytest.raises(tacit.DataError, match=said):
-            fleet_of(grid, made, 0.3, heard.append, 3)
+        with pytest.raises(fedtaste.DataError, match=said):
+            clients_of(grid, made, 0.3, heard.append, 3)
     else:
-        fleet_of(grid, made, 0.3, heard.append, 3)
+        clients_of(grid, made, 0.3, heard.append, 3)
     assert not any("\x1b" in text for text in heard)
 
 
@@ -757,21 +762,21 @@ TALLY = {"kind": "ranking", "people": 20, "sums": {"sampled.hr@10": [5.0, 5.0]}}
     ids=lambda lie: str(lie)[:40],
 )  # fmt: skip
 def test_figures_that_cannot_be_true_are_left_out(lie):
-    assert tallies(Told(seen=TALLY), "ranking", 20, 0)
-    assert not tallies(Told(seen=TALLY | lie), "ranking", 20, 0)
-    assert not tallies(Told(new=TALLY), "ranking", 20, 0)
+    assert valid_metrics(MetricReport(seen=TALLY), "ranking", 20, 0)
+    assert not valid_metrics(MetricReport(seen=TALLY | lie), "ranking", 20, 0)
+    assert not valid_metrics(MetricReport(new=TALLY), "ranking", 20, 0)
 
 
 def test_a_node_answers_for_as_many_people_as_it_wants_at_least(tmp_path):
     method, model, federation = world(*METHOD)
     grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
-    node = Node({**nodes[11].config, "fewest": 3}, nodes[11].make)
+    node = Node({**nodes[11].config, "fewest": 3}, nodes[11].load)
     download = encode(Download(begin(method, model, federation, 1).shared, torch.tensor(0.0)))
-    order = Order(what="train", version=tacit.__version__, phase="final", asked=[1, 2], **WORDS)
+    order = Order(action="train", version=fedtaste.__version__, phase="final", cohort=[1, 2], **WORDS)
     assert "3 people or more" in node.answer(order, download)[0].error
-    assert node.answer(order.model_copy(update={"asked": [1, 2, 3]}), download)[0].answered == 3
+    assert node.answer(order.model_copy(update={"cohort": [1, 2, 3]}), download)[0].answered == 3
 
 
 def test_a_federation_on_one_machine_stays_on_it(tmp_path):
-    with pytest.raises(SettingError, match="stays on 127.0.0.1"):
-        prepare(tmp_path / "run", Settings(data=TINY), load(TINY), Asked(host="0.0.0.0"))
+    with pytest.raises(SettingError, match="--host must be 127.0.0.1"):
+        prepare_federation(tmp_path / "run", Settings(data=TINY), load(TINY), FederationSettings(host="0.0.0.0"))

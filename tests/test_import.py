@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tacit.data.importing import BroughtSplit, read_interactions, read_split, save
-from tacit.data.interactions import Interactions
-from tacit.data.sources import load
-from tacit.errors import DataError
+from fedtaste.data.interactions import Interactions
+from fedtaste.data.sources import load
+from fedtaste.data.user_files import BroughtSplit, read_interactions, read_split, save
+from fedtaste.errors import DataError
 
 GOOD = "user,item,rating,timestamp\nb,10,3,100\na,9,4.5,50\nb,9,1,200\n"
 ARRAYS, NAMES = ("person", "item", "value", "time"), ("name", "people", "items", "titles", "genres")
@@ -343,7 +343,7 @@ def test_a_split_may_be_parquet_or_packed(tmp_path):
 def test_a_split_that_tests_on_its_training_pairs_says_so(tmp_path):
     split = read_split(split_folder(tmp_path, test="user,item\n1,10\n1,30\n1,30\n"))
     assert split.notes[0].endswith("/test: 1 duplicate pair: the last row of each was kept.")
-    assert split.notes[1] == "1 test pair also in train: results will flatter."
+    assert split.notes[1] == "1 test pair also in train: results will be too good."
 
 
 @pytest.mark.parametrize(

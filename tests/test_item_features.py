@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.data.item_features import KNOTS, LABELS, item_features, years
-from tacit.data.synthetic import synthetic
-from tacit.tasks import Facts, ranking
+from fedtaste.data.item_features import KNOTS, LABELS, item_features, years
+from fedtaste.data.synthetic import synthetic
+from fedtaste.tasks.base import Facts
+from fedtaste.tasks.ranking import ranking_task
 
 
 def test_genres_are_columns_in_alphabetical_order():
@@ -67,7 +68,7 @@ def test_a_catalogue_without_either_has_none(genres):
 
 def test_facts_carry_the_table_in_memory_and_its_size_in_words():
     data = synthetic(30, 20, 300)
-    facts = ranking(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0).facts
+    facts = ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0).facts
     assert torch.equal(facts.features, torch.from_numpy(item_features(data.titles, data.genres)))
     words = json.loads(json.dumps(facts.words()))
     assert words["feature_count"] == facts.features.shape[1] and "features" not in words

@@ -12,28 +12,28 @@ import numpy as np
 import pytest
 import torch
 
-import tacit
-from flower_grid import LocalGrid, new_context
-from flower_worlds import WORDS, dealt, nodes_of, over_flower, served
-from tacit.core import Download, Examples, Method, Model, Seat, Upload
-from tacit.data.interactions import Histories
-from tacit.engine.backends import Outcome
-from tacit.engine.checkpoint import load_params
-from tacit.errors import DataError, RunError
-from tacit.federation import of_histories
-from tacit.flower import client_app
-from tacit.flower.job import open_or_make
-from tacit.flower.messages import Order, Refusal, Trained, words_of
-from tacit.flower.node import Node
-from tacit.flower.node_noise import NodeNoise
-from tacit.flower.roll import Roll
-from tacit.flower.server import Fleet
-from tacit.runs import RunFolder
-from tacit.settings import Settings
-from tacit.tasks import Facts
-from tacit.wire.ledger import decode, encode
-from tacit.wire.plan import assemble, parse
-from tacit.wire.rng import derive, seeded_key
+import fedtaste
+from fedtaste.core import Download, Examples, Method, Model, StageContext, Upload
+from fedtaste.data.interactions import Histories
+from fedtaste.engine.backends import Outcome
+from fedtaste.engine.checkpoint import load_params
+from fedtaste.errors import DataError, RunError
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.settings import Settings
+from fedtaste.federation import of_histories
+from fedtaste.flower import client_app
+from fedtaste.flower.membership import Membership
+from fedtaste.flower.messages import Order, Refusal, TrainReport, unpack_content
+from fedtaste.flower.node import Node
+from fedtaste.flower.node_noise import NodeNoise
+from fedtaste.flower.server import FlowerClients, federation_facts
+from fedtaste.flower.server_app import open_run
+from fedtaste.tasks.base import Facts
+from fedtaste.wire.messages import decode, encode
+from fedtaste.wire.parse import assemble, parse
+from fedtaste.wire.rng import derive, seeded_key
+from support.flower_grid import LocalGrid, new_context
+from support.flower_worlds import WORDS, dealt, nodes_of, over_flower, served
 
 PEOPLE, ITEMS, EACH = 24, 20_000, 4  # items that nobody has show the noise alone
 CLIP = 4.0  # longer than any upload here (the square root of EACH), so that sums are exact
@@ -64,31 +64,32 @@ def counting() -> tuple[Method, Model]:
 class World:
     """Four nodes that count what their people have, under a wire."""
 
-    def __init__(self, folder, wire, nodes=NODES, missing=(), say=print, **config):
+    def __init__(self, folder, wire, nodes=NODES, missing=(), log=print, **config):
         starts = EACH * np.arange(PEOPLE + 1, dtype=np.int64)
         items = np.array([item for person in range(PEOPLE) for item in likes(person)], np.int32)
         held = Histories(starts, items, np.ones(len(items), np.float32))
         members = np.setdiff1d(np.arange(PEOPLE), missing)
         method, model = counting()
-        federation = of_histories(held, ITEMS, examples="history", members=members)
+        federation = of_histories(held, ITEMS, members=members)
         self.wire = assemble(parse(wire), method, [{"item": torch.zeros(ITEMS)}], everybody=PEOPLE)
         facts = Facts("ranking", ITEMS, people=PEOPLE)
         self.grid, self.plan, self.nodes = nodes_of(
             method, model, federation, facts, folder, self.wire, nodes, **config
         )
         self.words = WORDS | {"settings": Settings(wire=wire).model_dump()}
-        self.fleet = Fleet(Roll(self.grid, self.words, b"", ITEMS, 2.0, say), Settings(wire=wire))
+        self.membership = Membership(self.grid, self.words, b"", ITEMS, 2.0, log)
+        self.clients = None
 
     def release(self, dead=(), **more) -> np.ndarray:
         """The sum of one round, as the model has it. `dead` nodes said hello and do not answer."""
-        self.fleet.roll.gather(len(self.nodes))
-        self.fleet.task(made=self.plan)
+        self.membership.gather(len(self.nodes))
+        self.clients = FlowerClients(self.membership, federation_facts(self.membership), self.plan)
         self.grid.dead = set(dead)
-        return over_flower(self.fleet, self.plan, 1, **more).shared["item"].double().numpy()
+        return over_flower(self.clients, self.plan, 1, **more).shared["item"].double().numpy()
 
     def order(self, **more) -> Order:
-        words = {"people": PEOPLE, "shares": 1 / len(NODES), "nodes": len(NODES), "phase": "final"} | more
-        return Order(what="train", version=tacit.__version__, **self.words | words)
+        words = {"expected_people": PEOPLE, "noise_share": 1 / len(NODES), "nodes": len(NODES), "phase": "final"} | more
+        return Order(action="train", version=fedtaste.__version__, **self.words | words)
 
     def answer(self, node, **more):
         download = encode(Download({"item": torch.zeros(ITEMS)}, torch.tensor(0.0)))
@@ -97,7 +98,7 @@ class World:
     def sum_of(self, node, **more) -> np.ndarray:
         """What a node sends, in whole steps of the grid."""
         told, blob = self.answer(node, **more)
-        assert isinstance(told, Trained), told
+        assert isinstance(told, TrainReport), told
         total = decode(blob)[0].total["item"]
         assert total.dtype == torch.int64
         return total.numpy()
@@ -119,8 +120,8 @@ class World:
 @pytest.fixture
 def one_key(monkeypatch):
     """The rule of version 0.6.0: every node draws from the key that stands in the order."""
-    rule = lambda node, order, made, request: Seat(bytes.fromhex(order.key), order.round, order.people)
-    monkeypatch.setattr(NodeNoise, "seat", rule)
+    rule = lambda node, order, made, digest: StageContext(bytes.fromhex(order.key), order.round, order.expected_people)
+    monkeypatch.setattr(NodeNoise, "context", rule)
 
 
 # H2: noise that the server knows
@@ -133,8 +134,8 @@ def noises(world: World) -> np.ndarray:
 def attacked(world: World) -> np.ndarray:
     """The server computes every node's noise from the key that it sent, and takes it off the sum."""
     nothing = Upload({"item": torch.zeros(ITEMS, dtype=torch.int64)}, torch.zeros(()))
-    seat = Seat(derive(SERVER_KEY, "noise"), 0, float(PEOPLE), shares=1 / len(NODES))
-    known = world.wire.stage.share(nothing, seat).total["item"].numpy()
+    seat = StageContext(derive(SERVER_KEY, "noise"), 0, float(PEOPLE), shares=1 / len(NODES))
+    known = world.wire.stage.device_noise(nothing, seat).total["item"].numpy()
     return sum(world.sum_of(n, key=SERVER_KEY.hex()) for n in NODES) - len(NODES) * known
 
 
@@ -162,10 +163,10 @@ def test_nodes_draw_their_own_noise_whatever_key_the_server_sends(tmp_path):
 def test_no_key_is_in_the_orders_of_a_private_run(tmp_path):
     world = World(tmp_path, CENTRAL)
     world.release()
-    orders = [json.loads(words_of(ask)[0]) for ask in world.grid.asks]
-    trained = [order for order in orders if order["what"] == "train"]
+    orders = [json.loads(unpack_content(ask)[0]) for ask in world.grid.asks]
+    trained = [order for order in orders if order["action"] == "train"]
     assert len(trained) == 4 and {order["key"] for order in trained} == {""}
-    assert {order["shares"] for order in trained} == {0.25}
+    assert {order["noise_share"] for order in trained} == {0.25}
 
 
 # H3: noise that two runs share
@@ -183,10 +184,10 @@ def items_of(found: np.ndarray) -> list[int]:
 
 
 def test_with_equal_noise_the_difference_of_two_runs_names_a_persons_items(one_key, tmp_path, monkeypatch):
-    words = Fleet._orders
+    words = FlowerClients._orders
     with_key = lambda order: order.model_copy(update={"key": SERVER_KEY.hex()})
     monkeypatch.setattr(
-        Fleet, "_orders", lambda *more: {n: (with_key(o), blob) for n, (o, blob) in words(*more).items()}
+        FlowerClients, "_orders", lambda *more: {n: (with_key(o), blob) for n, (o, blob) in words(*more).items()}
     )
     found = between(tmp_path, noise_key=seeded_key(0))
     assert items_of(found) == likes(5) and np.abs(found).max() < 1.001
@@ -208,9 +209,9 @@ def test_two_deployments_with_equal_settings_are_two_runs(tmp_path):
     (tmp_path / "items.json").write_text(json.dumps({"names": ["a", "b"], "titles": ["A", "B"]}))
     settings = Settings(data="shops", method="fedmf", wire="clip=1,noise=1", rounds=1)
     config = {"settings": json.dumps(settings.model_dump()), "catalogue": str(tmp_path / "items.json")}
-    one, other = (open_or_make(tmp_path / name, config) for name in "ab")
-    assert one.number != other.number and one.noise_key() != other.noise_key()
-    assert open_or_make(tmp_path / "a", config).number == one.number  # resumed
+    one, other = (open_run(tmp_path / name, config) for name in "ab")
+    assert one.run_id != other.run_id and one.noise_key() != other.noise_key()
+    assert open_run(tmp_path / "a", config).run_id == one.run_id  # resumed
     for name in ("settings.json", "noise.key"):
         assert stat.S_IMODE((one.path / name).stat().st_mode) == 0o600
 
@@ -223,28 +224,28 @@ def test_orders_that_differ_in_one_person_do_not_give_that_person_away(tmp_path)
     world = World(tmp_path, CENTRAL)
     first = world.sum_of(11)
     assert np.array_equal(first, world.sum_of(11)), "the same order has the same answer"
-    told, blob = world.answer(11, asked=[0, 1, 2, 4, 5])
+    told, blob = world.answer(11, cohort=[0, 1, 2, 4, 5])
     assert isinstance(told, Refusal) and "answered before, to another order" in told.error and not blob
     (tmp_path / "node-11" / f"{7:016x}" / "answers.json").unlink()
-    found = first - world.sum_of(11, asked=[0, 1, 2, 4, 5])  # where the record is lost, the noise still differs
+    found = first - world.sum_of(11, cohort=[0, 1, 2, 4, 5])  # where the record is lost, the noise still differs
     assert found.std() / world.promised == pytest.approx(np.sqrt(0.5), rel=0.03)
 
 
-@pytest.mark.parametrize("more", [{"shares": 0.5}, {"people": 12}, {"base": 0, "asked": [0]}], ids=str)
+@pytest.mark.parametrize("more", [{"noise_share": 0.5}, {"expected_people": 12}, {"base": 0, "cohort": [0]}], ids=str)
 def test_a_second_order_of_a_round_is_refused_whatever_differs(more, tmp_path):
     world = World(tmp_path, LOCAL)
     world.sum_of(11)
     assert "to another order" in world.answer(11, **more)[0].error
-    assert isinstance(world.answer(11, round=1)[0], Trained)
+    assert isinstance(world.answer(11, round=1)[0], TrainReport)
 
 
 def test_a_round_that_cannot_be_answered_again_is_lost_and_the_run_goes_on(tmp_path):
     """A server that died asks other people than before: nobody answers, and nothing is made up."""
     world = World(tmp_path, CENTRAL)
     for node in NODES:
-        world.sum_of(node, asked=[6 * (node - 11)])
+        world.sum_of(node, cohort=[6 * (node - 11)])
     assert np.array_equal(world.release(), np.zeros(ITEMS))
-    assert world.fleet.history[-1]["people"] == 0
+    assert world.clients.history[-1]["people"] == 0
 
 
 class Killed(BaseException):
@@ -261,7 +262,7 @@ def test_a_server_that_dies_gets_the_same_answers_again(wire, tmp_path):
         secret.write_bytes(bytes([place] * 32))
     shutil.copytree(folder.path, tmp_path / "copy")
     calm = RunFolder(tmp_path / "copy")
-    assert calm.number == folder.number
+    assert calm.run_id == folder.run_id
     configs = {
         node: {name: str(value).replace(str(folder.path), str(calm.path)) for name, value in config.items()}
         for node, config in ((node, grid.context(node).node_config) for node in grid.apps)
@@ -270,8 +271,8 @@ def test_a_server_that_dies_gets_the_same_answers_again(wire, tmp_path):
     killed = []
 
     def kill(ask, reply):
-        order = json.loads(words_of(ask)[0])
-        if (order["what"], order["round"], ask.metadata.dst_node_id) == ("train", 1, 13) and not killed:
+        order = json.loads(unpack_content(ask)[0])
+        if (order["action"], order["round"], ask.metadata.dst_node_id) == ("train", 1, 13) and not killed:
             killed.append(1)
             raise Killed
         return reply
@@ -295,7 +296,7 @@ def test_a_secret_that_was_cut_short_is_refused(tmp_path):
 
 
 def test_an_order_without_noise_in_a_private_run_is_refused(tmp_path):
-    told, blob = World(tmp_path, CENTRAL).answer(11, shares=0.0)
+    told, blob = World(tmp_path, CENTRAL).answer(11, noise_share=0.0)
     assert "asks this node for none. Nothing was sent." in told.error and not blob
 
 
@@ -309,8 +310,8 @@ def test_an_order_without_noise_in_a_private_run_is_refused(tmp_path):
     ],
 )  # fmt: skip
 def test_least_noise_is_of_the_node_itself(wire, least, shares, enough, tmp_path):
-    told, blob = World(tmp_path, wire, least_noise=least).answer(11, shares=shares)
-    assert isinstance(told, Trained if enough else Refusal), told
+    told, blob = World(tmp_path, wire, least_noise=least).answer(11, noise_share=shares)
+    assert isinstance(told, TrainReport if enough else Refusal), told
     assert bool(blob) == enough
     if not enough:
         assert "least_noise" in told.error and "Nothing was sent." in told.error
@@ -318,7 +319,7 @@ def test_least_noise_is_of_the_node_itself(wire, least, shares, enough, tmp_path
 
 def test_a_server_that_lies_about_how_many_nodes_there_are_gains_nothing(tmp_path):
     world = World(tmp_path, CENTRAL, least_noise=0.5)
-    assert "asks it for 0.0316 x" in world.answer(11, nodes=1000, shares=1 / 1000)[0].error
+    assert "asks it for 0.0316 x" in world.answer(11, nodes=1000, noise_share=1 / 1000)[0].error
     noise = world.sum_of(11, nodes=1000) - world.truth(11)
     assert noise.std() / world.promised == pytest.approx(0.5, rel=0.03)
 
@@ -328,7 +329,7 @@ def test_a_server_that_lies_about_how_many_nodes_there_are_gains_nothing(tmp_pat
 def test_what_is_no_number_in_a_nodes_configuration_is_refused_in_words(name, value, tmp_path):
     world = World(tmp_path, CENTRAL)
     node = world.nodes[11]
-    world.nodes[11] = Node({**node.config, name: value}, node.make)
+    world.nodes[11] = Node({**node.config, name: value}, node.load)
     told, blob = world.answer(11)
     assert f"{name} must be a number, 0 or more, got {value!r}" in told.error and not blob
 
@@ -343,7 +344,7 @@ def test_a_run_without_noise_is_refused_when_the_node_says_hello(tmp_path, capsy
 @pytest.mark.parametrize("wire", [CENTRAL, SECURE])
 def test_who_runs_the_server_and_who_runs_the_node_read_why_an_order_was_refused(wire, tmp_path, capsys):
     heard = []
-    world = World(tmp_path, wire, least_noise=0.9, say=heard.append)
+    world = World(tmp_path, wire, least_noise=0.9, log=heard.append)
     with pytest.raises(RunError, match=r"at least 0.9 x the bound .* asks it for 0\.\d+ x"):
         world.release()
     assert any("least_noise" in words for words in heard)
@@ -353,10 +354,10 @@ def test_who_runs_the_server_and_who_runs_the_node_read_why_an_order_was_refused
 def test_the_other_nodes_go_on_and_the_total_is_right_where_one_refuses(tmp_path):
     world = World(tmp_path, CENTRAL)
     node = world.nodes[14]
-    world.grid.join(14, client_app(node.make), new_context(14, **node.config, least_noise=0.6))
+    world.grid.join(14, client_app(node.load), new_context(14, **node.config, least_noise=0.6))
     noise = world.release() - world.truth(out=[14])
     assert noise.std() / CLIP == pytest.approx(1.0, rel=0.03)
-    assert world.fleet.history[-1]["nodes"] == ["node-11", "node-12", "node-13"]
+    assert world.clients.history[-1]["nodes"] == ["node-11", "node-12", "node-13"]
 
 
 # How much noise there is in all
@@ -376,7 +377,9 @@ def test_the_other_nodes_go_on_and_the_total_is_right_where_one_refuses(tmp_path
 def test_the_sum_has_the_noise_that_is_promised(wire, dead, deviation, tmp_path):
     world = World(tmp_path, wire)
     if "secure" in wire and dead:
-        world.grid.deliver = lambda ask: ask.metadata.dst_node_id not in dead or "tacit" in ask.content.config_records
+        world.grid.deliver = lambda ask: (
+            ask.metadata.dst_node_id not in dead or "fedtaste" in ask.content.config_records
+        )
         noise = world.release() - world.truth(out=dead)
     else:
         noise = world.release(dead) - world.truth(out=dead)
@@ -395,9 +398,9 @@ def test_a_node_whose_people_have_nothing_sound_to_send_still_adds_its_noise(tmp
     """Where the promise is against the server too, nothing tells how many were refused."""
     world = World(tmp_path, LOCAL)
     refused = lambda *_: Outcome(None, {"non-finite": 6}, None, 0)
-    monkeypatch.setattr("tacit.flower.node.collect", refused)
+    monkeypatch.setattr("fedtaste.flower.node.collect", refused)
     told, blob = world.answer(11)
-    assert told == Trained(answered=6)
+    assert told == TrainReport(answered=6)
     upload = decode(blob)[0]
     assert float(upload.weight) == 6
     assert upload.total["item"].numpy().std() / world.promised == pytest.approx(np.sqrt(6), rel=0.03)
@@ -426,7 +429,7 @@ def test_the_server_is_named_only_where_the_promise_is_against_it(words, server,
 
 
 def test_a_seed_for_noise_is_refused(tmp_path):
-    with pytest.raises(tacit.SettingError, match="nodes draw theirs from keys of their own"):
+    with pytest.raises(fedtaste.SettingError, match="keys of their own"):
         dealt(tmp_path / "run", data="synthetic:60x40x900", method="fedmf", wire=CENTRAL, noise_seed=3, rounds=1)
     assert not (tmp_path / "run").exists()
     quiet = dealt(tmp_path / "quiet", data="synthetic:60x40x900", method="fedmf", wire="quantise=8", noise_seed=3)
@@ -447,7 +450,7 @@ def test_a_node_tells_no_metrics_of_too_few_people(tmp_path):
     """A node has 20 people, all of whom train and are judged, or 4 of whom are new. The result says who is left out."""
     everybody, _ = judged(tmp_path / "all", {})
     got, _ = judged(tmp_path / "few", {13: 21})
-    assert got and "Judged without node-2, who refused to tell metrics of their people." in got["notes"]
+    assert got and "Judged without node-2, who refused to report metrics of their people." in got["notes"]
     assert got["seen"] != everybody["seen"]
     got, folder = judged(tmp_path / "new", {13: 15}, "0.2")
     assert got, (folder.path / "federation" / "server.log").read_text()
@@ -460,9 +463,9 @@ def told_by(tmp_path, what, fewest):
     folder, grid = dealt(tmp_path / "run", data="synthetic:60x40x900", method="popularity")
     node = Node(grid.context(11).node_config | {"fewest": fewest})
     served(folder, grid)
-    orders = ((json.loads(words), blob) for words, blob in map(words_of, grid.asks))
-    order, blob = next((order, blob) for order, blob in orders if order["what"] == "judge")
-    return node.answer(Order(**(order | {"what": what})), blob)[0]
+    orders = ((json.loads(words), blob) for words, blob in map(unpack_content, grid.asks))
+    order, blob = next((order, blob) for order, blob in orders if order["action"] == "judge")
+    return node.answer(Order(**(order | {"action": what})), blob)[0]
 
 
 @pytest.mark.parametrize("what", ["judge", "validate"])

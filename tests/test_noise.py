@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from tacit.core import Seat, Upload
-from tacit.engine.run import run
-from tacit.errors import SettingError
-from tacit.wire import discrete_gaussian as sampler
-from tacit.wire import stages
-from tacit.wire.accounting import Mechanism, epsilons
-from tacit.wire.discrete_gaussian import discrete_gaussian
-from tacit.wire.noise import FINE, IntegerNoise, fine_step, modular_step
-from tacit.wire.plan import assemble, parse, uploads_of
-from tacit.wire.rng import fresh_key, seeded_key
-from worlds import PEOPLE, world
+from fedtaste.core import StageContext, Upload
+from fedtaste.engine.run import run
+from fedtaste.errors import SettingError
+from fedtaste.wire import discrete_gaussian as sampler
+from fedtaste.wire import stages
+from fedtaste.wire.accounting import Mechanism, epsilons
+from fedtaste.wire.discrete_gaussian import discrete_gaussian
+from fedtaste.wire.noise import FINE, IntegerNoise, fine_step, modular_step
+from fedtaste.wire.parse import assemble, parse, uploads_of
+from fedtaste.wire.rng import fresh_key, seeded_key
+from support.worlds import PEOPLE, world
 
 ITEM = torch.zeros(1, 1, dtype=torch.int64)
 
@@ -115,6 +115,10 @@ def test_exponentials_are_rounded_down_exactly(gamma, bits):
     assert sampler._floor_exp(Fraction(gamma), bits) == expected
 
 
+def test_an_exponential_just_below_a_power_of_two_ends():
+    assert sampler._floor_exp(Fraction(1, 10**60), 3) == 2**3 - 1
+
+
 def test_a_million_numbers_in_less_than_a_second():
     key, times = fresh_key(), []
     for sigma in (0.5, 3.0, 1e4, 2.0**27):
@@ -175,7 +179,7 @@ def test_a_client_that_diverges_is_refused_and_changes_nothing(backend):
         broken = held.inputs.sum() % 3 == 0
         return Upload({n: torch.where(broken, torch.nan, v) for n, v in upload.total.items()}, upload.weight), own
 
-    hurt = method.but(client=client)
+    hurt = method.replace(client=client)
     *_, done = run(hurt, model, federation, rounds=1, wire=stages.noise(0.01, 1.0), backend=backend)
     assert 0 < done.rejected["non-finite"] < PEOPLE and done.answered == PEOPLE - done.rejected["non-finite"]
     assert float(done.state.shared["item"].abs().max()) < 10
@@ -210,7 +214,9 @@ def test_every_released_number_is_on_the_public_grid_whatever_the_data_are():
             seen: list[Upload] = []
             server = wire.stage.server
             assert server is not None
-            spied = replace(wire.stage, server=lambda up, seat, s=server, k=seen: (k.append(s(up, seat)), k[-1])[1])
+            spied = replace(
+                wire.stage, server=lambda up, context, s=server, k=seen: (k.append(s(up, context)), k[-1])[1]
+            )
             list(run(method, model, federation, rounds=2, wire=spied, backend=backend))
             assert len(seen) == 2 and wire.stage.grid is not None
             for number, upload in enumerate(seen):
@@ -228,7 +234,7 @@ def drawn_deviation(text: str, name: str = "popularity") -> tuple[float, float]:
     wire = assemble(parse(text), method, uploads_of(method, model, ITEM), everybody=PEOPLE)
     assert wire.mechanism is not None and wire.stage.server is not None
     zeros = Upload({"count": torch.zeros(200_000, dtype=torch.int64)}, torch.ones(()))
-    out = wire.stage.server(zeros, Seat(fresh_key(), 0, float(PEOPLE)))
+    out = wire.stage.server(zeros, StageContext(fresh_key(), 0, float(PEOPLE)))
     return float(out.total["count"].std()), wire.mechanism.multiplier(0) * (2 if wire.mechanism.local else 1)
 
 
@@ -248,7 +254,7 @@ def exact_epsilon(sigma: float, sensitivity: int, delta: float, releases: int = 
 def test_epsilon_of_one_party_is_that_of_the_discrete_gaussian(releases):
     """In one dimension dp-accounting has the mechanism itself: its epsilon and ours agree."""
     sensitivity, multiplier = 400, 1.5
-    ours = epsilons(Mechanism(multiplier), releases, 1e-5)["epsilon"]
+    ours = epsilons(Mechanism(multiplier), releases, 1e-5).epsilon
     theirs = exact_epsilon(math.sqrt((multiplier * sensitivity) ** 2 + 16), sensitivity, 1e-5, releases)
     assert theirs * (1 - 1e-4) <= ours  # the grids of both computations err on the large side
     assert ours == pytest.approx(theirs, rel=2e-3)
@@ -269,30 +275,30 @@ def test_epsilon_of_shares_is_the_published_bound():
     published = np.min(
         rho * orders + (np.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (orders - 1)
     )
-    told = epsilons(Mechanism(multiplier, sealed=True), 1, delta)
-    assert told["epsilon"] <= published == pytest.approx(told["epsilon_rdp"], rel=1e-2)
+    bounds = epsilons(Mechanism(multiplier, sealed=True), 1, delta)
+    assert bounds.epsilon <= published == pytest.approx(bounds.epsilon_rdp, rel=1e-2)
 
 
 def test_epsilon_of_local_noise_is_that_of_uploads_two_bounds_apart():
     event = dp_accounting.GaussianDpEvent(3.0 / 2)
     accountant = pld.PLDAccountant().compose(event, 4)
-    assert epsilons(Mechanism(3.0, 0.1, (), True), 4, 1e-5)["epsilon"] == pytest.approx(
+    assert epsilons(Mechanism(3.0, 0.1, (), True), 4, 1e-5).epsilon == pytest.approx(
         accountant.get_epsilon(1e-5), rel=1e-3
     )
 
 
 def test_epsilon_with_secret_coins_is_that_of_poisson_sampling_and_the_server_gets_none_of_it():
-    from tacit.wire.accounting import statement
+    from fedtaste.wire.accounting import statement
 
     event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.2))
     expected = pld.PLDAccountant().compose(event, 30).get_epsilon(1e-6)
-    told = statement(Mechanism(1.2, 0.1, sealed=True), 30, 1e-6)
-    assert told["epsilon"] == pytest.approx(expected, rel=1e-3) and "server" not in told["against"]
-    assert told["server_epsilon"] == epsilons(Mechanism(1.2), 30, 1e-6)["epsilon"] > 5 * told["epsilon"]
+    sampled = statement(Mechanism(1.2, 0.1, sealed=True), 30, 1e-6)
+    assert sampled.epsilon == pytest.approx(expected, rel=1e-3) and "server" not in sampled.against
+    assert sampled.server_epsilon == epsilons(Mechanism(1.2), 30, 1e-6).epsilon > 5 * sampled.epsilon
     whole = statement(Mechanism(1.2, 1.0, sealed=True), 30, 1e-6)
-    assert whole["against"].endswith("the server too") and whole["server_epsilon"] == whole["epsilon"]
+    assert whole.against.endswith("the server too") and whole.server_epsilon == whole.epsilon
     central = statement(Mechanism(1.2, 0.1), 30, 1e-6)
-    assert central["server_epsilon"] is None and central["against"] == "whoever sees the model"
+    assert central.server_epsilon is None and central.against == "whoever sees the model"
 
 
 @pytest.mark.parametrize("text", ["clip=1,noise=1e6,secure", "clip=1,noise=3,secure=6"])

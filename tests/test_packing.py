@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tacit.core import Download
-from tacit.engine.run import run
-from tacit.wire.ledger import encode
-from tacit.wire.packing import FORMS, pack
-from test_laws import assert_close, everything
-from worlds import world
+from fedtaste.core import Download
+from fedtaste.engine.run import run
+from fedtaste.wire.messages import encode
+from fedtaste.wire.packing import FORMS, pack
+from support.states import assert_close, everything
+from support.worlds import world
 
 
 @examples(max_examples=40, deadline=None)

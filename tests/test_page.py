@@ -1,5 +1,4 @@
-"""The page in chromium: picks bring new recommendations, equal to Python's, and nothing goes out, with or without a
-network."""
+"""The recommendation page in chromium: its lists equal Python's, and it sends nothing, with and without a network."""
 
 from __future__ import annotations
 
@@ -13,16 +12,27 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-import browser
-import pages
-from bundles import bundle_of, learnt_of
-from pages import Counted, context, copied, csv, files_in, ledger, offer, opened, pick, reloaded, shown, until, update
-from tacit.export import files_of
-from tacit.recommender import Recommender
+from fedtaste.serving.export import bundle_files
+from fedtaste.serving.recommender import Recommender
+from support import browser
+from support.bundles import bundle_of, learnt_of
+from support.pages import (
+    Counted,
+    context,
+    copied,
+    csv,
+    files_in,
+    ledger,
+    offer,
+    opened,
+    pick,
+    reloaded,
+    shown,
+    until,
+    update,
+)
 
-chromium = browser.chromium
-files, titles = pages.files, pages.titles
-MAKERS = (".googleapis.com", ".google.com")  # chromium's own business with its maker, whatever page is open
+MAKERS = (".googleapis.com", ".google.com")  # chromium's own requests to its maker, whatever page is open
 CLOCK = """() => {
   window.took = [];
   let begun;
@@ -47,16 +57,16 @@ def profile(chromium):
 
 
 def requested(log: bytes) -> list[str]:
-    """The addresses that chromium's own log of its network names, for all of its processes, in turn."""
+    """The addresses in chromium's network log, of all of its processes, in order."""
     events = [e for e in json.loads(log)["traceEvents"] if (e["name"], e["ph"]) == ("REQUEST_ALIVE", "b")]
     urls = [urlsplit(e["args"]["params"]["url"]) for e in sorted(events, key=lambda event: event["ts"])]
     return [url.geturl() for url in urls if not url.scheme.startswith("chrome") and not url.netloc.endswith(MAKERS)]
 
 
-def test_fifty_picks_ask_nobody_and_change_the_list_each_time(chromium, profile, server, titles):
+def test_fifty_picks_change_the_list_and_send_no_request(chromium, profile, server, titles):
     seen: list[str] = []
     page = copied(opened(profile, server.url))
-    before, asked = shown(page), len(server.asked)
+    before, asked = shown(page), len(server.requests)
     page.evaluate(CLOCK)
     profile.on("request", lambda request: seen.append(request.url))
     chromium.start_tracing(categories=["netlog"])
@@ -67,21 +77,21 @@ def test_fifty_picks_ask_nobody_and_change_the_list_each_time(chromium, profile,
         assert page.locator("html").get_attribute("data-generation") == str(at + 1)
         before = after
     assert page.locator("#mine > li").count() == 50
-    assert (seen, server.asked[asked:]) == ([], [])
+    assert (seen, server.requests[asked:]) == ([], [])
     assert {name: ledger(page)[name] for name in ("sent", "requests", "refused")} == dict.fromkeys(
         ("sent", "requests", "refused"), 0
     )
     assert page.locator("#sent").inner_text().startswith("Left this device: 0 bytes")
-    control = f"{server.url}LICENCES.md"  # and now one that all three counts must see
+    control = f"{server.url}LICENCES.md"  # a request that all three counts must see
     profile.new_page().goto(control)
     assert requested(chromium.stop_tracing())[0] == seen[0] == control
-    assert server.asked[asked] == "GET /LICENCES.md"
+    assert server.requests[asked] == "GET /LICENCES.md"
     wall, worker = zip(*page.evaluate("window.took"))
     print(f"50 picks: median {median(wall):.1f} ms to the new list, {median(worker):.1f} in the worker")
     assert len(wall) == 50 and median(worker) < 50
 
 
-def test_without_a_network_it_goes_on_and_opens_again(chromium, profile, server, titles):
+def test_page_works_and_reopens_without_a_network(chromium, profile, server, titles):
     page = copied(opened(profile, server.url))
     start = shown(page)
     profile.set_offline(True)
@@ -102,7 +112,7 @@ def test_without_a_network_it_goes_on_and_opens_again(chromium, profile, server,
     assert ledger(second)["requests"] == 0
 
 
-# What the browser itself enforces. Every attempt has an address of its own.
+# What the browser enforces: attempts to send data, each to its own address
 
 ATTEMPTS = """async (base) => {
   const blocked = new Set(), tried = [], url = (kind) => `${base}leak-${kind}`;
@@ -156,33 +166,35 @@ KINDS = {
 
 
 @pytest.mark.parametrize("where", KINDS)
-def test_the_attempts_reach_somebody_where_nothing_forbids_them(chromium, files, where):
+def test_exfiltration_attempts_succeed_without_the_security_policy(chromium, files, where):
     with Counted(files) as other, browser.Site(PLAIN) as site, context(chromium) as profile:
         page = profile.new_page()
         with page.expect_worker() as made:
             page.goto(site.url)
         (page if where == "page" else made.value).evaluate(ATTEMPTS, other.url)
         wanted = {f"/leak-{kind}" for kind in KINDS[where].split()}
-        until(page, lambda: wanted <= {line.split()[1] for line in other.asked})
+        until(page, lambda: wanted <= {line.split()[1] for line in other.requests})
 
 
-@pytest.mark.parametrize("host", ["tacit serve", "any host, from the copy"])
-def test_the_browser_refuses_page_and_worker_every_request(chromium, profile, files, host):
-    made = Counted(files) if host == "tacit serve" else browser.Site(files | {"": files["index.html"]})
+@pytest.mark.parametrize("host", ["fedtaste serve", "any host, from the copy"])
+def test_security_policy_blocks_every_exfiltration_attempt(chromium, profile, files, host):
+    made = Counted(files) if host == "fedtaste serve" else browser.Site(files | {"": files["index.html"]})
     with Counted(files) as other, made as own:
         page = copied(opened(profile, own.url))
-        if host != "tacit serve":
+        if host != "fedtaste serve":
             reloaded(page)
             assert page.evaluate("navigator.serviceWorker.controller !== null")
-        heard = own.asked if isinstance(own, Counted) else own.requests
+        heard = own.requests
         asked, refused = len(heard), 0
         [worker] = page.workers
         for where, base in [(place, base) for place in (worker, page) for base in (own.url, other.url)]:
             tried = where.evaluate(ATTEMPTS, base)
             until(page, lambda: not where.evaluate("open_()"))  # noqa: B023
             refused += tried if where is page else 0
-        looked = {"sw.js"} if host != "tacit serve" else set()  # chromium's own look for a new version, after a reload
-        assert ({*heard[asked:]} - looked, other.asked) == (set(), [])
+        looked = (
+            {"sw.js"} if host != "fedtaste serve" else set()
+        )  # chromium's own look for a new version, after a reload
+        assert ({*heard[asked:]} - looked, other.requests) == (set(), [])
         assert page.url.partition("#")[0] == own.url
         found = ledger(page)
         assert (found["sent"], found["requests"]) == (0, 0)
@@ -190,7 +202,7 @@ def test_the_browser_refuses_page_and_worker_every_request(chromium, profile, fi
         assert f"({found['refused']} refused)" in page.locator("#sent").inner_text()
 
 
-def test_a_refused_frame_is_no_request_in_the_ledger(profile, server, files):
+def test_blocked_frame_is_not_counted_as_a_request(profile, server, files):
     """Of a frame from elsewhere chromium tells only the origin, and now and then counts it among what was loaded."""
     with Counted(files) as other:
         page = opened(profile, server.url)
@@ -201,7 +213,7 @@ def test_a_refused_frame_is_no_request_in_the_ledger(profile, server, files):
             )
             until(page, lambda: ledger(page)["refused"] > at)  # noqa: B023
         page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-        assert (ledger(page)["requests"], other.asked) == (0, [])
+        assert (ledger(page)["requests"], other.requests) == (0, [])
 
 
 WAYS_IN = """() => new Promise((done) => setTimeout(() => {
@@ -227,7 +239,7 @@ WAYS_IN = """() => new Promise((done) => setTimeout(() => {
 }))"""
 
 
-def test_no_script_gets_in_but_the_published_ones(chromium, profile, server, files):
+def test_only_published_scripts_can_run(chromium, profile, server, files):
     page = opened(profile, server.url)
     ways = page.evaluate(WAYS_IN)
     with browser.Site(PLAIN) as site, context(chromium) as free:
@@ -241,7 +253,7 @@ def test_no_script_gets_in_but_the_published_ones(chromium, profile, server, fil
 
 
 @pytest.mark.parametrize("name", ["fedals", "fedals-ratings"])
-def test_thirty_lists_from_files_get_pythons_recommendations(profile, name):
+def test_thirty_imported_lists_get_the_recommendations_of_python(profile, name):
     folder = bundle_of(name, float32=True)
     python, rng, distinct = Recommender.load(folder), random.Random(3), set()
     titles, ratings = python.bundle.titles, name == "fedals-ratings"
@@ -265,7 +277,7 @@ def test_thirty_lists_from_files_get_pythons_recommendations(profile, name):
                 "dislikes": [title for title in chosen if own[title] == "no"],
             }  # fmt: skip
             known = python.recommend(**given, n=20, adventurous=lean, timed=timed)
-            assert page.locator("#recommendations .name").all_inner_texts() == [one["title"] for one in known["items"]]
+            assert page.locator("#recommendations .name").all_inner_texts() == [one.title for one in known.items]
             distinct.add(tuple(shown(page)))
             with update(page):
                 page.locator("#clear").dispatch_event("click")
@@ -286,8 +298,8 @@ def large() -> dict[str, bytes]:
     }
     item = rng.normal(0, 0.3, (m, k)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:  # a map of so many takes a while, and any will do
-        patch.setattr(import_module("tacit.export"), "place", lambda *_: rng.integers(-32767, 32768, (m, 2)))
-        return files_of(replace(learnt_of("fedals"), items=items, item=item), "int8")
+        patch.setattr(import_module("fedtaste.serving.export"), "place", lambda *_: rng.integers(-32767, 32768, (m, 2)))
+        return bundle_files(replace(learnt_of("fedals"), items=items, item=item), "int8")
 
 
 TYPING = """() => {
@@ -298,7 +310,7 @@ TYPING = """() => {
 }"""
 
 
-def test_ten_thousand_titles_load_in_two_megabytes_and_answer_at_once(profile):
+def test_ten_thousand_titles_load_within_two_megabytes_and_answer_fast(profile):
     files = large()
     titles = json.loads(files["items.json"])["titles"]
     with Counted(files) as server:

@@ -1,5 +1,4 @@
-"""The page for everybody: all of it by keyboard, no violation that axe-core finds in any view, narrow and wide, light
-and dark, with calm motion."""
+"""Accessibility of the page: keyboard use, axe-core in every view (narrow, wide, light, dark), and reduced motion."""
 
 from __future__ import annotations
 
@@ -7,13 +6,9 @@ from importlib import resources
 
 import pytest
 
-import browser
-import pages
-from bundles import bundle_of
-from pages import Counted, context, files_in, mine, offer, opened, pick, shown, until, update
+from support.bundles import bundle_of
+from support.pages import Counted, context, files_in, mine, offer, opened, pick, shown, until, update
 
-chromium = browser.chromium
-files, titles = pages.files, pages.titles
 FOCUSED = """() => {
   const at = document.activeElement, around = [at, at.closest("label"), ...(at.labels ?? [])].filter(Boolean);
   const seen = around.some((node) => {
@@ -36,8 +31,8 @@ def stars():
         yield server
 
 
-class Hands:
-    """A person with a keyboard. After each action the focus is somewhere, and it can be seen."""
+class Keyboard:
+    """A keyboard user. Every action checks that an element has the focus and shows it."""
 
     def __init__(self, page) -> None:
         self.page = page
@@ -73,118 +68,118 @@ class Hands:
         self.look()
 
 
-def test_liking_and_all_else_by_keyboard(chromium, server, titles):
+def test_whole_page_by_keyboard(chromium, server, titles):
     with context(chromium) as profile:
         page = opened(profile, server.url)
-        hands, choosers = Hands(page), []
+        keyboard, choosers = Keyboard(page), []
         page.on("filechooser", lambda chooser: choosers.append(chooser))
-        hands.press("Tab")
-        assert hands.at("#skip")
-        hands.press("Enter")
-        assert hands.at("#search")
-        hands.write("the")
+        keyboard.press("Tab")
+        assert keyboard.at("#skip")
+        keyboard.press("Enter")
+        assert keyboard.at("#search")
+        keyboard.write("the")
         marked = [page.locator("#search").get_attribute("aria-activedescendant")]
         for key in ("ArrowDown", "ArrowDown", "ArrowUp", "End", "Home"):
-            hands.press(key)
+            keyboard.press(key)
             marked.append(page.locator("#search").get_attribute("aria-activedescendant"))
         assert marked == [f"option-{at}" for at in (0, 1, 2, 1, 11, 0)]
         assert page.locator("#options [aria-selected=true]").get_attribute("id") == "option-0"
-        hands.press("Escape")
+        keyboard.press("Escape")
         assert page.locator("#options").is_hidden() and page.locator("#search").input_value() == "the"
-        hands.press("Escape")
+        keyboard.press("Escape")
         assert page.locator("#search").input_value() == ""
-        hands.write("last festival")
-        hands.update("Enter")
-        hands.write("golden express")
-        hands.update("Shift+Enter")
-        assert mine(page) == {1: "0", 0: "1"} and hands.at("#search")
+        keyboard.write("last festival")
+        keyboard.update("Enter")
+        keyboard.write("golden express")
+        keyboard.update("Shift+Enter")
+        assert mine(page) == {1: "0", 0: "1"} and keyboard.at("#search")
         assert "disliked" in page.locator("#status").inner_text()
-        hands.go("#mine [data-item='1'] .like")
-        hands.update("Space")
-        assert mine(page) == {1: "1", 0: "1"} and hands.at("#mine [data-item='1'] .like")
-        hands.go("#mine [data-item='1'] .dislike")
-        hands.update("Enter")
+        keyboard.go("#mine [data-item='1'] .like")
+        keyboard.update("Space")
+        assert mine(page) == {1: "1", 0: "1"} and keyboard.at("#mine [data-item='1'] .like")
+        keyboard.go("#mine [data-item='1'] .dislike")
+        keyboard.update("Enter")
         assert mine(page) == {1: "0", 0: "1"}
 
-        hands.go("#adventurous")
+        keyboard.go("#adventurous")
         calm = page.locator("#adventurous-text").inner_text()
-        hands.update("ArrowRight")
-        hands.update("End")
+        keyboard.update("ArrowRight")
+        keyboard.update("End")
         assert page.locator("#adventurous-text").inner_text() != calm
         assert page.locator("#adventurous").get_attribute("aria-valuetext") == "far off the beaten track"
-        hands.go("#recommendations li .like")
+        keyboard.go("#recommendations li .like")
         first = shown(page)[0]
-        hands.update("Enter")
-        assert mine(page)[first] == "1" and hands.at("#recommendations .like")
-        hands.go("#recommendations li [data-do=hide]")
+        keyboard.update("Enter")
+        assert mine(page)[first] == "1" and keyboard.at("#recommendations .like")
+        keyboard.go("#recommendations li [data-do=hide]")
         hidden = page.evaluate("Number(document.activeElement.closest('li').dataset.item)")
-        hands.update("Space")
-        assert hidden not in shown(page) and hands.at("#recommendations [data-do=hide]")
+        keyboard.update("Space")
+        assert hidden not in shown(page) and keyboard.at("#recommendations [data-do=hide]")
 
-        hands.go("#mine .remove", "Shift+Tab")
+        keyboard.go("#mine .remove", "Shift+Tab")
         kept = mine(page)
-        hands.update("Enter")
-        assert len(mine(page)) == len(kept) - 1 and hands.at("#mine .remove")
-        hands.go("#undo button", "Shift+Tab")
-        hands.update("Enter")
-        assert mine(page) == kept and hands.at("#search")
+        keyboard.update("Enter")
+        assert len(mine(page)) == len(kept) - 1 and keyboard.at("#mine .remove")
+        keyboard.go("#undo button", "Shift+Tab")
+        keyboard.update("Enter")
+        assert mine(page) == kept and keyboard.at("#search")
 
-        hands.go("#export")
+        keyboard.go("#export")
         with page.expect_download() as found:
-            hands.press("Enter")
+            keyboard.press("Enter")
         assert found.value.path().read_text().count("\n") == len(kept) + 1
-        hands.go("#import", "Shift+Tab")
-        hands.press("Enter")
+        keyboard.go("#import", "Shift+Tab")
+        keyboard.press("Enter")
         until(page, lambda: bool(choosers))
         with update(page):
             choosers[0].set_files({"name": "more.txt", "mimeType": "text/plain", "buffer": titles[7].encode()})
-        until(page, lambda: hands.at("#import-note"))
-        hands.go("#import-note button")
-        hands.press("Enter")
-        assert hands.at("#import") and mine(page)[7] == "1"
-        hands.go("#remember")
-        hands.press("Space", "Space")
-        hands.go("#clear", "Shift+Tab")
-        hands.update("Enter")
-        assert mine(page) == {} and hands.at("#undo button")
-        hands.go("#theme input", "Shift+Tab")
+        until(page, lambda: keyboard.at("#import-note"))
+        keyboard.go("#import-note button")
+        keyboard.press("Enter")
+        assert keyboard.at("#import") and mine(page)[7] == "1"
+        keyboard.go("#remember")
+        keyboard.press("Space", "Space")
+        keyboard.go("#clear", "Shift+Tab")
+        keyboard.update("Enter")
+        assert mine(page) == {} and keyboard.at("#undo button")
+        keyboard.go("#theme input", "Shift+Tab")
         for key, scheme in (("ArrowRight", "light"), ("ArrowRight", "dark")):
-            hands.press(key)
+            keyboard.press(key)
             assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == scheme
-        hands.go("#marks")
-        hands.press("+", "ArrowLeft", "ArrowUp")
-        hands.update("Enter")
-        assert len(mine(page)) == 1 and hands.at("#marks")
-        hands.press("0")
-        hands.go("#ledger summary")
-        hands.press("Enter")
+        keyboard.go("#marks")
+        keyboard.press("+", "ArrowLeft", "ArrowUp")
+        keyboard.update("Enter")
+        assert len(mine(page)) == 1 and keyboard.at("#marks")
+        keyboard.press("0")
+        keyboard.go("#ledger summary")
+        keyboard.press("Enter")
         assert page.locator("#out-facts").is_visible()
-        hands.press("Tab", "Shift+Tab", "Space")
+        keyboard.press("Tab", "Shift+Tab", "Space")
         assert page.locator("#out-facts").is_hidden()
 
 
-def test_giving_stars_by_keyboard(chromium, stars):
+def test_ratings_by_keyboard(chromium, stars):
     with context(chromium) as profile:
         page = opened(profile, stars.url)
-        hands = Hands(page)
-        hands.go("#search")
-        hands.write("last festival")
-        hands.press("Enter")
-        assert hands.at("#mine [data-item='0'] input[type=radio]") and mine(page) == {0: ""}
-        hands.update("ArrowRight")
+        keyboard = Keyboard(page)
+        keyboard.go("#search")
+        keyboard.write("last festival")
+        keyboard.press("Enter")
+        assert keyboard.at("#mine [data-item='0'] input[type=radio]") and mine(page) == {0: ""}
+        keyboard.update("ArrowRight")
         given = int(mine(page)[0])
-        hands.update("ArrowRight")
-        assert int(mine(page)[0]) == given + 1 and hands.at(f"#mine input[value='{given + 1}']")
-        hands.press("Enter")
-        assert hands.at("#search")
-        hands.go("#recommendations input")
+        keyboard.update("ArrowRight")
+        assert int(mine(page)[0]) == given + 1 and keyboard.at(f"#mine input[value='{given + 1}']")
+        keyboard.press("Enter")
+        assert keyboard.at("#search")
+        keyboard.go("#recommendations input")
         first = shown(page)[0]
-        hands.update("Space")
+        keyboard.update("Space")
         assert first in mine(page) and first not in shown(page)
-        hands.go("#mine .remove")
-        hands.update("Enter")
-        hands.go("#undo button", "Shift+Tab")
-        hands.update("Enter")
+        keyboard.go("#mine .remove")
+        keyboard.update("Enter")
+        keyboard.go("#undo button", "Shift+Tab")
+        keyboard.update("Enter")
         assert len(mine(page)) == 2
 
 
@@ -243,7 +238,7 @@ def test_axe_finds_nothing_in_any_view(chromium, server, titles):
         judge(page, "nothing left", {name: LOOKS[name] for name in ("wide and light", "phone and dark")})
 
 
-def test_axe_finds_nothing_where_colours_are_forced(chromium, server, titles):
+def test_axe_finds_nothing_with_forced_colours(chromium, server, titles):
     with context(chromium, forced_colors="active") as profile:
         page = opened(profile, server.url)
         pick(page, titles[0])
@@ -251,7 +246,7 @@ def test_axe_finds_nothing_where_colours_are_forced(chromium, server, titles):
         judge(page, "forced colours", {"wide": (1280, 800, {}), "phone": (390, 844, {"color_scheme": "dark"})})
 
 
-def test_axe_finds_nothing_with_stars(chromium, stars):
+def test_axe_finds_nothing_on_a_ratings_page(chromium, stars):
     with context(chromium) as profile:
         page = opened(profile, stars.url)
         page.locator("#search").fill("the")
@@ -263,7 +258,7 @@ def test_axe_finds_nothing_with_stars(chromium, stars):
         judge(page, "stars", LOOKS | DARK)
 
 
-def test_axe_finds_nothing_in_a_page_that_cannot_start(chromium, files):
+def test_axe_finds_nothing_on_the_error_page(chromium, files):
     broken = {"changed": files | {"item.i8": files["item.i8"][::-1]}, "no script": files | {"boot.js": b" "}}
     for view, wrong in broken.items():
         with Counted(wrong) as server, context(chromium) as profile:
@@ -273,7 +268,7 @@ def test_axe_finds_nothing_in_a_page_that_cannot_start(chromium, files):
             judge(page, view)
 
 
-def test_axe_would_find_something(chromium, server):
+def test_axe_finds_a_planted_violation(chromium, server):
     with context(chromium) as profile:
         page = opened(profile, server.url)
         page.evaluate("document.getElementById('adventurous').labels[0].remove()")
@@ -282,7 +277,7 @@ def test_axe_would_find_something(chromium, server):
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
-def test_nothing_moves_for_those_who_ask_for_calm(chromium, server, titles, motion):
+def test_reduced_motion_stops_animations(chromium, server, titles, motion):
     with context(chromium, reduced_motion=motion) as profile:
         profile.add_init_script(
             """window.moved = 0;

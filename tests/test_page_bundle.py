@@ -1,4 +1,4 @@
-"""The page and the files it is made of: changed, missing and foreign ones are refused by name; versions never mix."""
+"""Integrity of the page: changed, missing and foreign files are refused by name, and versions never mix."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import json
 
 import pytest
 
-import browser
-import pages
-from bundles import bundle_of
-from pages import Counted, context, copied, files_in, mine, opened, pick, reloaded, repinned, shown, until
-from tacit.bundle import sha256
-from tacit.export import page_files
+from fedtaste.serving.bundle import sha256
+from fedtaste.serving.export import page_files
+from support import browser
+from support.bundles import bundle_of
+from support.pages import Counted, context, copied, files_in, mine, opened, pick, reloaded, repinned, shown, until
 
-chromium = browser.chromium
-files = pages.files
 PARTS = sorted({*page_files()} - {"index.html", "sw.js", "boot.js"})
 DATA = ["items.json", "item.i8", "scale.f32", "popularity.u8", "map.i16", "vectors.json", "manifest.json"]
 
@@ -27,7 +24,7 @@ def profile(chromium):
 
 
 def changed(name: str, body: bytes) -> bytes:
-    """Another byte, and all would go on working with it: only a fingerprint can tell."""
+    """Change the file so slightly that everything would still work: only its fingerprint shows it."""
     sought = {"items.json": (b"The Last", b"The Lost"), "manifest.json": (b'"people":2', b'"people":3')}
     if name in sought:
         return body.replace(*sought[name], 1)
@@ -44,7 +41,7 @@ def tab(profile):
 
 
 def refusal(page, url: str) -> str:
-    """What the page says instead of starting."""
+    """The reason that the page shows instead of starting."""
     page.goto(url)
     page.locator("html:not([data-state=loading])").wait_for()
     assert page.locator("html").get_attribute("data-state") == "failed", "it works with what is not the bundle"
@@ -53,7 +50,7 @@ def refusal(page, url: str) -> str:
 
 
 @pytest.mark.parametrize("name", DATA + PARTS)
-def test_a_changed_part_is_refused_by_name_whoever_hosts_it(tab, files, name):
+def test_changed_file_is_refused_by_name_on_any_host(tab, files, name):
     wrong = files | {name: changed(name, files[name])}
     assert wrong[name] != files[name]
     with browser.Site(wrong | {"": wrong["index.html"]}) as site:
@@ -62,19 +59,19 @@ def test_a_changed_part_is_refused_by_name_whoever_hosts_it(tab, files, name):
 
 
 @pytest.mark.parametrize("name", ["items.json", "main.js", "parts.css"])
-def test_a_changed_part_is_refused_by_name_from_tacit_serve(tab, files, name):
+def test_changed_file_is_refused_by_name_from_fedtaste_serve(tab, files, name):
     with Counted(files | {name: changed(name, files[name])}) as server:
         assert f"{name} was changed" in refusal(tab, server.url)
 
 
 @pytest.mark.parametrize("name", ["item.i8", "worker.js", "main.js", "lists.js", "style.css", "manifest.json"])
-def test_a_missing_part_is_named(tab, files, name):
+def test_missing_file_is_refused_by_name(tab, files, name):
     with Counted({other: body for other, body in files.items() if other != name}) as server:
         assert f"{name} is missing" in refusal(tab, server.url)
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_where_the_first_script_does_not_run_the_page_still_says_why(tab, files, missing):
+def test_page_explains_when_its_first_script_does_not_run(tab, files, missing):
     wrong = files | {"boot.js": changed("boot.js", files["boot.js"])}
     if missing:
         del wrong["boot.js"]
@@ -85,21 +82,27 @@ def test_where_the_first_script_does_not_run_the_page_still_says_why(tab, files,
         assert tab.locator("html").get_attribute("data-state") == "loading" and tab.locator("#app").is_hidden()
 
 
-def test_a_bundle_of_another_version_is_refused_in_words(tab, files):
-    with Counted(repinned(files, format="tacit-bundle-2")) as server:
+def test_bundle_of_another_version_is_refused(tab, files):
+    with Counted(repinned(files, format="fedtaste-bundle-2")) as server:
         said = refusal(tab, server.url)
-    assert "This bundle is of another version" in said and "tacit-bundle-2" in said and "tacit-bundle-1" in said
+    assert "This bundle is of another version" in said and "fedtaste-bundle-2" in said and "fedtaste-bundle-1" in said
+
+
+def test_a_bundle_of_tacit_is_refused_with_its_version(tab, files):
+    with Counted(repinned(files, format="tacit-bundle-1", fedtaste=None, tacit="0.6.0")) as server:
+        said = refusal(tab, server.url)
+    assert "written by tacit 0.6.0" in said and "tacit-bundle-1" in said
 
 
 @pytest.mark.parametrize("what", ["short", "other", "no list"])
-def test_tables_that_do_not_fit_are_refused_though_their_fingerprints_are_right(tab, files, what):
+def test_tables_of_wrong_size_are_refused_despite_right_fingerprints(tab, files, what):
     item = files["item.i8"]
     change = {"short": {"item.i8": item[:-8]}, "other": {"item.i8": item[::-1]}, "no list": {"items.json": b"[]"}}[what]
     with Counted(repinned(files, change)) as server:
         assert "Reload the page" in refusal(tab, server.url)
 
 
-def test_without_javascript_there_is_an_explanation(chromium, files):
+def test_page_explains_itself_without_javascript(chromium, files):
     with Counted(files) as server, context(chromium, java_script_enabled=False) as profile:
         page = profile.new_page()
         page.goto(server.url)
@@ -123,7 +126,7 @@ def which(page, bundle: dict[str, bytes]) -> str:
     names = page.locator("#recommendations .name").all_inner_texts()
     assert len(names) == 20 and all(name.endswith(word) for name in names)
     pin = base64.b64encode(bytes.fromhex(sha256(bundle["manifest.json"]))).decode()
-    assert page.locator("meta[name=tacit-manifest]").get_attribute("content") == f"sha256-{pin}"
+    assert page.locator("meta[name=fedtaste-manifest]").get_attribute("content") == f"sha256-{pin}"
     return word
 
 
@@ -134,7 +137,7 @@ IDLE = """async () => {
 }"""
 
 
-def test_a_new_version_replaces_the_old_one_whole(chromium, files):
+def test_new_version_replaces_all_files_of_the_old_one(chromium, files):
     old, new = edition(files, "first"), edition(files, "second")
     with Counted(old) as server, context(chromium) as profile:
         page = copied(opened(profile, server.url))
@@ -162,20 +165,20 @@ def test_a_new_version_replaces_the_old_one_whole(chromium, files):
         assert which(opened(profile, server.url), new) == "second"
 
 
-def test_a_half_published_version_changes_nothing(chromium, files):
+def test_half_published_version_changes_nothing(chromium, files):
     old, new = edition(files, "first"), edition(files, "second")
     with Counted(old) as server, context(chromium) as profile:
         page = copied(opened(profile, server.url))
         server.publish(new | {"items.json": old["items.json"]})
-        asked = len(server.asked)
+        asked = len(server.requests)
         assert which(reloaded(page), old) == "first"
-        until(page, lambda: "GET /items.json" in server.asked[asked:])
+        until(page, lambda: "GET /items.json" in server.requests[asked:])
         until(page, lambda: page.evaluate(IDLE))
         assert which(reloaded(page), old) == "first"
 
 
 @pytest.mark.parametrize(("first", "then"), [("fedals", "fedals-ratings"), ("fedals-ratings", "fedals")])
-def test_a_list_remembered_for_another_model_at_the_same_address_does_no_harm(chromium, first, then):
+def test_remembered_list_of_another_model_at_the_same_address_is_harmless(chromium, first, then):
     bundles = [files_in(bundle_of(name)) for name in (first, then)]
     titles = json.loads(bundles[0]["items.json"])["titles"]
     with Counted(bundles[0]) as server, context(chromium, service_workers="block") as profile:

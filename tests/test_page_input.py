@@ -1,4 +1,4 @@
-"""What may go wrong on the page: files from elsewhere, hostile titles, denied storage, changed or missing parts."""
+"""Input to the page: imported files, hostile titles, stored data that is damaged or denied."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ import shutil
 
 import pytest
 
-import browser
-import pages
-from bundles import bundle_of
-from pages import Counted, context, csv, files_in, ledger, mine, offer, opened, pick, reloaded, repinned, shown, update
+from support import browser
+from support.bundles import bundle_of
+from support.pages import (
+    Counted,
+    context,
+    csv,
+    files_in,
+    ledger,
+    mine,
+    offer,
+    opened,
+    pick,
+    reloaded,
+    repinned,
+    shown,
+    update,
+)
 
-chromium = browser.chromium
-files, titles = pages.files, pages.titles
 KEPT = """async () => [Object.keys(localStorage), Object.keys(sessionStorage), await indexedDB.databases(),
   document.cookie]"""
 NOTHING = [[], [], [], ""]
@@ -78,7 +89,7 @@ SHAPES = {  # file -> what it says of the first titles, and words of the page's 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lists_from_elsewhere_are_understood(page, titles, shape):
+def test_exported_lists_of_other_services_are_imported(page, titles, shape):
     text, known, words = SHAPES[shape]
     body = text.format(*titles).encode("utf-16-le" if shape == "sixteen bits" else "utf-8")
     with update(page):
@@ -88,7 +99,7 @@ def test_lists_from_elsewhere_are_understood(page, titles, shape):
     assert page.locator("#undo").is_visible()
 
 
-def test_stars_of_another_scale_are_brought_to_this_one(rated):
+def test_ratings_of_another_scale_are_rescaled(rated):
     titles = json.loads(files_in(bundle_of("fedals-ratings"))["items.json"])["titles"]
     with update(rated):
         said = offer(rated, csv("title,rating", [[titles[0], 10], [titles[1], 1], [titles[2], 0]]))
@@ -113,7 +124,7 @@ REFUSED = {  # what is offered -> words of the refusal
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_files_that_are_no_lists_are_refused_with_a_reason_and_nothing_changes(page, titles, what):
+def test_files_that_are_not_lists_are_refused_and_change_nothing(page, titles, what):
     pick(page, titles[3])
     before = shown(page)
     body, words = REFUSED[what]
@@ -124,7 +135,7 @@ def test_files_that_are_no_lists_are_refused_with_a_reason_and_nothing_changes(p
     assert page.evaluate("document.activeElement.id") == "import-note"
 
 
-def test_titles_that_do_not_exist_are_named_and_are_only_text(page, titles):
+def test_unknown_titles_are_named_as_plain_text(page, titles):
     strange = ["Golden Expres", '=HYPERLINK("http://x.example")', "+1+cmd|' /C calc'!A0", MARKUP, "y" * 500, "no six"]
     said = offer(page, csv("title", [['"' + name.replace('"', '""') + '"'] for name in strange]))
     assert "6 not found in this catalogue, such as:" in said
@@ -134,7 +145,7 @@ def test_titles_that_do_not_exist_are_named_and_are_only_text(page, titles):
     assert page.locator("#import-note img").count() == 0
 
 
-def test_a_file_of_twenty_thousand_lines_is_read(page, titles):
+def test_file_of_twenty_thousand_lines_is_imported(page, titles):
     rows = [[titles[at % 150] if at % 4 else f"Unknown {at}", "yes"] for at in range(20_000)]
     with update(page):
         said = offer(page, csv("title,liked", rows))
@@ -143,7 +154,7 @@ def test_a_file_of_twenty_thousand_lines_is_read(page, titles):
     assert len(shown(page)) == 20
 
 
-def test_everything_liked_leaves_nothing_and_nothing_liked_is_a_start_and_both_are_said(page, titles):
+def test_all_items_liked_and_no_item_liked_are_explained(page, titles):
     assert "what most people take" in page.locator("#rec-title").inner_text()
     assert "Nothing is known of you yet" in page.locator("#basis").inner_text()
     start = shown(page)
@@ -161,7 +172,7 @@ def test_everything_liked_leaves_nothing_and_nothing_liked_is_a_start_and_both_a
 
 
 @pytest.mark.parametrize("task", ["ranking", "ratings"])
-def test_a_list_written_to_a_file_and_read_again_is_the_same(page, rated, titles, task):
+def test_exported_list_imports_as_the_same_list(page, rated, titles, task):
     tab = page if task == "ranking" else rated
     known = json.loads(files_in(bundle_of("fedals-ratings"))["items.json"])["titles"]
     with update(tab):
@@ -186,7 +197,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_titles_are_text_wherever_they_stand(chromium, files):
+def test_hostile_titles_are_shown_as_text(chromium, files):
     items = json.loads(files["items.json"])
     items["titles"] = HOSTILE + items["titles"][len(HOSTILE) :]
     items["genre_names"] = [MARKUP, *items["genre_names"][1:]]
@@ -220,7 +231,7 @@ def test_hostile_titles_are_text_wherever_they_stand(chromium, files):
 # Remembering
 
 
-def test_nothing_is_kept_unless_asked_and_what_is_kept_comes_back(chromium, server, titles):
+def test_list_is_stored_only_on_request_and_comes_back(chromium, server, titles):
     with context(chromium) as profile:
         page = opened(profile, server.url)
         for title in titles[:2]:
@@ -251,7 +262,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize("memory", SPOILT)
-def test_a_spoilt_memory_does_not_keep_the_page_from_starting(chromium, server, titles, memory):
+def test_page_starts_with_damaged_stored_data(chromium, server, titles, memory):
     with context(chromium) as profile:
         page = opened(profile, server.url)
         page.locator("#remember").check()
@@ -260,7 +271,7 @@ def test_a_spoilt_memory_does_not_keep_the_page_from_starting(chromium, server, 
         assert mine(page)[4] == "1" and page.locator("#problem").is_hidden()
 
 
-def test_where_storage_is_denied_the_page_works_and_says_so(chromium, server, titles, tmp_path):
+def test_page_works_without_storage_and_says_so(chromium, server, titles, tmp_path):
     (tmp_path / "Default").mkdir()
     denied = {"profile": {"default_content_setting_values": {"cookies": 2}}}  # 2: block
     (tmp_path / "Default" / "Preferences").write_text(json.dumps(denied))

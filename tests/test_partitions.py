@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.data.partitions import apportion, by_label, dirichlet, partitioned
-from tacit.errors import DataError
+from fedtaste.data.partitions import apportion, by_label, dirichlet, partition
+from fedtaste.errors import DataError
 
 
 @given(
@@ -89,7 +89,7 @@ def test_apportion_is_within_one_of_the_exact_share(n, shares):
         (lambda y: dirichlet(y, 11, 1.0), ["11 clients cannot have 10 of 100", "at most 10 clients", "least=9"]),
         (lambda y: dirichlet(y, 5, 0.0), ["alpha 0 ", "from 0.001"]),
         (lambda y: dirichlet(y, 5, np.nan), ["alpha nan", "from 0.001"]),
-        (lambda y: partitioned("x", y[:, None], y, by_label(y, 2, 2), test=1.0), ["share of 1 ", "between 0 and 1"]),
+        (lambda y: partition("x", y[:, None], y, by_label(y, 2, 2), test=1.0), ["between 0 and 1", "got 1"]),
     ],
 )
 def test_partitions_that_cannot_be_made(call, parts):

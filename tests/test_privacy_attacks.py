@@ -16,19 +16,19 @@ import torch
 from scipy.optimize import lsq_linear
 from scipy.stats import beta
 
-import mechanism_060 as old
-from tacit.core import Seat, Upload
-from tacit.data.interactions import Histories
-from tacit.engine.run import run
-from tacit.federation import of_histories
-from tacit.methods import build
-from tacit.models import factorization
-from tacit.wire import stages
-from tacit.wire.accounting import Mechanism, epsilons, solve
-from tacit.wire.plan import assemble, parse, uploads_of
-from tacit.wire.rng import device_keys, fresh_key
-from tacit.wire.secure import SecureSum
-from worlds import histories
+import support.noise_of_version_060 as old
+from fedtaste.core import StageContext, Upload
+from fedtaste.data.interactions import Histories
+from fedtaste.engine.run import run
+from fedtaste.federation import of_histories
+from fedtaste.methods import build
+from fedtaste.models import factorization
+from fedtaste.wire import stages
+from fedtaste.wire.accounting import Mechanism, epsilons, solve
+from fedtaste.wire.parse import assemble, parse, uploads_of
+from fedtaste.wire.rng import device_keys, fresh_key
+from fedtaste.wire.secure_sums import SecureSum
+from support.worlds import histories
 
 ITEM = torch.zeros(1, 1, dtype=torch.int64)
 TRIALS = 400
@@ -115,11 +115,13 @@ def test_c1_inverting_the_generator_gives_everybody_s_list_in_060():
 def test_c1_fails_against_local_noise_of_today():
     lists, tables = uploads(12)
     stage, round_key = stages.local(1.0, 1.0), fresh_key()
-    assert stage.client is not None and stage.share is not None and stage.grid is not None
+    assert stage.client is not None and stage.device_noise is not None and stage.grid is not None
     scores = []
     for person, key in enumerate(device_keys(round_key, np.arange(12))):
-        upload = stage.client(Upload({"item": torch.from_numpy(tables[person])}, torch.ones(())), Seat(key, 0, 12.0))
-        noisy = stage.share(upload, Seat(key, 0, 12.0)).total["item"].double().numpy() * stage.grid(0)
+        upload = stage.client(
+            Upload({"item": torch.from_numpy(tables[person])}, torch.ones(())), StageContext(key, 0, 12.0)
+        )
+        noisy = stage.device_noise(upload, StageContext(key, 0, 12.0)).total["item"].double().numpy() * stage.grid(0)
         assert invert_generator(noisy[0] / noisy.std()) is None  # the row of nobody's
         assert invert_generator(noisy.ravel() / noisy.std()) is None
         scores.append(f1(lists_of(noisy), lists[person]))
@@ -173,8 +175,10 @@ def test_c2_attainable_values_break_060_and_say_nothing_today(epsilon):
         own = torch.from_numpy(person * member).float()
         for _ in range(TRIALS):
             rest = torch.from_numpy(np.rint(others / stage.grid(0))).long()
-            whole = stage.client(Upload({"count": own}, torch.ones(())), Seat(b"", 0, 100.0)).total["count"].long()
-            out = stage.server(Upload({"count": rest + whole}, torch.ones(())), Seat(fresh_key(), 0, 100.0))
+            whole = (
+                stage.client(Upload({"count": own}, torch.ones(())), StageContext(b"", 0, 100.0)).total["count"].long()
+            )
+            out = stage.server(Upload({"count": rest + whole}, torch.ones(())), StageContext(fresh_key(), 0, 100.0))
             released = out.total["count"].numpy()
             assert (released.astype(np.float64) / stage.grid(0) % 1 == 0).all()
             hits += flagged(released, sigma, mine)
@@ -187,7 +191,7 @@ def test_c2_attainable_values_break_060_and_say_nothing_today(epsilon):
 
 def test_c3_published_coins_name_the_cohort_in_060_and_not_today(monkeypatch):
     data = histories(people=400)
-    federation = of_histories(data, 40, examples="history")
+    federation = of_histories(data, 40)
     everybody, rate = federation.members, 0.1
     predicted = [everybody[old.cohort_coins(0, number, everybody) < rate] for number in range(20)]
     by_seed = [federation.cohort(number, size=rate, seed=0)[0] for number in range(20)]  # runs without a promise
@@ -214,13 +218,13 @@ def test_c3_published_coins_name_the_cohort_in_060_and_not_today(monkeypatch):
 
 def test_c3_known_coins_are_worth_no_amplification():
     """0.6.0 printed the first figure while whoever knew the seed had the second; today it is null without secrecy."""
-    printed = epsilons(Mechanism(0.9, 0.1), 1, 1e-3)["epsilon"]
-    known = epsilons(Mechanism(0.9), 1, 1e-3)["epsilon"]
+    printed = epsilons(Mechanism(0.9, 0.1), 1, 1e-3).epsilon
+    known = epsilons(Mechanism(0.9), 1, 1e-3).epsilon
     assert known > 3 * printed
-    from tacit.wire.accounting import statement
+    from fedtaste.wire.accounting import statement
 
     repeatable = statement(Mechanism(0.9, 0.1), 1, 1e-3, repeatable=True)
-    assert repeatable["epsilon"] is None and repeatable["repeatable_epsilon"] == printed
+    assert repeatable.epsilon is None and repeatable.repeatable_epsilon == printed
 
 
 # H1: secure sums over several rounds
@@ -254,7 +258,10 @@ def test_h1_changing_groups_give_lists_away_in_060_and_stay_today():
     assert after(dealt[:1]) < 0.5 and after(dealt) > 0.9
     key, secure = fresh_key(), SecureSum(group=10)
     now = [
-        [np.array(group.people) for group in secure.groups(people, Seat(fresh_key(), number, 60.0, run_key=key))]
+        [
+            np.array(group.people)
+            for group in secure.groups(people, StageContext(fresh_key(), number, 60.0, run_key=key))
+        ]
         for number in range(6)
     ]
     assert after(now) == pytest.approx(after(now[:1]), abs=0.02) and after(now) < 0.5
@@ -266,20 +273,20 @@ def test_h1_counts_are_sent_once_and_in_the_same_groups_by_the_engine():
     model = factorization(50, k=4)
     method = build("fedals", model, {"counts_once": True})
     wire = assemble(parse("secure=10"), method, uploads_of(method, model, ITEM), everybody=60)
-    federation = of_histories(data, 50, examples="history")
+    federation = of_histories(data, 50)
     seen: list[tuple[tuple[int, ...], ...]] = []
     widths: list[int] = []
-    secure = wire.stage.seal
+    secure = wire.stage.secure_sum
     assert isinstance(secure, SecureSum)
 
     class Spy(SecureSum):
-        def sessions(self, uploads, asked, seat, silent=()):
-            seen.append(tuple(group.people for group in self.groups(asked, seat)))
+        def sessions(self, uploads, asked, context, silent=()):
+            seen.append(tuple(group.people for group in self.groups(asked, context)))
             widths.append(next(iter(uploads.values())).total["sums"].shape[1])
-            return super().sessions(uploads, asked, seat, silent)
+            return super().sessions(uploads, asked, context, silent)
 
     spy = Spy(**{name: getattr(secure, name) for name in secure.__dataclass_fields__})
-    list(run(method, model, federation, rounds=6, wire=replace(wire.stage, seal=spy), backend="loop"))
+    list(run(method, model, federation, rounds=6, wire=replace(wire.stage, secure_sum=spy), backend="loop"))
     assert len(set(seen)) == 1 and len(seen) == 6
     assert widths == [15, 14, 14, 14, 14, 14]  # u u' 10, u 4, and the count once
 
@@ -302,7 +309,7 @@ def test_h3_retraining_without_a_person_names_their_items_in_060_and_not_today()
     rest = np.setdiff1d(np.arange(80), [person])
     released = []
     for members in (None, rest):
-        federation = of_histories(data, 40, examples="history", members=members)
+        federation = of_histories(data, 40, members=members)
         *_, done = run(method, model, federation, rounds=1, seed=0, wire=stages.noise(sigma, 1.0))
         released.append(done.state.shared["count"].numpy())
     gap = released[0] - released[1]

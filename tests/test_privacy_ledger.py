@@ -16,12 +16,12 @@ import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
 
-from command import tacit
-from tacit.data.sources import load
-from tacit.errors import RunError, SettingError
-from tacit.privacy_ledger import Entry, PrivacyLedger
-from tacit.runs import fingerprint
-from tacit.wire.accounting import Mechanism, epsilons
+from fedtaste.data.sources import load
+from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.folder import fingerprint
+from fedtaste.experiment.privacy_ledger import Entry, PrivacyLedger
+from fedtaste.wire.accounting import Mechanism, epsilons
+from support.command import fedtaste
 
 DATA = "synthetic:40x40x400"
 WORLD = ("--data", DATA, "--threads", "1", "--json")
@@ -40,8 +40,8 @@ def entry(run: object, mechanism: Mechanism = CENTRAL, rounds: int = 3, **other)
 def here(tmp_path, monkeypatch) -> Path:
     """An empty folder to work in; the ledgers of the default place are in cache/privacy."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TACIT_LEDGERS")
+    monkeypatch.setenv("FEDTASTE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDTASTE_LEDGERS")
     return tmp_path
 
 
@@ -51,7 +51,7 @@ def ledger_file() -> Path:
 
 
 def run_private(out: str, *more: object, epsilon: float = 1):
-    return tacit("run", *WORLD, *PRIVATE, "--epsilon", epsilon, "--out", out, *more)
+    return fedtaste("run", *WORLD, *PRIVATE, "--epsilon", epsilon, "--out", out, *more)
 
 
 # Composition
@@ -90,7 +90,7 @@ def test_gaussian_runs_compose_as_one_gaussian(tmp_path):
 def test_one_run_costs_what_it_prints(tmp_path):
     ledger = PrivacyLedger.open(tmp_path / "people.json", PEOPLE)
     ledger.add(entry(1, SAMPLED, 20))
-    assert ledger.total(1e-6).epsilon == ledger.entries[0].epsilon == epsilons(SAMPLED, 20, 1e-6)["epsilon"]
+    assert ledger.total(1e-6).epsilon == ledger.entries[0].epsilon == epsilons(SAMPLED, 20, 1e-6).epsilon
 
 
 def test_total_that_means_nothing_comes_from_renyi_divergences(tmp_path):
@@ -115,7 +115,7 @@ def test_delta_is_the_smallest_of_the_entries_and_must_be_a_probability(tmp_path
     ledger = PrivacyLedger.open(tmp_path / "people.json", PEOPLE)
     ledger.add(entry(1, delta=1e-5), entry(2, delta=1e-7))
     assert ledger.total().delta == 1e-7
-    with pytest.raises(SettingError, match="between 0 and 1"):
+    with pytest.raises(SettingError, match="below 1, got"):
         ledger.total(2.0)
 
 
@@ -172,7 +172,7 @@ def test_process_killed_while_writing_leaves_the_old_ledger(tmp_path):
     before = path.read_bytes()
     code = (
         "import os, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from test_privacy_ledger import entry, PEOPLE; from tacit.privacy_ledger import PrivacyLedger\n"
+        "from test_privacy_ledger import entry, PEOPLE; from fedtaste.experiment.privacy_ledger import PrivacyLedger\n"
         "ledger = PrivacyLedger.open(Path(sys.argv[1]), PEOPLE)\n"
         "os.replace = lambda *paths: os.kill(os.getpid(), 9)\n"
         "ledger.add(entry(2))\n"
@@ -235,7 +235,7 @@ def remove_mac(path: Path) -> None:
 
 
 def change_format(path: Path) -> None:
-    path.write_text(path.read_text().replace("tacit-privacy-ledger-1", "tacit-privacy-ledger-2"))
+    path.write_text(path.read_text().replace("fedtaste-privacy-ledger-1", "fedtaste-privacy-ledger-2"))
 
 
 def remove_key(path: Path) -> None:
@@ -256,7 +256,7 @@ def replace_by_list(path: Path) -> None:
 
 DAMAGE = {
     change_digit: "edited", delete_entry: "edited", reorder: "edited", truncate: "cut off", empty: "cut off",
-    change_mac: "edited", remove_mac: "edited", change_format: "tacit-privacy-ledger-2", remove_key: "does not exist",
+    change_mac: "edited", remove_mac: "edited", change_format: "fedtaste-privacy-ledger-2", remove_key: "does not exist",
     replace_key: "not its key", shorten_key: "32 bytes", replace_by_list: "edited",
 }  # fmt: skip
 
@@ -266,7 +266,7 @@ def two_runs(tmp_path_factory) -> Path:
     """A folder of ledgers with two private runs; not to be changed by a test."""
     place = tmp_path_factory.mktemp("two")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TACIT_LEDGERS", str(place))
+        patch.setenv("FEDTASTE_LEDGERS", str(place))
         for name in ("one", "two"):
             assert run_private(str(place.parent / f"{place.name}-{name}")).code == 0
     return place
@@ -281,10 +281,10 @@ def test_damaged_ledger_stops_private_runs(damage, two_runs):
     damage(ledger_file())
     before = {file: file.read_bytes() for file in place.iterdir()}
     run_private("mine").refused("privacy ledger", DAMAGE[damage], "restored from a copy")
-    tacit("privacy", "ledger", "--data", DATA).refused(DAMAGE[damage])
+    fedtaste("privacy", "ledger", "--data", DATA).refused(DAMAGE[damage])
     assert not Path("mine").exists()
     assert {file: file.read_bytes() for file in place.iterdir()} == before
-    assert tacit("run", *WORLD, "--method", "popularity", "--out", "plain").code == 0, "no noise, no ledger"
+    assert fedtaste("run", *WORLD, "--method", "popularity", "--out", "plain").code == 0, "no noise, no ledger"
 
 
 def test_ledger_of_other_data_is_refused():
@@ -305,7 +305,7 @@ def test_ledger_that_lost_the_key_of_its_folder_is_not_given_a_new_one(tmp_path)
 
 
 def test_entries_of_another_version_are_refused(tmp_path):
-    from tacit.privacy_ledger import _mac
+    from fedtaste.experiment.privacy_ledger import _mac
 
     ledger = PrivacyLedger.open(tmp_path / "people.json", PEOPLE)
     ledger.add(entry(1))
@@ -315,7 +315,7 @@ def test_entries_of_another_version_are_refused(tmp_path):
         content["entries"][0] |= change
         newer = tmp_path / f"newer-{len(change)}-{next(iter(change))}.json"
         newer.write_text(json.dumps(content | {"mac": _mac(ledger.key.read_bytes(), content)}))
-        with pytest.raises(RunError, match="another version of tacit .*(extra|unknown)"):
+        with pytest.raises(RunError, match="another version of fedtaste .*(extra|unknown)"):
             PrivacyLedger.open(newer, PEOPLE, ledger.key)
 
 
@@ -350,17 +350,17 @@ def test_files_are_their_owners():
 
 
 def test_run_without_noise_leaves_no_ledger():
-    assert tacit("run", *WORLD, "--method", "popularity", "--out", "mine").json["privacy"] is None
+    assert fedtaste("run", *WORLD, "--method", "popularity", "--out", "mine").json["privacy"] is None
     assert not Path("cache/privacy").exists() and not Path("mine/ledger.json").exists()
-    refused = tacit("run", *WORLD, "--method", "popularity", "--ledger", "people.json", "--out", "other")
+    refused = fedtaste("run", *WORLD, "--method", "popularity", "--ledger", "people.json", "--out", "other")
     refused.refused("--ledger would change nothing")
 
 
 def test_repeatable_run_is_entered_and_not_counted():
-    said = tacit("run", *WORLD, *PRIVATE, "--noise-seed", 3, "--epsilon", 1, "--out", "mine")
+    said = fedtaste("run", *WORLD, *PRIVATE, "--noise-seed", 3, "--epsilon", 1, "--out", "mine")
     assert "This run is not counted: repeatable noise" in said.err
     assert said.json["privacy"]["ledger"] == {"runs": 0, "epsilon": None, "delta": 1e-6, "repeatable_runs": 1}
-    again = tacit("run", *WORLD, *PRIVATE, "--noise-seed", 3, "--epsilon", 1, "--out", "again")
+    again = fedtaste("run", *WORLD, *PRIVATE, "--noise-seed", 3, "--epsilon", 1, "--out", "again")
     assert "had this run already" in again.err and again.json["privacy"]["ledger"]["repeatable_runs"] == 1
 
 
@@ -370,7 +370,7 @@ def test_resume_adds_nothing_and_keeps_its_total():
     content = ledger_file().read_bytes()
     for name in ("result.json", "report.html", "state.safetensors"):
         Path("mine", name).unlink()
-    after = tacit("resume", "mine", "--json").json
+    after = fedtaste("resume", "mine", "--json").json
     assert ledger_file().read_bytes() == content
     assert after["privacy"] == before["privacy"]
 
@@ -380,12 +380,12 @@ def test_damaged_ledger_stops_resume():
     for name in ("result.json", "report.html", "state.safetensors"):
         Path("mine", name).unlink()
     truncate(ledger_file())
-    tacit("resume", "mine", "--json").refused("cut off")
+    fedtaste("resume", "mine", "--json").refused("cut off")
     assert not Path("mine/state.safetensors").exists()
 
 
 def test_ledger_of_a_deployment_is_refused():
-    tacit("federate", "--write-app", "app", "--ledger", "people.json").refused("--ledger would change nothing")
+    fedtaste("federate", "--write-app", "app", "--ledger", "people.json").refused("--ledger would change nothing")
 
 
 def test_run_that_died_before_it_was_entered_is_entered_by_resume():
@@ -394,7 +394,7 @@ def test_run_that_died_before_it_was_entered_is_entered_by_resume():
         Path("mine", name).unlink()
     for name in ("people.json", "people.json.key"):
         Path(name).unlink()
-    assert tacit("resume", "mine", "--json").json["privacy"]["ledger"]["runs"] == 1
+    assert fedtaste("resume", "mine", "--json").json["privacy"]["ledger"]["runs"] == 1
     assert len(PrivacyLedger.open(Path("people.json")).entries) == 1
     assert not Path("cache/privacy").exists(), "the file that was named is remembered"
 
@@ -403,42 +403,42 @@ def test_run_that_died_before_it_was_entered_is_entered_by_resume():
 def test_comparison_counts_every_private_run(jobs):
     run_private("earlier")
     options = ("--methods", "popularity", "--wire", "clip=1", "--epsilon", "1,3,none")
-    said = tacit("compare", *WORLD, *options, "--jobs", jobs, "--out", "both")
+    said = fedtaste("compare", *WORLD, *options, "--jobs", jobs, "--out", "both")
     results = said.json["results"]
     assert "2 private runs, with 1 earlier private run on these people: epsilon" in said.err
     totals = [result["privacy"] and result["privacy"]["ledger"] for result in results]
     assert totals[0] == totals[1] and totals[0]["runs"] == 3 and totals[2] is None
-    found = tacit("privacy", "ledger", "--data", DATA, "--json").json
+    found = fedtaste("privacy", "ledger", "--data", DATA, "--json").json
     assert [one["folder"] for one in found["runs"]] == ["earlier", "popularity-epsilon=1", "popularity-epsilon=3"]
     assert found["epsilon"] == totals[0]["epsilon"]
 
 
 def test_privacy_ledger_shows_a_table_and_json():
     run_private("first")
-    tacit("run", *WORLD, *PRIVATE, "--noise-seed", 3, "--epsilon", 1, "--out", "study")
-    found = tacit("privacy", "ledger", "--data", DATA, "--json").json
+    fedtaste("run", *WORLD, *PRIVATE, "--noise-seed", 3, "--epsilon", 1, "--out", "study")
+    found = fedtaste("privacy", "ledger", "--data", DATA, "--json").json
     assert found.keys() == {"fingerprint", "runs", "epsilon", "delta", "repeatable_runs"}
     assert found["fingerprint"] == fingerprint(load(DATA)) and found["repeatable_runs"] == 1
     assert [one["repeatable"] for one in found["runs"]] == [False, True]
     assert found["epsilon"] == found["runs"][0]["epsilon"] and found["delta"] == 1e-6
-    assert tacit("privacy", "ledger", "--data", DATA, "--delta", "1e-3", "--json").json["epsilon"] < found["epsilon"]
-    shown = tacit("privacy", "ledger", "--data", DATA).out
+    assert fedtaste("privacy", "ledger", "--data", DATA, "--delta", "1e-3", "--json").json["epsilon"] < found["epsilon"]
+    shown = fedtaste("privacy", "ledger", "--data", DATA).out
     for part in ("first", "study", "popularity", "0.999", "secret", "repeatable", "1 run in all: epsilon 0.999"):
         assert part in shown, shown
     assert "Runs without noise" in shown and "not counted" in shown
-    every = tacit("privacy", "ledger")
+    every = fedtaste("privacy", "ledger")
     assert f"{DATA}: 1 run in all: epsilon 0.999 (delta 1e-06). Not counted, as repeatable: 1." in every.out
-    assert tacit("privacy", "ledger", "--json").json == {"ledgers": [found]}
-    assert tacit("privacy", "ledger", "--ledger", ledger_file(), "--json").json == found
+    assert fedtaste("privacy", "ledger", "--json").json == {"ledgers": [found]}
+    assert fedtaste("privacy", "ledger", "--ledger", ledger_file(), "--json").json == found
 
 
 def test_privacy_ledger_of_data_without_private_runs_and_of_no_data():
-    assert "There is no privacy ledger" in tacit("privacy", "ledger").out
-    assert "No private run on these people" in tacit("privacy", "ledger", "--data", DATA).out
-    found = tacit("privacy", "ledger", "--data", DATA, "--json").json
+    assert "There is no privacy ledger" in fedtaste("privacy", "ledger").out
+    assert "No private run on these people" in fedtaste("privacy", "ledger", "--data", DATA).out
+    found = fedtaste("privacy", "ledger", "--data", DATA, "--json").json
     assert (found["runs"], found["epsilon"], found["delta"]) == ([], 0.0, None)
-    tacit("privacy", "ledger", "--ledger", "none.json").refused("no privacy ledger")
-    tacit("privacy", "ledger", "--delta", "2").refused("--delta")
+    fedtaste("privacy", "ledger", "--ledger", "none.json").refused("no privacy ledger")
+    fedtaste("privacy", "ledger", "--delta", "2").refused("--delta")
     assert not Path("cache/privacy").exists()
 
 
@@ -446,5 +446,5 @@ def test_damaged_ledger_does_not_hide_the_others():
     run_private("first")
     damaged = Path("cache/privacy/0000000000000000.json")
     damaged.write_text("{")
-    said = tacit("privacy", "ledger")
+    said = fedtaste("privacy", "ledger")
     assert said.code == 2 and f"{DATA}: 1 run in all" in said.out and damaged.name in said.err

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tacit.data import sources
-from tacit.data.describe import facts
-from tacit.data.interactions import Interactions
-from tacit.data.publishers import (
+from fedtaste.data.describe import facts
+from fedtaste.data.interactions import Interactions
+from fedtaste.data.publishers import (
     from_movielens,
     parse_amazon_video,
     parse_lastfm,
@@ -24,8 +23,8 @@ from tacit.data.publishers import (
     parse_qb_article,
     parse_tafeng,
 )
-from tacit.data.sources import SOURCES, load
-from tacit.errors import DataError
+from fedtaste.data.sources import SOURCES, load
+from fedtaste.errors import DataError
 
 REAL_AMAZON = Path(__file__).resolve().parents[2] / "shared" / "data" / "amazon-video.csv.gz"
 MOVIES = (
@@ -142,7 +141,7 @@ def test_tafeng_as_the_paper_counts_it_has_days_for_people_and_customers_for_ite
 
 def test_tafeng_customers_are_people_and_products():
     lines = [("11/1/2000", "00046855", f"47{n:011}") for n in range(10)] + [("11/2/2000", "00046855", "4700000000003")]
-    data = parse_tafeng("ta_feng.csv", groceries(*lines), "customers")
+    data = parse_tafeng("ta_feng.csv", groceries(*lines), customers=True)
     assert data.people == ("00046855",) and counts(data) == (1, 10, 10)
     assert data.time[data.item == data.items.index("4700000000003")] == 973036800 + 86400  # the newer purchase
     assert not any("days" in note for note in data.notes)
@@ -238,20 +237,20 @@ def test_other_counts_than_the_papers_are_noted(tmp_path, name, file, content):
 def test_the_papers_counts_are_not_noted(tmp_path, monkeypatch):
     (tmp_path / "amazon-video.csv").write_bytes(amazon(("A", 10), ("B", 12)))
     small = replace(SOURCES["amazon-video"], people=2, items=12, interactions=22)
-    monkeypatch.setitem(sources.SOURCES, "amazon-video", small)
+    monkeypatch.setitem(SOURCES, "amazon-video", small)
     assert load("amazon-video", cache=tmp_path).notes == ()
-    monkeypatch.setitem(sources.SOURCES, "amazon-video", replace(small, interactions=None))
+    monkeypatch.setitem(SOURCES, "amazon-video", replace(small, interactions=None))
     assert load("amazon-video", cache=tmp_path).notes == ()
 
 
 @pytest.mark.parametrize("name", ["ml-1m", "lastfm"])
 def test_a_fetched_source_is_pinned(tmp_path, monkeypatch, name):
-    constant = {"ml-1m": "ML_1M", "lastfm": "LASTFM"}[name]
-    (archive,) = getattr(sources, constant)
+    (archive,) = SOURCES[name].archives
     said: list[str] = []
-    monkeypatch.setattr(sources, constant, (replace(archive, fetch=lambda: b"PK another file"),))
+    other = replace(archive, fetch=lambda: b"PK another file")
+    monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], archives=(other,)))
     with pytest.raises(DataError, match=f"{archive.file} has sha256 .*, expected {archive.sha256}"):
-        load(name, cache=tmp_path, say=said.append)
+        load(name, cache=tmp_path, log=said.append)
     assert list(tmp_path.iterdir()) == [] and said == [f"Fetching {name} from GroupLens."]
 
 
@@ -260,11 +259,12 @@ def test_a_fetched_source_is_kept_and_held_to_the_papers_counts(tmp_path, monkey
         assert archive.fp is not None
         archive.fp.seek(0)
         content = archive.fp.read()
-    small = replace(sources.ML_1M[0], sha256=hashlib.sha256(content).hexdigest(), fetch=lambda: content)
-    monkeypatch.setattr(sources, "ML_1M", (small,))
+    (archive,) = SOURCES["ml-1m"].archives
+    small = replace(archive, sha256=hashlib.sha256(content).hexdigest(), fetch=lambda: content)
+    monkeypatch.setitem(SOURCES, "ml-1m", replace(SOURCES["ml-1m"], archives=(small,)))
     said: list[str] = []
     for _ in range(2):
-        data = load("ML-1M", cache=tmp_path, say=said.append)
+        data = load("ML-1M", cache=tmp_path, log=said.append)
         assert data.notes[-1].endswith("got 2 x 2 x 3, expected 6,040 x 3,706 x 1,000,209.")
     assert said == ["Fetching ml-1m from GroupLens.", SOURCES["ml-1m"].terms]
     assert [path.name for path in tmp_path.iterdir()] == ["ml-1m.zip"]

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.data.interactions import Histories
-from tacit.data.sampling import SERVE
-from tacit.engine.run import begin, run
-from tacit.errors import SettingError
-from tacit.evaluation.scoring import personal_scores
-from tacit.federation import of_histories
-from tacit.methods import METHODS, build
-from tacit.models import additive, factorization
-from tacit.recipes import Recipe, Tables, Taste, best_of, gram_of, middle, order_of, rebuild
-from tacit.tasks import serve
+from fedtaste.data.interactions import Histories
+from fedtaste.data.sampling import SERVE, key_of, samples
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import SettingError
+from fedtaste.evaluation.ranking import rank_items
+from fedtaste.evaluation.scoring import personal_scores
+from fedtaste.federation import of_histories
+from fedtaste.methods import METHODS, build
+from fedtaste.models import additive, factorization
+from fedtaste.recipe import Recipe
+from fedtaste.serving import rebuild as rebuild_module
+from fedtaste.serving.rebuild import Tables, Taste, geometric_median, gram_matrix, lean, rebuild
+from fedtaste.tasks.serve import serve
 
 ITEMS, NOBODY = 30, np.zeros(0, np.int64)
 CASES = [
@@ -74,10 +77,10 @@ def test_recipe_is_the_methods_own_way_of_serving_somebody_new(name, settings, t
         np.cumsum([0, *map(len, people)]), np.concatenate(people).astype(np.int32),
         np.concatenate(values).astype(np.float32),
     )  # fmt: skip
-    options = {"examples": method.examples, "negatives": negatives, "batch": batch, "seed": seed}
+    options = {"negatives": negatives, "batch": batch, "seed": seed}
     crowd = of_histories(everybody, ITEMS, **options)
     if method.pooled:
-        from tacit.federation import pooled
+        from fedtaste.federation import pooled
 
         crowd = pooled(crowd)
     state = list(run(method, model, crowd, rounds=2, seed=1))[-1].state
@@ -93,7 +96,7 @@ def test_recipe_is_the_methods_own_way_of_serving_somebody_new(name, settings, t
         rounds=rounds if fresh.private.initial else 1, start=() if start is None else tuple(start),
     )  # fmt: skip
     taste = Taste(np.array(mine), np.array(marks, float), NOBODY, timed=True)
-    ours = tables.scores(rebuild(recipe, tables, gram_of(recipe, tables), taste).user)
+    ours = tables.scores(rebuild(recipe, tables, gram_matrix(recipe, tables), taste).user)
     spread = float(theirs[0].std())
     assert spread > 1e-3, "a flat model would hide every mistake"
     assert np.abs(ours - theirs[0].double().numpy()).max() < 2e-5 * max(1.0, spread, float(theirs.abs().max()))
@@ -123,8 +126,8 @@ STEPS = Recipe("descent", loss="bce", lr=0.5, passes=4, examples="samples", nega
 def test_shares_of_likes_dislikes_and_the_start_are_all_of_the_score(recipe):
     """What `because` tells is exact: with what the start and the others say, shares add up to the score."""
     t, taste = tables(), Taste(np.array([3, 8, 1]), np.ones(3), np.array([7]))
-    person = rebuild(recipe, t, gram_of(recipe, t), taste)
-    everything = rebuild(recipe, t, gram_of(recipe, t), Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
+    person = rebuild(recipe, t, gram_matrix(recipe, t), taste)
+    everything = rebuild(recipe, t, gram_matrix(recipe, t), Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
     assert person.pulls.shape == (3, 3)
     if recipe.solver == "ridge":  # nothing but likes has a target above 0
         assert np.allclose(person.pulls.sum(0), person.user, atol=1e-12)
@@ -140,7 +143,7 @@ def test_shares_of_a_descent_from_nothing_are_all_of_the_person():
 def test_a_like_lifts_and_a_dislike_lowers_the_item_itself():
     t = tables()
     for recipe in (RIDGE, STEPS):
-        gram = gram_of(recipe, t)
+        gram = gram_matrix(recipe, t)
         base = Taste(np.array([3, 8]), np.ones(2), NOBODY)
         liked = base._replace(likes=np.array([3, 8, 20]), values=np.ones(3))
         disliked = base._replace(dislikes=np.array([20]))
@@ -162,22 +165,40 @@ def test_everything_liked_draws_no_negatives():
     assert np.isfinite(rebuild(STEPS, t, None, all_of_it).user).all()
 
 
-def test_best_of_lists_a_title_once_and_breaks_ties_by_the_catalogue():
-    final, group = np.array([1.0, 3.0, 3.0, 2.0, 3.0]), np.array([0, 1, 2, 3, 1])
-    out = np.array([False, False, False, True, False])
-    assert best_of(final, out, group, 5).tolist() == [1, 2, 0]
+@pytest.mark.parametrize("number", range(40))
+def test_draws_without_compiled_code_are_those_of_sampling(number):
+    rng = np.random.default_rng(number)
+    m = int(rng.integers(3, 200))
+    order, liked = rng.permutation(m), int(rng.integers(1, m + 1))
+    disliked = order[liked : liked + int(rng.integers(0, m - liked + 1))]
+    marks = rng.integers(1, 11, liked) / 2
+    recipe = replace(STEPS, negatives=int(rng.integers(0, 6)), seed=str(rng.integers(0, 2**63)))
+    drawn = samples(
+        history(order[:liked], marks), np.zeros(1, np.int64), catalogue=m, negatives=recipe.negatives, batch=0,
+        key=key_of(int(recipe.seed), SERVE, number), forbidden=history(disliked, np.zeros(len(disliked))),
+    )  # fmt: skip
+    items, targets = rebuild_module._samples(recipe, m, Taste(order[:liked], marks, disliked), number)
+    assert np.array_equal(items, drawn.inputs) and np.array_equal(targets, drawn.targets)
+
+
+def test_rank_items_lists_a_title_once_and_breaks_ties_by_the_catalogue():
+    scores, groups = np.array([1.0, 3.0, 3.0, 2.0, 3.0]), np.array([0, 1, 2, 3, 1])
+    assert rank_items(scores, [3], groups).tolist() == [1, 2, 0]
+    assert rank_items(scores, [3]).tolist() == [1, 2, 4, 0]
+    assert rank_items(scores, [4], groups).tolist() == [2, 3, 0], "a group with an excluded item is left out"
+    assert rank_items(np.array([np.nan, 1.0, 2.0])).tolist() == [2, 1, 0]
 
 
 def test_adventurous_leans_away_from_what_is_popular_and_never_to_what_nobody_alike_takes():
     scores, popularity = np.array([1.0, 0.9, 0.0, 0.0, -0.1]), np.array([1.0, 0.2, 0.0, 0.1, 0.4])
-    assert order_of(scores, popularity, 0.0).argmax() == 0
-    assert order_of(scores, popularity, -1.0).argmax() == 0
-    for lean in (0.5, 1.0):
-        final = order_of(scores, popularity, lean)
+    assert lean(scores, popularity, 0.0).argmax() == 0
+    assert lean(scores, popularity, -1.0).argmax() == 0
+    for adventurous in (0.5, 1.0):
+        final = lean(scores, popularity, adventurous)
         assert final.argmax() == 1 and final[0] > final[2:].max()
-    assert np.array_equal(order_of(scores, np.ones(5), 1.0), scores), "all alike popular: nothing to lean on"
+    assert np.array_equal(lean(scores, np.ones(5), 1.0), scores), "all alike popular: nothing to lean on"
 
 
 def test_middle_stands_with_the_many():
     points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [100.0, 100.0]])
-    assert np.hypot(*np.array(middle(points))) < 2
+    assert np.hypot(*np.array(geometric_median(points))) < 2

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import copy
 import io
 import os
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -16,56 +14,27 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from tacit import clouds, plots, report, tables
-from tacit.data.sources import load
-from tacit.errors import RunError, SettingError
-from tacit.experiment import execute
-from tacit.report import write_report
-from tacit.runs import RunFolder
-from tacit.settings import Settings
-from tacit.tables import columns, human_bytes, labels, text_table
+from fedtaste.data.sources import load
+from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import execute, prepare
+from fedtaste.report import curves as plots
+from fedtaste.report import html as report
+from fedtaste.report import item_scatter as clouds
+from fedtaste.report import numbers, pareto
+from fedtaste.report.curves import DataShape
+from fedtaste.report.html import write_report
+from fedtaste.report.numbers import human_bytes
+from fedtaste.report.tables import columns, labels, text_table
+from support.reports import EVIL, RATINGS, Page, changed, make_result, page_of, ranking
 
-EVIL = "<script>alert(1)</script>"
-VOID = {"meta", "link", "img", "source", "br"}
-
-
-def ranking(method: str = "fedals", level: float = 0.74, rounds: int = 4, up: int = 3_800_000, **changes) -> dict:
-    def both(part: float) -> dict:
-        return {"sampled": {"hr@10": part, "ndcg@10": part / 2}, "full": {"hr@10": part / 4, "ndcg@10": part / 8}}
-
-    def spread(scores: dict) -> dict:
-        return {kind: {key: [x - 0.02, x + 0.02] for key, x in part.items()} for kind, part in scores.items()}
-
-    seen, new = both(level), both(level - 0.01)
-    curve = [
-        {"round": i, "up_bytes": up * 80 * i, "down_bytes": up * 80 * i, "valid": {"hr@10": level - 0.1 / i}}
-        for i in range(1, rounds + 1)
-    ]
-    result = {
-        "data": "toy", "task": "ranking", "method": method, "settings": {"k": 32, "lam": 0.01}, "protocol": "clean",
-        "seed": 0, "rounds": rounds, "people": 100, "items": 60, "interactions": 2000,
-        "seen": {"people": 80, **seen}, "new": {"people": 20, **new},
-        "intervals": {"seen": spread(seen), "new": spread(new)},
-        "best_round": rounds, "stopped": {"round": rounds, "reason": "all rounds were run"},
-        "leak": {"memoriser_hr@10": 0.09, "popularity_hr@10": 0.41, "leaks": False},
-        "traffic": {"up_bytes": up * 80 * rounds, "down_bytes": up * 80 * rounds, "up_bytes_per_person_round": up},
-        "privacy": None, "seconds": {"setup": 1.2, "train": 3.4, "evaluate": 0.9}, "peak_rss_mb": 600.1,
-        "rejected_updates": {"norm above bound": 3}, "notes": ["Ties are broken by a hash."], "run": "runs/toy-1",
-        "command": "tacit run --data toy", "versions": {"tacit": "0.1"}, "curve": curve,
-    }  # fmt: skip
-    return {**result, **changes}
-
-
-RATINGS = {
-    "data": "toy", "method": "fedrecon", "protocol": "clean", "rounds": 20, "leak": None, "new": None,
-    "seen": {"people": 80, "rmse": 0.93, "accuracy": 0.42}, "intervals": {"seen": {"rmse": [0.91, 0.95]}},
-    "curve": [{"round": i, "up_bytes": i * 10, "down_bytes": 0, "valid": {"rmse": 1 + 1 / i}} for i in (1, 2)],
-}  # fmt: skip
-REGRESSION = {
-    "data": "linear", "method": "fedavg", "rounds": 3, "seen": {"rmse": 0.1, "weights_error": 0.02},
-    "curve": [{"round": 1, "valid": None, "loss": 2.0}, {"round": 2, "valid": None, "loss": 1.0}],
-    "weights": [1.0123, -2.02], "true_weights": [1.0, -2.0],
-}  # fmt: skip
+REGRESSION = make_result(
+    data="linear", method="fedavg", rounds=3, seen={"rmse": 0.1, "weights_error": 0.02},
+    curve=[{"round": 1, "loss": 2.0}, {"round": 2, "loss": 1.0}],
+    weights=[1.0123, -2.02], true_weights=[1.0, -2.0],
+)  # fmt: skip
 SIX = [
     ranking(name, level, rounds, up)
     for name, level, rounds, up in [
@@ -73,56 +42,7 @@ SIX = [
         ("fedrap", 0.21, 100, 215_000), ("fedtrail", 0.72, 1, 1_200_000), ("local", 0.35, 20, 0),
     ]
 ]  # fmt: skip
-DATA = {"activity": [737 // (1 + i) + 1 for i in range(100)], "popularity": [60 - i for i in range(60)]}
-
-
-class Page(HTMLParser):
-    """Tags with attributes, the text, and the cells of the result table by row."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.rows: list[dict[str, dict]] = []
-        self.cell: dict = {}
-        self.feed(text)
-        self.close()
-        self.text = re.sub(r"\s+", " ", " ".join(self.words))
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        found = {key: value or "" for key, value in attrs}
-        self.tags.append((tag, found))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append({})
-        if tag == "td" and "data-key" in found:
-            self.cell = self.rows[-1][found["data-key"]] = {"value": None, "ends": None, "best": False, "shown": ""}
-        if self.cell and tag == "data":
-            self.cell["value"] = float(found["value"])
-        if self.cell and found.get("class") == "ci":
-            self.cell["ends"] = [float(found["data-low"]), float(found["data-high"])]
-        if self.cell and found.get("class") == "best":
-            self.cell["best"] = True
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"{tag} is closed out of order"
-        if tag == "td":
-            self.cell = {}
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words.append(data.strip())
-        if self.open and self.open[-1] == "data":
-            self.cell["shown"] = data
-
-
-def page_of(results: list[dict], folder: Path, **more) -> tuple[Page, str]:
-    text = write_report(results, folder, **more).read_text("utf-8")
-    page = Page(text)
-    assert not page.open
-    return page, text
+DATA = DataShape([737 // (1 + i) + 1 for i in range(100)], [60 - i for i in range(60)])
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +65,7 @@ def test_the_page_loads_nothing(six):
             assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', svg))
 
 
-OUTSIDE = ["data", "method", "protocol", "run", "command", "notes", "settings", "stopped", "title", "rejected_updates"]
+OUTSIDE = ["data", "method", "protocol", "run", "notes", "settings", "stopped", "title", "rejected_updates"]
 
 
 @pytest.mark.parametrize("where", OUTSIDE)
@@ -171,14 +91,14 @@ def test_the_table_says_what_the_results_say(six):
     assert len(rows) == len(SIX)
     for result, row in zip(SIX, rows):
         shown = columns(SIX)
-        assert list(row) == [".".join(column.path) for column in shown]
+        assert list(row) == [column.key for column in shown]
         for column in shown:
-            cell = row[".".join(column.path)]
+            cell = row[column.key]
             assert cell["value"] == column.value(result)
             assert cell["shown"] == column.write(column.value(result))
             assert cell["ends"] == (list(column.interval(result)) if column.interval(result) else None)
-        assert float(row["seen.sampled.hr@10"]["shown"]) == pytest.approx(result["seen"]["sampled"]["hr@10"], abs=5e-4)
-        assert row["new.full.ndcg@10"]["ends"] == result["intervals"]["new"]["full"]["ndcg@10"]
+        assert float(row["seen.sampled.hr@10"]["shown"]) == pytest.approx(result.seen.sampled["hr@10"], abs=5e-4)
+        assert row["new.full.ndcg@10"]["ends"] == list(result.intervals.new["full"]["ndcg@10"])
     best = {key: [labels(SIX)[i] for i, row in enumerate(rows) if row[key]["best"]] for key in rows[0]}
     assert best["seen.sampled.hr@10"] == ["FedALS"] and best["traffic.up_bytes"] == ["Local"]
     assert best["rounds"] == best["seconds.train"] == []  # a setting; all equal
@@ -194,7 +114,7 @@ def test_headline_in_plain_words():
         "for people seen in training, predictions are off by 0.930 [0.910–0.950] and 42 % are within half a point."
     )
     assert "the learnt weights are 0.020 from the true ones" in report.headline([REGRESSION])
-    worse = {**RATINGS, "method": "fedavg", "seen": {"rmse": 1.2}}
+    worse = changed(RATINGS, method="fedavg", seen={"rmse": 1.2})
     assert report.headline([worse, RATINGS]).startswith("Best of 2: FedRecon")  # less error is better
 
 
@@ -214,24 +134,21 @@ def test_a_leaking_protocol_is_shouted():
 
 
 def test_parts_that_are_missing_are_left_out(tmp_path):
-    full = ranking()
-    for key in full:
-        for broken in ({k: v for k, v in full.items() if k != key}, {**full, key: None}):
-            assert Page(report.render([broken])).text
-            assert plots.curves([broken])[1] or key == "curve"
-            text_table([broken])
-    page, _ = page_of([{}], tmp_path)
+    for missing in ("new", "leak", "gradients", "privacy", "interactions"):
+        found = ranking(**{missing: None})
+        assert Page(report.render([found])).text and plots.curves([found])[1]
+        text_table([found])
+    page, _ = page_of([make_result()], tmp_path)
     assert "no results on held-out data" in page.text and not list((tmp_path / "plots").iterdir())
-    nan = copy.deepcopy(full)
-    nan["seen"]["sampled"]["hr@10"] = float("nan")
-    assert "nan" not in report.render([nan])
+    with pytest.raises(ValueError, match="finite"):
+        ranking(seen={"rmse": float("nan")})
 
 
 def test_what_happened_is_told():
     page = Page(report.render([ranking(privacy={"epsilon": 4.0, "delta": 1e-5})]))
     for words in (
         "after round 4: all rounds were run", "3 norm above bound", "1.2 GB up, 1.2 GB down", "3.8 MB up in a round",
-        "tacit run --data toy", "tacit 0.1", "runs/toy-1", "ε = 4, δ = 1e-05", "Ties are broken", "80 seen, 20 new",
+        "runs/toy-1", "ε = 4, δ = 1e-05", "Ties are broken", "80 seen, 20 new",
         "600 MB",
     ):  # fmt: skip
         assert words in page.text, words
@@ -261,7 +178,7 @@ def test_plots_are_pictures(six):
 
 
 def test_curves_are_per_person():
-    assert plots.draw([ranking(rounds=1)], {"activity": [3]}) == []  # dots
+    assert plots.draw([ranking(rounds=1)], DataShape([3])) == []  # dots
     drawn = plots.draw([ranking(rounds=1), ranking("fedavg", rounds=1)])
     assert [plot.name for plot in drawn] == ["convergence", "bytes"]
     _, (curve,) = plots.curves([ranking(up=1000, rounds=3)])
@@ -298,7 +215,9 @@ def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
         write_report([ranking()], tmp_path / "file")
 
 
-@pytest.mark.parametrize("results", [SIX, SIX[:1], [RATINGS], [REGRESSION], [ranking(privacy={"epsilon": 4.0})]])
+@pytest.mark.parametrize(
+    "results", [SIX, SIX[:1], [RATINGS], [REGRESSION], [ranking(privacy={"epsilon": 4.0, "delta": 1e-6})]]
+)
 def test_the_terminal_table_fits_80_columns(results):
     console = Console(width=80, file=io.StringIO())
     console.print(text_table(results))
@@ -308,9 +227,31 @@ def test_the_terminal_table_fits_80_columns(results):
     for result, label in zip(results, labels(results)):
         line = next(line for line in lines if line.startswith(label + " "))
         for column in columns(results):
-            if column.in_terminal and column.path[0] != "seconds":
+            if column.terminal and column.key != "seconds.train":
                 assert column.write(column.value(result)) in line
     assert ("0.740" not in text) or (".72–.76" in text and "seconds" in text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_nothing(width):
+    gradients = {"total": 40.0, "per_person_round": 10.0}
+    private = {"epsilon": 123456.789, "delta": 1e-6}
+    results = [ranking("fedmf", gradients=gradients, privacy=private), ranking("a" * 30, gradients=gradients)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(text_table(results, width=width))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    assert "0.740" in text and "1.23e+05" in text  # accuracy and privacy are left out last
+    assert ("gradients" in text) == (width == 120)
+
+
+def test_a_metric_is_read_by_its_key():
+    found = ranking(level=0.5)
+    assert found.metric("seen.sampled.hr@10") == 0.5 and found.interval("seen.sampled.hr@10") == (0.48, 0.52)
+    assert found.metric("seen.rmse") is found.metric("other.rmse") is found.interval("new.full.map") is None
+    assert RATINGS.metric("seen.rmse") == 0.93 and RATINGS.metric("new.rmse") is RATINGS.interval("new.rmse") is None
+    with pytest.raises(ValueError, match="frozen"):
+        found.rounds = 3
 
 
 def test_runs_of_one_method_are_told_apart():
@@ -325,13 +266,13 @@ def test_human_bytes():
     assert [human_bytes(n) for n in sizes] == words
 
 
-def sparse(method: str = "fedrap", share: float = 0.1, **changes) -> dict:
+def sparse(method: str = "fedrap", share: float = 0.1, **changes) -> RunResult:
     """A result whose rounds also tell loss and zeros; a download weighs less the more zeros there are."""
-    result, down = ranking(method, rounds=4, up=1000, **changes), 0
-    for n, point in enumerate(result["curve"], 1):
+    found, down, curve = ranking(method, rounds=4, up=1000, **changes), 0, []
+    for n, point in enumerate(found.curve, 1):
         down += round(80 * 1000 * (1 - share * n))
-        point |= {"loss": 1 / n - 0.3, "zeros": share * n, "down_bytes": down}
-    return result
+        curve.append(point.dump() | {"loss": 1 / n - 0.3, "zeros": share * n, "down_bytes": down})
+    return changed(found, curve=curve)
 
 
 def test_loss_zeros_and_downloads_by_round():
@@ -343,8 +284,8 @@ def test_loss_zeros_and_downloads_by_round():
     assert curve.values == pytest.approx([900, 800, 700, 600])
     assert "900 B after round 1, 600 B after round 4" in drawn["down"].alt
     assert [plot.name for plot in plots.draw([sparse(share=0)])] == ["convergence", "bytes", "loss"]
-    assert [plot.name for plot in plots.draw([REGRESSION])] == ["convergence"]  # which is the loss already
-    both = plots.follow([ranking(), sparse()], lambda point: point.get("loss"))
+    assert "loss" not in {plot.name for plot in plots.draw([REGRESSION])}  # convergence is the loss already
+    both = plots.follow([ranking(), sparse()], lambda point: point.loss)
     assert [curve.place for curve in both] == [1]  # a method keeps its colour where others are missing
 
 
@@ -359,9 +300,14 @@ def test_accuracy_against_seconds():
 
 
 def test_the_memory_stands_beside_the_method():
-    leak = {"memoriser_hr@10": 0.9, "memoriser_curve": [[1, 0.1], [2, 0.2], [10, 0.6], [50, 0.9]]}
+    leak = {
+        "memoriser_hr@10": 0.9,
+        "popularity_hr@10": 0.4,
+        "leaks": True,
+        "memoriser_curve": [[1, 0.1], [2, 0.2], [10, 0.6], [50, 0.9]],
+    }
     one = ranking(protocol="published", leak=leak)
-    assert plots.memories([one, one, ranking()]) == [[(1, 0.1), (2, 0.2), (10, 0.6), (50, 0.9)]]
+    assert plots.memories([one, one, ranking()]) == [((1, 0.1), (2, 0.2), (10, 0.6), (50, 0.9))]
     (plot, *_) = plots.draw([one])
     assert "a memory that learns nothing: 0.300 after round 4" in plot.alt and "Grey, dashed" in plot.caption
     assert plot.alt.startswith("Line plot of test HR@10")  # the published protocol validates on test
@@ -370,25 +316,25 @@ def test_the_memory_stands_beside_the_method():
 
 
 @pytest.fixture(scope="module")
-def fedrap_run(tmp_path_factory) -> tuple[Path, dict]:
+def fedrap_run(tmp_path_factory) -> tuple[Path, RunResult]:
     settings = Settings(
         data="synthetic:30x24x240", method="fedrap", set={"k": "4", "prox": "0.05"}, rounds=3, protocol="published"
     )
     path, data = tmp_path_factory.mktemp("fedrap") / "run", load("synthetic:30x24x240")
-    return path, execute(settings, data, RunFolder.create(path, settings.model_dump(), data, "0"))
+    return path, execute(prepare(settings, data), RunFolder.create(path, settings.model_dump(), data, "0"))
 
 
 def test_a_run_tells_laps_and_memory(fedrap_run):
     _, result = fedrap_run
-    assert result["seconds"]["round"] > 0
-    path = dict(map(tuple, result["leak"]["memoriser_curve"]))
-    assert list(path) == [1, 2, 5, 10, 20, 30, 50, 100] and path[50] == result["leak"]["memoriser_hr@10"]
+    assert result.seconds.round > 0
+    path = dict(result.leak.memoriser_curve)
+    assert list(path) == [1, 2, 5, 10, 20, 30, 50, 100] and path[50] == result.leak.memoriser_hr
 
 
 def test_common_and_own_items_in_one_plane(fedrap_run, tmp_path):
     """Own rows are scale x what is stored, of touched rows only; the people are those with the most of them."""
     run, result = fedrap_run
-    from tacit.engine.checkpoint import load_params
+    from fedtaste.engine.checkpoint import load_params
 
     state = load_params(run / "final.safetensors")[0]
     used = state["private.touched.own.used"].numpy()
@@ -400,10 +346,10 @@ def test_common_and_own_items_in_one_plane(fedrap_run, tmp_path):
         page = state["private.touched.own.values"][int(state["private.touched.own.first"][person])]
         scale = state["private.stacked.scale"][person]
         assert scale != 1 and rows == pytest.approx((scale * page[: used[person]]).numpy())  # 24 items: one page
-    found = clouds.plane(run, 24)
+    found = clouds.read_plane(run, 24)
     assert found.common.shape == (24, 2) and {p: len(r) for p, r in found.own.items()} == {p: used[p] for p in own}
     assert found.zeros == pytest.approx(float((state["shared.item"] == 0).float().mean()))
-    few = clouds.plane(run, 24, points=12)
+    few = clouds.read_plane(run, 24, points=12)
     assert len(few.common) == 6 and [len(rows) for rows in few.own.values()] == [2, 2, 2]
 
     page, text = page_of([result], tmp_path, runs=[run])
@@ -417,11 +363,11 @@ def test_common_and_own_items_in_one_plane(fedrap_run, tmp_path):
 
 def test_no_plane_without_two_tables(fedrap_run, tmp_path):
     run, result = fedrap_run
-    assert clouds.plane(tmp_path, 24) is None and clouds.plane(run, 23) is None
+    assert clouds.read_plane(tmp_path, 24) is None and clouds.read_plane(run, 23) is None
     whole = (run / "final.safetensors").read_bytes()
     for torn in (b"", whole[:99], whole[:-7], b"\xff" * 64):
         (tmp_path / "final.safetensors").write_bytes(torn)
-        assert clouds.plane(tmp_path, 24) is None
+        assert clouds.read_plane(tmp_path, 24) is None
     page_of([result], tmp_path, runs=[tmp_path])  # a report does not fail for a picture
     assert not (tmp_path / "plots" / "items.png").exists()
 
@@ -440,12 +386,12 @@ def test_plots_touch_no_global_state(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
     before = {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
-    assert len(plots.draw([RATINGS], {"activity": np.array([3, 0, 1])})) == 3
+    assert len(plots.draw([RATINGS], DataShape([3, 0, 1]))) == 3
     assert {key: matplotlib.rcParams[key] for key in before} == before
 
 
 def test_examples_in_docstrings():
     import doctest
 
-    for module in (tables, report):
+    for module in (numbers, pareto):
         assert doctest.testmod(module).failed == 0

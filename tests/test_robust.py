@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from tacit.core import Stage, Upload
-from tacit.data.synthetic import synthetic
-from tacit.engine.run import run
-from tacit.errors import SettingError
-from tacit.hostile import fake_profiles, flipped
-from tacit.poisoning import make_world, simulate, unpopular
-from tacit.settings import Settings
-from tacit.wire import robust
-from tacit.wire.robust import RULES, bound, krum, median, room, trim
-from worlds import world
+from fedtaste.core import Stage, Upload
+from fedtaste.data.synthetic import synthetic
+from fedtaste.data.user_files import save
+from fedtaste.engine.run import run
+from fedtaste.errors import SettingError
+from fedtaste.experiment.settings import Settings
+from fedtaste.poisoning.attackers import fake_profiles, flip_histories
+from fedtaste.poisoning.simulate import AttackSettings, make_simulation, simulate
+from fedtaste.wire import robust_sums as robust
+from fedtaste.wire.robust_sums import RULES, bound, check_memory, krum, median, trim
+from support.command import fedtaste
+from support.worlds import world
 
 PEOPLE, WIDTH = 11, 4
 
@@ -223,17 +222,17 @@ def test_a_claimed_weight_counts_up_to_twenty_medians():
 
 def test_what_does_not_fit_into_memory_is_refused_with_what_to_do(monkeypatch):
     with pytest.raises(SettingError, match=r"1,000,000 people x 53,824 numbers are 200\.5 GB.*--cohort 19949"):
-        room(1_000_000, {"item": torch.zeros(1682, 32)})
-    room(943, {"item": torch.zeros(1682, 32)})
+        check_memory(1_000_000, {"item": torch.zeros(1682, 32)})
+    check_memory(943, {"item": torch.zeros(1682, 32)})
     monkeypatch.setattr(robust, "MEMORY", 100)
-    with pytest.raises(SettingError, match="side by side"):
+    with pytest.raises(SettingError, match="in memory"):
         trim(0.1).combine(dense()[2])
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [("trim", 0.5, "below 0.5"), ("trim", -0.1, "below 0.5"), ("krum", float("nan"), "below 0.5"),
-     ("trim", None, "trim=0.1"), ("krum", None, "krum=0.1"), ("median", 0.1, "no setting"),
+     ("trim", None, "trim=0.1"), ("krum", None, "krum=0.1"), ("median", 0.1, "no value"),
      ("bound", 0.0, "positive"), ("bound", -1.0, "positive"), ("bound", float("nan"), "positive")],
 )  # fmt: skip
 def test_wrong_values_are_refused(name, value, says):
@@ -254,32 +253,32 @@ def small():
 
 @pytest.fixture(scope="module")
 def promoted(small):
-    return simulate(SMALL, small, hostile=0.05, wires=["bound"])
+    return simulate(SMALL, small, AttackSettings(hostile=0.05, wires=["bound"]))
 
 
 def test_an_attack_works_and_a_robust_sum_stops_it(promoted):
-    rows = {row["row"]: row for row in promoted["rows"]}
+    rows = {row.row: row for row in promoted.rows}
     assert list(rows) == ["clean", "undefended", "at peace", "defended"]
-    assert rows["undefended"]["exposure"] > rows["clean"]["exposure"] + 0.5
-    assert rows["defended"]["exposure"] < rows["clean"]["exposure"] + 0.05
-    assert promoted["hostile"]["people"] == 8 and promoted["honest"] == 142
-    assert rows["clean"]["ndcg_loss"] == 0 and rows["clean"]["wire"] == ""
-    assert promoted["targets"] == [promoted["target"]]
+    assert rows["undefended"].exposure > rows["clean"].exposure + 0.5
+    assert rows["defended"].exposure < rows["clean"].exposure + 0.05
+    assert promoted.hostile.people == 8 and promoted.honest == 142
+    assert rows["clean"].ndcg_loss == 0 and rows["clean"].wire == ""
+    assert promoted.targets == (promoted.target,)
 
 
 def test_same_seed_same_figures(small):
     quick = SMALL.model_copy(update={"rounds": 3})
-    first, again = (simulate(quick, small, wires=["bound"]) for _ in range(2))
+    first, again = (simulate(quick, small, AttackSettings(wires=["bound"])) for _ in range(2))
     assert first == again
-    assert simulate(quick.model_copy(update={"seed": 1}), small, wires=["bound"]) != first
+    assert simulate(quick.model_copy(update={"seed": 1}), small, AttackSettings(wires=["bound"])) != first
 
 
 def test_targets_are_unpopular_and_hostile_histories_are_fake(small):
-    made = make_world(SMALL, small, 0.1)
-    few = unpopular(made)
+    made = make_simulation(SMALL, small, AttackSettings(hostile=0.1))
+    few = made.unpopular
     assert made.counts[few].min() >= 1 and made.counts[few].max() <= np.median(made.counts[made.counts > 0])
     fake = fake_profiles(made.histories, made.catalogue, made.hostile, int(few[0]), 0)
-    wrong = flipped(made.histories, made.catalogue, made.hostile, 0)
+    wrong = flip_histories(made.histories, made.catalogue, made.hostile, 0)
     for person in range(made.histories.people):
         mine = set(made.histories.of(person).tolist())
         if person in made.hostile:
@@ -290,49 +289,40 @@ def test_targets_are_unpopular_and_hostile_histories_are_fake(small):
 
 
 def test_noise_drowns_a_plain_sum_and_not_a_median(small):
-    found = simulate(SMALL.model_copy(update={"rounds": 6}), small, hostile=0.1, attack="random", wires=["median"])
-    rows = {row["row"]: row for row in found["rows"]}
-    assert rows["undefended"]["ndcg_loss"] > 0.1
-    assert rows["defended"]["ndcg@10"] > rows["undefended"]["ndcg@10"]
+    found = simulate(SMALL.model_copy(update={"rounds": 6}), small, AttackSettings(0.1, "random", ["median"]))
+    rows = {row.row: row for row in found.rows}
+    assert rows["undefended"].ndcg_loss > 0.1
+    assert rows["defended"].ndcg > rows["undefended"].ndcg
 
 
 def test_people_who_tell_the_opposite_spoil_the_model(small):
-    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, hostile=0.4, attack="flip")
-    assert found["size"] is None and found["rows"][1]["ndcg_loss"] > 0.02
+    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, AttackSettings(0.4, "flip"))
+    assert found.size is None and found.rows[1].ndcg_loss > 0.02
 
 
 def test_sums_of_fedals_are_attacked_too(small):
-    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, hostile=0.05)
-    assert found["size"] == 10.0
-    assert found["rows"][1]["exposure"] > found["rows"][0]["exposure"] + 0.2
+    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, AttackSettings(0.05))
+    assert found.size == 10.0
+    assert found.rows[1].exposure > found.rows[0].exposure + 0.2
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"hostile": 0.0}, "above 0"), ({"hostile": 0.6}, "up to 0.5"), ({"hostile": float("nan")}, "above 0"),
-     ({"attack": "promot"}, 'Did you mean "promote"'), ({"k": 0}, "top 0"), ({"k": 200}, "top 200"),
-     ({"targets": 0}, "0 targets"), ({"targets": 10_000}, "10000 targets"), ({"size": -1.0}, "size of -1"),
+     ({"attack": "promot"}, 'Did you mean "promote"'), ({"k": 0}, "got 0"), ({"k": 200}, "got 200"),
+     ({"targets": 0}, "got 0"), ({"targets": 10_000}, "got 10000"), ({"size": -1.0}, "got -1"),
      ({"wires": ["clip=1.0"]}, "on the device"), ({"wires": ["trmi=0.1"]}, "Did you mean")],
 )  # fmt: skip
 def test_wrong_questions_are_refused(small, options, says):
     with pytest.raises(SettingError, match=says):
-        simulate(SMALL, small, **options)
+        simulate(SMALL, small, AttackSettings(**options))
 
 
 def test_the_command_prints_a_table_or_json(small, tmp_path):
-    import typer
-
-    from tacit.cli_poison import poison
-    from tacit.data.importing import save
-
     save(small, tmp_path / "small.csv")
-    app = typer.Typer()
-    app.command()(poison)
-    asked = ["--data", str(tmp_path / "small.csv"), "--rounds", "3", "--set", "k=4", "--wire", "trim=0.1"]
-    told = CliRunner().invoke(app, [*asked, "--json"])
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout)
-    assert [row["row"] for row in found["rows"]] == ["clean", "undefended", "at peace", "defended"]
-    assert set(found["target"]) == {"item", "title", "count"}
-    shown = CliRunner().invoke(app, asked)
-    assert shown.exit_code == 0 and "trim=0.1" in shown.stdout and "undefended" in shown.stdout
+    args = ("poison", "--data", tmp_path / "small.csv", "--rounds", 3, "--set", "k=4", "--wire", "trim=0.1")
+    result = fedtaste(*args, "--json").json
+    assert [row["row"] for row in result["rows"]] == ["clean", "undefended", "at peace", "defended"]
+    assert set(result["target"]) == {"item", "title", "count"}
+    shown = fedtaste(*args)
+    assert shown.code == 0 and "trim=0.1" in shown.out and "undefended" in shown.out

@@ -1,4 +1,4 @@
-"""`tacit serve` over real sockets: what it sends, what it refuses, and that it goes on whatever comes."""
+"""`fedtaste serve` over real sockets: what it sends, what it refuses, and that it goes on whatever comes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,14 +24,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit import serving_http
-from tacit.api import MAX_BODY, Api
-from tacit.cli_serve import load
-from tacit.errors import SettingError, TacitError
-from tacit.recommender import Recommender
-from tacit.serving import Server
-from tacit.serving_http import MAX_HEAD
-from test_api import TITLES, small_bundle
+from fedtaste.cli.serve import load_recommender
+from fedtaste.errors import FedtasteError, SettingError
+from fedtaste.serving import http as serving_http
+from fedtaste.serving.api import MAX_BODY, Api
+from fedtaste.serving.http import MAX_HEAD
+from fedtaste.serving.recommendation import Recommendations
+from fedtaste.serving.recommender import Recommender
+from fedtaste.serving.server import Server
+from support.api_explorer import explore
+from support.bundles import TITLES, small_bundle
+from support.command import QUICK, fedtaste
 
 CASES = 300  # of schemathesis, here; benchmarks/page_api.py asks for 2,000
 POST, TYPE = "POST /v1/recommend HTTP/1.1", "Content-Type: application/json"
@@ -74,7 +76,7 @@ def server(recommender) -> Iterator[Server]:
 def strict(recommender) -> Iterator[tuple[Server, list[str]]]:
     """A server, and what it has said of its own bugs."""
     bugs: list[str] = []
-    with running(recommender, told=bugs.append) as server:
+    with running(recommender, log=bugs.append) as server:
         yield server, bugs
 
 
@@ -140,7 +142,9 @@ def test_every_reply_carries_the_headers_that_keep_a_person_safe(server):
     assert [status for status, _, _ in answers] == [200, 404, 405, 421, 200, 404, 415, 304, 200]
     for _, headers, _ in answers:
         policy = headers["content-security-policy"].split("; ")
-        assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "trusted-types tacit"} <= {*policy}
+        assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "trusted-types fedtaste"} <= {
+            *policy
+        }
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
         assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
         assert "geolocation=()" in headers["permissions-policy"] and "=*" not in headers["permissions-policy"]
@@ -362,7 +366,7 @@ def test_beyond_what_it_can_take_it_says_when_to_come_back(recommender, monkeypa
     def held(self, *args, **kwargs):
         entered.release()
         assert going.wait(20)
-        return {"items": [], "from": [], "popular": True}
+        return Recommendations(items=(), history=(), popular=True)
 
     with running(recommender, parallel=2) as server, ThreadPoolExecutor(2) as pool:
         monkeypatch.setattr(Recommender, "recommend", held)
@@ -375,18 +379,21 @@ def test_beyond_what_it_can_take_it_says_when_to_come_back(recommender, monkeypa
         assert [future.result()[0] for future in busy] == [200, 200]
         assert ask(server, "/v1/health")[0] == 200
         idle = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(4)]
-        time.sleep(0.2)
+        end = time.monotonic() + 10
+        while server.connections._value and time.monotonic() < end:  # until all four are accepted
+            time.sleep(0.01)
         with socket.create_connection(("127.0.0.1", server.port), 10) as fifth:
             assert fifth.recv(99).startswith(b"HTTP/1.1 503 ")
         for link in idle:
             link.close()
-        time.sleep(0.2)
+        while server.connections._value < 4 and time.monotonic() < end:
+            time.sleep(0.01)
         assert ask(server)[0] == 200
 
 
 def test_a_bug_is_told_without_what_was_typed(recommender, monkeypatch):
     said: list[str] = []
-    with running(recommender, told=said.append) as server:
+    with running(recommender, log=said.append) as server:
         monkeypatch.setattr(Recommender, "recommend", lambda self, *args, **kwargs: {}[SECRET])
         status, answer = post(server, {})
         assert status == 500 and "bug" in answer["error"] and SECRET not in str(answer) + str(said)
@@ -417,34 +424,6 @@ def test_ports_that_cannot_be_had(server, recommender):
 # The description, held against the server
 
 
-def explore(url: str, cases: int) -> dict[str, Any]:
-    """At least so many requests, right and wrong ones, that schemathesis makes up from the description; what came."""
-    import schemathesis
-    from schemathesis.engine import events, from_schema
-
-    config = schemathesis.Config.from_dict(
-        {
-            "generation": {"max-examples": cases // 2, "deterministic": True, "database": "none"},
-            "checks": {  # 422: a title that is not in the catalogue
-                "positive_data_acceptance": {"expected-statuses": [200, 422]},
-                "negative_data_rejection": {"expected-statuses": [400, 405, 411, 413, 415, 422]},
-            },
-        }
-    )
-    schema = schemathesis.openapi.from_url(f"{url}v1/openapi.json", config=config)
-    statuses: Counter[int] = Counter()
-    wrong: list[str] = []
-    for event in from_schema(schema).execute():
-        if isinstance(event, events.NonFatalError | events.FatalError):
-            wrong.append(str(event))
-        if isinstance(event, events.ScenarioFinished):
-            told = event.recorder
-            statuses.update(seen.response.status_code if seen.response else 0 for seen in told.interactions.values())
-            found = [check.failure_info for checks in told.checks.values() for check in checks if check.failure_info]
-            wrong += [f"{told.label}: {info.failure}\n{info.code_sample}" for info in found]
-    return {"cases": statuses.total(), "statuses": dict(sorted(statuses.items())), "wrong": wrong}
-
-
 @pytest.mark.parametrize("task", ["ranking", "ratings"])
 def test_schemathesis_finds_nothing(tmp_path, task):
     with running(Recommender.load(small_bundle(tmp_path, task))) as server:
@@ -459,7 +438,7 @@ def test_schemathesis_finds_nothing(tmp_path, task):
 
 @contextlib.contextmanager
 def command(*args: object) -> Iterator[subprocess.Popen[str]]:
-    line = [sys.executable, "-m", "tacit.cli", "serve", *map(str, args)]
+    line = [sys.executable, "-m", "fedtaste", "serve", *map(str, args)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -492,11 +471,10 @@ def test_the_command_says_where_to_look(folder):
 
 
 def test_a_run_is_exported_first_and_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
-    line = [sys.executable, "-m", "tacit.cli", "run", "--data", "synthetic:40x40x400", "--rounds", "2", "--out", "run"]
-    subprocess.run(line, cwd=tmp_path, check=True, capture_output=True)
+    assert fedtaste("run", *QUICK, "--out", tmp_path / "run").code == 0
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    made = load(tmp_path / "run")
+    made = load_recommender(tmp_path / "run")
     assert {"index.html", "sw.js", "manifest.json", "items.json"} <= {*made.files}
     assert "Exporting" in capfd.readouterr().err and not [*(tmp_path / "temporary").iterdir()]
     with running(made) as server:
@@ -508,7 +486,7 @@ def test_a_run_is_exported_first_and_leaves_nothing_behind(tmp_path, monkeypatch
             "frame-ancestors 'none'",  # this and the next a page cannot say of itself
             "sandbox allow-scripts allow-same-origin allow-downloads allow-forms",
         }
-        assert len(post(server, {"likes": [made.items["titles"][0]]})[1]["items"]) == 10
+        assert len(post(server, {"likes": [made.bundle.titles[0]]})[1]["items"]) == 10
 
 
 @pytest.mark.parametrize("name", ["item.f32", "main.js", "items.json", "index.html", "sw.js", "manifest.json"])
@@ -520,7 +498,7 @@ def test_a_bundle_that_is_not_as_exported_is_refused(tmp_path, name, how):
     if how == "changed":
         other = small_bundle(tmp_path / "other", "ratings") / name  # a page that belongs to another manifest
         path.write_bytes(other.read_bytes() if name in ("index.html", "sw.js") else content[:-50] + b"!" * 50)
-    with pytest.raises(TacitError) as refused:
+    with pytest.raises(FedtasteError) as refused:
         Recommender.load(path.parent)
     assert name in str(refused.value) and "xport" in str(refused.value)
 
@@ -535,9 +513,7 @@ def test_the_command_refuses_with_a_sentence(tmp_path, what):
     if what == "changed":
         (small_bundle(path) / "main.js").write_text("send(everything)")
     if what == "another version":
-        (small_bundle(path) / "manifest.json").write_text('{"format": "tacit-bundle-9", "tacit": "9.0"}')
-    with command(path, "--port", 0) as process:
-        out, err = process.communicate(timeout=60)
-    words = {"another version": "tacit-bundle-9", "changed": "main.js is not the file that was exported"}
-    assert (process.returncode, out) == (2, "") and err.startswith("error: ") and "Traceback" not in err
-    assert str(path) in err and words.get(what, "tacit export") in err, err
+        (small_bundle(path) / "manifest.json").write_text('{"format": "fedtaste-bundle-9", "fedtaste": "9.0"}')
+    said = fedtaste("serve", path, "--port", 0)
+    words = {"another version": "fedtaste-bundle-9", "changed": "main.js is not the file that was exported"}
+    said.refused(str(path), words.get(what, "fedtaste export"))

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tacit.engine.run import run
-from tacit.errors import SettingError
-from tacit.federation import of_histories
-from tacit.methods import METHODS
-from tacit.settings import PRESETS, Settings, plan
-from tacit.tasks import Facts
-from worlds import ITEMS, histories
+from fedtaste.engine.run import run
+from fedtaste.errors import SettingError
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.settings import Settings
+from fedtaste.federation import of_histories
+from fedtaste.methods import METHODS
+from fedtaste.tasks.base import Facts
+from support.worlds import ITEMS, histories
 
 RANKING, RATINGS = Facts("ranking", ITEMS), Facts("ratings", ITEMS, scale=(1.0, 5.0))
 
 
 def test_a_preset_stands_between_the_defaults_and_what_is_set(monkeypatch):
-    monkeypatch.setitem(PRESETS, "ranking", {("fedavg", "ml-100k"): {"lr": 3.0, "rounds": 7}})
+    spec = replace(METHODS["fedavg"], presets={("ranking", "ml-100k"): {"lr": 3.0, "rounds": 7}})
+    monkeypatch.setitem(METHODS, "fedavg", spec)
     preset = plan(Settings(method="fedavg", data="ml-100k"), RANKING)
-    assert (preset.shown["lr"], preset.rounds, preset.shown["server"]) == (3.0, 7, "adagrad")
-    assert plan(Settings(method="fedavg", data="ml-100k", set={"lr": "2"}), RANKING).shown["lr"] == 2.0
+    assert (preset.settings["lr"], preset.rounds, preset.settings["server"]) == (3.0, 7, "adagrad")
+    assert plan(Settings(method="fedavg", data="ml-100k", set={"lr": "2"}), RANKING).settings["lr"] == 2.0
     for others in ({"data": "mine.csv"}, {"method": "fedprox"}):
-        assert plan(Settings(**{"method": "fedavg", **others}), RANKING).shown["lr"] == 10.0
-    assert plan(Settings(method="fedavg", data="ml-100k"), RATINGS).shown["lr"] == 0.2
+        assert plan(Settings(**{"method": "fedavg", **others}), RANKING).settings["lr"] == 10.0
+    assert plan(Settings(method="fedavg", data="ml-100k"), RATINGS).settings["lr"] == 0.2
 
 
 @pytest.mark.parametrize(
@@ -68,12 +72,12 @@ def test_every_method_runs_with_a_model_or_says_what_it_needs(model, refused):
     data, said = histories(), {}
     for name in METHODS:
         try:
-            made = plan(Settings(method=name, set={"model": model, "k": "4"}), RANKING)
+            result = plan(Settings(method=name, set={"model": model, "k": "4"}), RANKING)
         except SettingError as error:
             said[name] = str(error)
             continue
-        federation = of_histories(data, ITEMS, examples=made.method.examples, negatives=2)
-        assert next(run(made.method, made.model, federation, rounds=1)).answered == data.people
+        federation = of_histories(data, ITEMS, negatives=2)
+        assert next(run(result.method, result.model, federation, rounds=1)).answered == data.people
     assert set(said) == refused and all("model" in text for text in said.values())
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tacit.data.describe import facts
-from tacit.data.digits import digits, handwritten, shifted_digits
-from tacit.data.generated import least_squares, logistic
-from tacit.data.options import read_options
-from tacit.data.sources import SOURCES, load
-from tacit.data.supervised import Supervised
-from tacit.errors import DataError
+from fedtaste.data.describe import facts
+from fedtaste.data.digits import digits, load_handwritten, shifted_digits
+from fedtaste.data.generated import least_squares, logistic
+from fedtaste.data.options import read_options
+from fedtaste.data.sources import SOURCES, load
+from fedtaste.data.supervised import Supervised
+from fedtaste.errors import DataError
 
 MAKERS = {
     "logistic": logistic,
@@ -147,7 +147,9 @@ def test_everybody_is_tested_on_their_own_classes_in_their_own_shares(alpha):
         counts, tests = (np.bincount(part.astype(int), minlength=10) for part in (y, ty))
         assert ((tests > 0) == (counts > 1))[counts > 1].all() and not tests[counts == 0].any()
         assert (np.abs(tests - (counts + tests) / 5) <= 1).all()
-    assert sorted(rows(data)) == sorted(image.tobytes() for image in handwritten()[0])  # nothing lost, nothing twice
+    assert sorted(rows(data)) == sorted(
+        image.tobytes() for image in load_handwritten()[0]
+    )  # nothing lost, nothing twice
 
 
 @pytest.mark.parametrize("skew", [1, 2, 5, 10])
@@ -162,7 +164,7 @@ def test_shifted_digits_are_five_views_of_disjoint_digits():
     assert data.clients == ("plain", "inverted", "noisy", "coloured", "rotated") and data.shape == (3, 8, 8)
     assert [len(y) for y in data.targets] == [96] * 5 and [len(y) for y in data.test_targets] == [264] * 2 + [263] * 3
     assert all(x.min() >= 0 and x.max() <= 1 for x in (*data.features, *data.test_features))
-    known = {image.tobytes(): (place, label) for place, (image, label) in enumerate(zip(*handwritten()))}
+    known = {image.tobytes(): (place, label) for place, (image, label) in enumerate(zip(*load_handwritten()))}
     plain, inverted, _, coloured, rotated = (np.concatenate(x) for x in zip(data.features, data.test_features))
     labels = [np.concatenate(y) for y in zip(data.targets, data.test_targets)]
     colour = coloured.min((2, 3), keepdims=True)  # every digit has a pixel without ink, where only the colour is

@@ -12,24 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tacit import plots, report, tables, tradeoff
-from tacit.tradeoff import front, weigh
-from test_cli import QUICK, tacit
-from test_report import EVIL, RATINGS, Page, page_of, ranking
+from fedtaste.experiment.result import Heterogeneity, RunResult
+from fedtaste.report import curves as plots
+from fedtaste.report import html as report
+from fedtaste.report import tables
+from fedtaste.report import trade_off as tradeoff
+from fedtaste.report.trade_off import front, trade_off
+from support.command import QUICK, fedtaste
+from support.reports import EVIL, RATINGS, Page, changed, make_result, page_of, ranking
 
 LAMS = {0.01: (0.74, 0.55), 0.1: (0.79, 0.62), 1: (0.84, 0.66), 10: (0.83, 0.69), 100: (0.76, 0.7), 1000: (0.71, 0.7)}
-MEASURED = {"R": 0.42, "noise": 0.16, "n": 40, "clients": 50, "lam": 0.74}
+MEASURED = Heterogeneity(R=0.42, noise=0.16, n=40, clients=50, lam=0.74)
 
 
 def labelled(method: str, level: float, shared: float | None = None, *, lam: float | None = None, mb: float = 3.6,
-             half: float | None = 0.02, passes: float = 5, rounds: int = 30, **changes) -> dict:  # fmt: skip
+             half: float | None = 0.02, passes: float = 5, rounds: int = 30, **changes) -> RunResult:  # fmt: skip
     """A result of the labels task as a run would write it."""
     values = {"accuracy": level, "loss": 1.2 - level, "global_accuracy": shared, "global_loss": shared and 1.3 - shared}
     values = {key: value for key, value in values.items() if value is not None}
-    spread = {key: [value - half, value + half] for key, value in values.items()} if half else None
-    sent = mb * 1e6 / 2
+    spread = {key: [value - half, value + half] for key, value in values.items()} if half else {}
+    sent = round(mb * 1e6 / 2)
     curve = [
-        {"round": n, "up_bytes": sent * n / rounds, "down_bytes": sent * n / rounds, "gradients": passes * n,
+        {"round": n, "up_bytes": sent * n // rounds, "down_bytes": sent * n // rounds, "gradients": passes * n,
          "valid": {"accuracy": level - 0.25 / n**0.7}, "loss": 1.2 - level + 0.3 / n}
         for n in range(1, rounds + 1)
     ]  # fmt: skip
@@ -38,15 +42,14 @@ def labelled(method: str, level: float, shared: float | None = None, *, lam: flo
         "settings": {"lr": 0.1} if lam is None else {"lr": 0.1, "lam": lam}, "rounds": rounds, "best_round": rounds,
         "people": 50, "seen": {"people": 50, **values}, "intervals": {"seen": spread}, "new": None, "curve": curve,
         "gradients": {"per_person_round": passes, "total": passes * rounds}, "notes": [],
-        "traffic": {"up_bytes": sent, "down_bytes": sent, "up_bytes_per_person_round": sent / rounds / 50},
+        "traffic": {"up_bytes": sent, "down_bytes": sent, "up_bytes_per_person_round": sent // rounds // 50},
         "seconds": {"setup": 0.1, "train": 0.2 * passes, "evaluate": 0.1, "round": 0.2 * passes / rounds},
         "stopped": {"round": rounds + 5, "reason": "all rounds were run"}, "run": f"runs/{method}",
-        "command": f"tacit run --data synthetic-labels --method {method}", "versions": {"tacit": "0.1"},
     }  # fmt: skip
-    return {**result, **changes}
+    return make_result(**(result | changes))
 
 
-def sweep(mb=(0.5, 0.9, 3.6, 1.2, 4.1, 4.4), passes=(40, 30, 12, 6, 4, 3), **more) -> list[dict]:
+def sweep(mb=(0.5, 0.9, 3.6, 1.2, 4.1, 4.4), passes=(40, 30, 12, 6, 4, 3), **more) -> list[RunResult]:
     return [
         labelled("fedclup", *levels, lam=lam, mb=m, passes=p, rounds=round(8 * m), **more)
         for (lam, levels), m, p in zip(LAMS.items(), mb, passes)
@@ -85,8 +88,8 @@ def test_equal_runs_are_all_on_the_front():
 
 
 def test_a_sweep_between_its_ends():
-    found = weigh(EIGHT, MEASURED)
-    assert found.quality.path == ("seen", "accuracy") and found.choice == 2
+    found = trade_off(EIGHT, MEASURED)
+    assert found.quality.key == "seen.accuracy" and found.choice == 2
     assert found.sweep.key == "lam" and found.sweep.places == [0, 1, 2, 3, 4, 5] and found.sweep.degree
     assert found.fronts == {"rounds": [0, 1, 2, 3], "bytes": [0, 1, 2, 3, 6], "gradients": [2, 3]}
     assert found.advice == (
@@ -95,11 +98,11 @@ def test_a_sweep_between_its_ends():
         "worse. Clients differ by R = 0.42 while a client’s own n = 40 examples leave an error of 0.16: R is above "
         "that, so personalisation should pay; theory would take lam near 0.74."
     )
-    told = found.summary()
+    told = found.summary().dump()
     assert json.loads(json.dumps(told)) == told and told["choice"] == "FedCLUP lam=1"
     assert told["metric"] == "seen.accuracy" and "Local" in told["front"]["bytes"]
     assert list(told) == ["metric", "front", "choice", "advice"]
-    shuffled = weigh(EIGHT[::-1], MEASURED)
+    shuffled = trade_off(EIGHT[::-1], MEASURED)
     assert shuffled.advice.replace("FedAvg 0.620 and Local 0.700", "Local 0.700 and FedAvg 0.620") == found.advice
 
 
@@ -108,36 +111,35 @@ def test_a_sweep_between_its_ends():
     [(0.5, "above that, so personalisation"), (0.05, "below that, so sharing"), (0.17, "about that, so something")],
 )
 def test_what_was_measured_stands_behind_it(far, words):
-    assert words in weigh(EIGHT, MEASURED | {"R": far}).advice
-    assert "lam near 1,200." in weigh(EIGHT, MEASURED | {"lam": 1234.5}).advice
-    assert "Clients differ" not in weigh(EIGHT, {"R": far, "noise": None}).advice
-    assert "theory" not in weigh(EIGHT, MEASURED | {"lam": None}).advice
-    assert "theory" not in weigh([LOCAL, FEDAVG], MEASURED).advice  # nobody here has a lam
-    assert weigh(EIGHT, "broken").advice == weigh(EIGHT).advice
+    assert words in trade_off(EIGHT, MEASURED.model_copy(update={"R": far})).advice
+    assert "lam near 1,200." in trade_off(EIGHT, MEASURED.model_copy(update={"lam": 1234.5})).advice
+    assert "Clients differ" not in trade_off(EIGHT).advice
+    assert "theory" not in trade_off(EIGHT, MEASURED.model_copy(update={"lam": None})).advice
+    assert "theory" not in trade_off([LOCAL, FEDAVG], MEASURED).advice  # nobody here has a lam
 
 
 def test_the_best_at_an_edge_is_said():
     rising = [labelled("fedclup", level, lam=lam) for lam, level in ((0.1, 0.5), (1, 0.6), (10, 0.7))]
-    assert "at the edge of what was tried: try larger ones" in weigh(rising).advice
+    assert "at the edge of what was tried: try larger ones" in trade_off(rising).advice
     falling = [labelled("fedclup", level, lam=lam) for lam, level in ((0.1, 0.7), (1, 0.6), (10, 0.5))]
-    assert "try smaller ones" in weigh(falling).advice
+    assert "try smaller ones" in trade_off(falling).advice
     zero = [labelled("fedclup", level, lam=lam) for lam, level in ((0, 0.7), (1, 0.6), (10, 0.5))]
-    assert "edge" not in weigh(zero).advice  # nothing is smaller
-    assert "edge" not in weigh(EIGHT).advice
+    assert "edge" not in trade_off(zero).advice  # nothing is smaller
+    assert "edge" not in trade_off(EIGHT).advice
     noisy = [labelled("fedclup", level, lam=lam, half=0.3) for lam, level in ((0.1, 0.5), (1, 0.6), (10, 0.7))]
-    assert "edge" not in weigh(noisy).advice  # which is best is not settled
+    assert "edge" not in trade_off(noisy).advice  # which is best is not settled
 
 
 def test_no_claim_where_intervals_overlap():
     close = [labelled(name, level, half=0.05) for name, level in (("fedavg", 0.80), ("fedper", 0.81), ("fedrep", 0.82))]
-    said = weigh(close).advice
+    said = trade_off(close).advice
     assert said.startswith("Choose FedRep: accuracy 0.820") and "worse" not in said
     assert "all others are within the noise of that, but no cheaper in bytes" in said
-    ends = [*sweep(half=0.2), {**LOCAL, "intervals": None}]
-    assert "worse" not in weigh(ends).advice
+    ends = [*sweep(half=0.2), changed(LOCAL, intervals={"seen": {}})]
+    assert "worse" not in trade_off(ends).advice
     wide = [labelled("fedper", 0.9, half=0.01), labelled("fedrep", 0.8, half=0.2)]  # its own interval is wide
-    assert "next comes FedRep with 0.800, not clearly worse" in weigh(wide).advice
-    bare = weigh([labelled("fedper", 0.9, half=None), labelled("fedrep", 0.8, half=None)]).advice
+    assert "next comes FedRep with 0.800, not clearly worse" in trade_off(wide).advice
+    bare = trade_off([labelled("fedper", 0.9, half=None), labelled("fedrep", 0.8, half=None)]).advice
     assert "small differences may be noise" in bare and "worse" not in bare and "within" not in bare
 
 
@@ -146,93 +148,94 @@ def test_no_claim_where_intervals_overlap():
 def test_worse_is_only_said_of_what_is_apart(runs):
     results = [labelled("fedclup", level, lam=10.0**i, half=half) for i, (level, half) in enumerate(runs[1:])]
     results.append(labelled("local", runs[0][0], half=runs[0][1]))
-    found = weigh(results)
+    found = trade_off(results)
     best, (low, high) = found.values[found.choice], found.intervals[found.choice]
     assert best == max(found.values)
     if "worse" in found.advice.replace("not clearly worse", ""):
-        assert not low <= results[-1]["seen"]["accuracy"] <= high
+        assert not low <= results[-1].metric("seen.accuracy") <= high
 
 
 some = st.none() | st.floats(0.1, 0.9)
 runs = st.builds(
     labelled, st.sampled_from(["fedclup", "ditto", "local", "fedavg", "centralised", "fedper"]), st.floats(0.1, 0.9),
     some, lam=st.none() | st.sampled_from([0, 0.1, 1, 10]), half=st.none() | st.floats(0.001, 0.5),
-    traffic=st.none() | st.builds(lambda n: {"up_bytes": n, "down_bytes": n}, st.integers(0, 3)),
+    traffic=st.builds(lambda n: {"up_bytes": n, "down_bytes": n}, st.integers(0, 3)),
 )  # fmt: skip
-broken = st.builds(lambda run, key: {**run, key: None}, runs, st.sampled_from(["seen", "settings", "method", "rounds"]))
+empty = st.builds(make_result, method=st.sampled_from(["fedclup", "local"]), data=st.just("synthetic-labels"))
 
 
 @settings(deadline=None)
-@given(st.lists(runs | broken, min_size=2, max_size=7), st.none() | st.just(MEASURED))
+@given(st.lists(runs | empty, min_size=2, max_size=7), st.none() | st.just(MEASURED))
 def test_any_mixture_is_weighed(results, measured):
-    found = weigh(results, measured)
+    found = trade_off(results, measured)
     if found is None:
-        assert all(result["seen"] is None for result in results)
+        assert all(result.metric("seen.accuracy") is None for result in results)
         return
     assert found.advice.endswith(".") and not any(word in found.advice for word in ("None", "nan", "  ", " ,", ";."))
     assert all(i in range(len(results)) for places in found.fronts.values() for i in places)
-    pooled = any(result["method"] == "centralised" for result in results)
+    pooled = any(result.method == "centralised" for result in results)
     if found.costs["bytes"][found.choice] is not None and not pooled:
         assert found.choice in found.fronts["bytes"]
 
 
 def test_one_end_may_be_best():
-    found = weigh([*sweep(), LOCAL, labelled("fedavg", 0.9, 0.9)], MEASURED | {"R": 0.1})
+    found = trade_off([*sweep(), LOCAL, labelled("fedavg", 0.9, 0.9)], MEASURED.model_copy(update={"R": 0.1}))
     assert found.advice.startswith("Choose FedAvg (one model for all): accuracy 0.900")
     assert "next comes lam=1 with 0.840" in found.advice and "sharing should pay; theory" in found.advice
-    found = weigh([*sweep(), LOCAL, labelled("fedavg", 0.9, 0.9)], MEASURED)
+    found = trade_off([*sweep(), LOCAL, labelled("fedavg", 0.9, 0.9)], MEASURED)
     assert "personalisation should pay, which these runs do not show; theory" in found.advice
-    found = weigh([*sweep(), labelled("local", 0.85, mb=0)])
+    found = trade_off([*sweep(), labelled("local", 0.85, mb=0)])
     assert found.advice.startswith("Choose Local (nothing shared): accuracy 0.850 [0.830–0.870], nothing sent; ")
-    mixed = weigh([*sweep(), labelled("local", 0.825, mb=0), FEDAVG]).advice
+    mixed = trade_off([*sweep(), labelled("local", 0.825, mb=0), FEDAVG]).advice
     assert "Local is within the noise of that and sends nothing. FedAvg 0.620 is worse." in mixed
 
 
 def test_several_methods():
-    found = weigh([labelled("fedper", 0.8, mb=1), labelled("ditto", 0.81, mb=4), labelled("fedavg", 0.6)])
+    found = trade_off([labelled("fedper", 0.8, mb=1), labelled("ditto", 0.81, mb=4), labelled("fedavg", 0.6)])
     assert found.sweep is None and found.advice == (
         "Choose Ditto: accuracy 0.810 [0.790–0.830], 4.0 MB sent; FedPer is within the noise of that at a quarter of "
         "the bytes (1.0 MB)."
     )
-    found = weigh([*sweep(), labelled("fedper", 0.95)])  # another method beside a sweep: names in full
+    found = trade_off([*sweep(), labelled("fedper", 0.95)])  # another method beside a sweep: names in full
     assert "next comes FedCLUP lam=1 with 0.840" in found.advice
-    pooled = weigh([LOCAL, FEDAVG, labelled("centralised", 0.9)])
+    pooled = trade_off([LOCAL, FEDAVG, labelled("centralised", 0.9)])
     assert pooled.choice == 0 and "Centralised, which pools the data, has 0.900." in pooled.advice
-    tie = weigh([labelled("fedper", 0.8, mb=3), labelled("fedrep", 0.8, mb=2)])
+    tie = trade_off([labelled("fedper", 0.8, mb=3), labelled("fedrep", 0.8, mb=2)])
     assert tie.choice == 1
 
 
 def test_recommenders_and_errors():
-    found = weigh([ranking("fedals", 0.74), ranking("fedrecon", 0.73, 60, 10_000)])
-    assert found.quality.path == ("seen", "sampled", "ndcg@10") and found.fronts["gradients"] == []
+    found = trade_off([ranking("fedals", 0.74), ranking("fedrecon", 0.73, 60, 10_000)])
+    assert found.quality.key == "seen.sampled.ndcg@10" and found.fronts["gradients"] == []
     assert (
         "Choose FedALS: NDCG@10 0.370 [0.350–0.390]" in found.advice and "FedRecon is within the noise" in found.advice
     )
-    found = weigh([RATINGS, {**RATINGS, "method": "fedavg", "seen": {"rmse": 1.2, "accuracy": 0.9}}])
-    assert found.quality.path == ("seen", "rmse") and found.choice == 0  # less error is better
+    found = trade_off([RATINGS, changed(RATINGS, method="fedavg", seen={"rmse": 1.2, "accuracy": 0.9})])
+    assert found.quality.key == "seen.rmse" and found.choice == 0  # less error is better
     ks = [ranking(settings={"k": k, "lam": 0.1}, level=level) for k, level in ((8, 0.5), (16, 0.7), (32, 0.6))]
-    found = weigh(ks)
+    found = trade_off(ks)
     assert found.sweep.key == "k" and not found.sweep.degree and found.advice.startswith("Choose k=16: NDCG@10 0.350")
     ridge = [ranking(settings={"lam": lam}, level=level) for lam, level in ((0.1, 0.5), (1, 0.7))]
-    assert "personal" not in weigh(ridge).advice  # FedALS' lam is another thing
+    assert "personal" not in trade_off(ridge).advice  # FedALS' lam is another thing
 
 
 def test_nothing_to_weigh():
-    assert weigh([]) is weigh([EIGHT[0]]) is weigh([{}, {}]) is weigh([{"method": "local"}] * 3) is None
-    one = weigh([EIGHT[0], {"method": "fedclup", "data": "synthetic-labels", "protocol": "clean"}])
+    nothing = make_result(method="fedclup", data="synthetic-labels")
+    assert trade_off([]) is trade_off([EIGHT[0]]) is trade_off([nothing] * 3) is None
+    one = trade_off([EIGHT[0], nothing])
     assert one.choice == 0 and "nothing to weigh it against" in one.advice
-    assert weigh([LOCAL, {**FEDAVG, "data": "other"}]).choice is None
-    leaking = weigh([LOCAL | {"protocol": "published"}, FEDAVG | {"protocol": "published"}])
-    assert leaking.choice is None and "leaks" in leaking.advice and leaking.summary()["choice"] is None
+    assert trade_off([LOCAL, changed(FEDAVG, data="other")]).choice is None
+    leaking = trade_off([changed(LOCAL, protocol="published"), changed(FEDAVG, protocol="published")])
+    assert leaking.choice is None and "leaks" in leaking.advice and leaking.summary().choice is None
 
 
-@pytest.mark.parametrize("key", list(EIGHT[0]))
-def test_any_part_may_be_missing(key):
-    for broken in ([{**r, key: None} for r in EIGHT], [{k: v for k, v in r.items() if k != key} for r in EIGHT]):
-        found = weigh(broken, MEASURED)
-        assert (found is None) == (key == "seen")
-        tables.text_table(broken, found)
-        assert Page(report.render(broken, weighed=found)).text
+@pytest.mark.parametrize("key", ["gradients", "leak", "interactions", "privacy", "new"])
+def test_parts_that_may_be_missing(key):
+    results = [changed(r, **{key: None}) for r in EIGHT]
+    found = trade_off(results, MEASURED)
+    assert found is not None
+    tables.text_table(results, found)
+    assert Page(report.render(results, tradeoff=found)).text
 
 
 def test_a_swept_number_is_found():
@@ -265,17 +268,17 @@ def by_client(level: float) -> list[dict]:
 
 
 def test_the_page_has_the_advice_the_marks_and_the_clients(tmp_path):
-    results = [{**result, "by_client": by_client(result["seen"]["accuracy"])} for result in EIGHT[:-1]] + [FEDAVG]
-    found = weigh(results, MEASURED)
-    page, text = page_of(results, tmp_path, weighed=found)
+    results = [changed(r, by_client=by_client(r.metric("seen.accuracy"))) for r in EIGHT[:-1]] + [FEDAVG]
+    found = trade_off(results, MEASURED)
+    page, text = page_of(results, tmp_path, tradeoff=found)
     assert found.advice in page.text and "script" not in {tag for tag, _ in page.tags} and EVIL in page.text
     marks = [(attrs["data-run"], attrs["data-cost"]) for _, attrs in page.tags if "data-cost" in attrs]
     assert marks == [(str(i), cost) for i in range(8) for cost in found.on_front(i)]
     assert sum(attrs.get("class") == "chosen" for _, attrs in page.tags) == 1
     table = tables.by_client(results)
-    assert len(table["names"]) == 7 and [row["client"] for row in table["rows"]][:2] == ["amazon", "caltech"]
-    assert table["rows"][0]["cells"][2] == {"text": "0.840", "best": True}
-    assert {plot.name for plot in plots.draw(results, weighed=found)} >= {"gradients", "tradeoff", "sweep"}
+    assert len(table.names) == 7 and [client for client, _, _ in table.rows][:2] == ["amazon", "caltech"]
+    assert table.rows[0][2][2] == ("0.840", True)
+    assert {plot.name for plot in plots.draw(results, tradeoff=found)} >= {"gradients", "tradeoff", "sweep"}
     for name in ("gradients", "tradeoff", "sweep"):
         assert (tmp_path / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     page, _ = page_of(EIGHT, tmp_path)  # not weighed: no advice, no marks, and no plot of before
@@ -283,7 +286,7 @@ def test_the_page_has_the_advice_the_marks_and_the_clients(tmp_path):
 
 
 def test_the_plots_tell_what_they_show():
-    drawn = {plot.name: plot for plot in plots.draw(EIGHT, weighed=weigh(EIGHT))}
+    drawn = {plot.name: plot for plot in plots.draw(EIGHT, tradeoff=trade_off(EIGHT))}
     assert list(drawn)[:4] == ["tradeoff", "sweep", "convergence", "bytes"]
     assert "FedCLUP lam=10: 0.830 [0.810–0.850] at 1.2 MB, on the front" in drawn["tradeoff"].alt
     assert "FedAvg: 0.620 [0.600–0.640] at 4.5 MB." in drawn["tradeoff"].alt
@@ -306,31 +309,31 @@ def test_gradients_are_drawn_where_they_tell_more_than_rounds():
     [
         [labelled("fedclup", 0.5, lam=lam) for lam in (0, 1)],
         [labelled("fedclup", 0.5, lam=lam, mb=0, half=None) for lam in (1, 2)],
-        [{**RATINGS, "settings": {"lam": lam}} for lam in (1, 2, 3)],
+        [changed(RATINGS, settings={"lam": lam}) for lam in (1, 2, 3)],
         [ranking("$x_1^{"), ranking("_hidden", 0.5)],
-        [LOCAL, {**FEDAVG, "traffic": None}],
-        [LOCAL, {"method": "fedavg", "settings": {"lam": 1}}, {"method": "fedavg", "settings": {"lam": 2}}],
+        [LOCAL, changed(FEDAVG, gradients=None)],
+        [LOCAL, make_result(method="fedavg", settings={"lam": 1}), make_result(method="fedavg", settings={"lam": 2})],
     ],
 )
 def test_odd_comparisons_are_drawn_without_a_warning(results, tmp_path):
-    page_of(results, tmp_path, weighed=weigh(results))
+    page_of(results, tmp_path, tradeoff=trade_off(results))
 
 
 def test_a_comparison_of_recommenders_fits_80_columns():
     names = ("popularity", "fedals", "fedrecon")
     results = [ranking(name, 0.5, gradients={"total": 40.0, "per_person_round": 10.0}) for name in names]
-    for weighed in (None, weigh(results)):
+    for weighing in (None, trade_off(results)):
         console = Console(width=80, file=io.StringIO())
-        console.print(tables.text_table(results, weighed))
+        console.print(tables.text_table(results, weighing))
         text = console.file.getvalue()
-        assert max(map(len, text.splitlines())) <= 80 and "…" not in text and ("◆" in text) == bool(weighed)
+        assert max(map(len, text.splitlines())) <= 80 and "…" not in text and ("◆" in text) == bool(weighing)
     assert "40 in all, 10 per person and round" in Page(report.render(results)).text
 
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_terminal_table_has_the_front(width):
     console = Console(width=width, file=io.StringIO())
-    console.print(tables.text_table(EIGHT, weigh(EIGHT)))
+    console.print(tables.text_table(EIGHT, trade_off(EIGHT)))
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= width and "…" not in text
     if width == 100:
@@ -343,31 +346,32 @@ def test_the_terminal_table_has_the_front(width):
 def test_names_from_outside_are_inert_in_the_advice():
     results = [labelled(EVIL, 0.9), labelled("fedavg", 0.8), labelled("local", 0.7, settings={EVIL: 1})]
     results.append(labelled("local", 0.6, settings={EVIL: 2}))
-    found = weigh(results)
-    text = report.render(results, plots.draw(results, weighed=found), weighed=found)
+    found = trade_off(results)
+    text = report.render(results, plots.draw(results, tradeoff=found), tradeoff=found)
     assert EVIL in found.advice and EVIL not in text and f"Choose {EVIL}" in Page(text).text
 
 
 def test_compare_keeps_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = tacit("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
+    found = fedtaste("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
     told = found["tradeoff"]
-    assert told == weigh(found["results"]).summary() and told["metric"] == "seen.sampled.ndcg@10"
+    results = [RunResult.model_validate(result) for result in found["results"]]
+    assert told == trade_off(results).summary().dump() and told["metric"] == "seen.sampled.ndcg@10"
     assert told["choice"] in ("Popularity", "FedALS") and told["front"].keys() == {"rounds", "bytes", "gradients"}
     file = Path("both/compare.json")
     kept = json.loads(file.read_text())
     assert kept == {"runs": ["popularity", "fedals"], "heterogeneity": None, "left_out": {}}
-    file.write_text(json.dumps(kept | {"heterogeneity": MEASURED}))
-    again = " ".join(tacit("report", "both").out.split())
+    file.write_text(json.dumps(kept | {"heterogeneity": MEASURED.dump()}))
+    again = " ".join(fedtaste("report", "both").out.split())
     assert "Clients differ by R = 0.42" in again and told["advice"] in again
     assert "Clients differ" in Path("both/report.html").read_text()
     file.write_text(json.dumps({"runs": kept["runs"]}))  # as it was before there was a trade-off
-    assert "Clients differ" not in tacit("report", "both").out
-    assert tacit("compare", "--methods", "fedals", *QUICK, "--out", "one").json["tradeoff"] is None
+    assert "Clients differ" not in fedtaste("report", "both").out
+    assert fedtaste("compare", "--methods", "fedals", *QUICK, "--out", "one").json["tradeoff"] is None
 
 
 def test_a_choice_that_was_best_in_its_last_round_is_said_to_be_unfinished():
     runs = [labelled("ditto", 0.8), labelled("apfl", 0.6)]
-    assert "more rounds" not in weigh(runs).advice
-    runs[0]["stopped"]["round"] = runs[0]["best_round"]
-    assert "It was best in the last round it had" in weigh(runs).advice
+    assert "more rounds" not in trade_off(runs).advice
+    runs[0] = changed(runs[0], stopped={"round": runs[0].best_round})
+    assert "It was best in the last round it had" in trade_off(runs).advice

@@ -19,23 +19,25 @@ from dp_accounting import pld, rdp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.core import Download, Examples, Seat, Upload
-from tacit.engine.checkpoint import load_params, load_state, same_bytes, save_state
-from tacit.engine.run import begin, run
-from tacit.errors import SettingError
-from tacit.experiment import Progress
-from tacit.federation import of_histories
-from tacit.runs import RunFolder
-from tacit.wire import stages
-from tacit.wire.accounting import Mechanism, default_delta, epsilons, solve
-from tacit.wire.ledger import Ledger
-from tacit.wire.plan import assemble, parse, upload_of, uploads_of
-from tacit.wire.rng import coins, derive, device_keys, fresh_key, seeded_key, stream, uniforms, words
-from test_cli import here, tacit  # noqa: F401 (`here`: an empty folder to work in)
-from test_laws import assert_close, everything
-from worlds import ITEMS, PEOPLE, histories, world
+from fedtaste.core import Download, Examples, StageContext, Upload
+from fedtaste.engine.checkpoint import load_params, load_state, same_bytes, save_state
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import SettingError
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.progress import Progress
+from fedtaste.federation import of_histories
+from fedtaste.wire import stages
+from fedtaste.wire.accounting import Epsilons, Mechanism, default_delta, epsilons, solve
+from fedtaste.wire.messages import Ledger
+from fedtaste.wire.parse import assemble, parse, upload_of, uploads_of
+from fedtaste.wire.rng import coins, derive, device_keys, fresh_key, seeded_key, stream, uniforms, words
+from support.command import fedtaste
+from support.states import assert_close, everything
+from support.worlds import ITEMS, PEOPLE, histories, world
 
-SEAT = Seat(bytes(range(32)), 0, 10.0)
+pytestmark = pytest.mark.usefixtures("here")
+
+SEAT = StageContext(bytes(range(32)), 0, 10.0)
 ITEM = torch.zeros(1, 1, dtype=torch.int64)
 
 
@@ -49,7 +51,7 @@ def wired(text, name, settings=None, task="ranking", **options):
 def trained(text, name, settings=None, *, rounds=3, task="ranking", **options):
     method, model, federation, stage = wired(text, name, settings, task)
     options = {"seed": 1} | options
-    return list(run(method, model, federation, rounds=len(method.release) or rounds, wire=stage, **options))
+    return list(run(method, model, federation, rounds=len(method.privacy.bounds) or rounds, wire=stage, **options))
 
 
 # The string
@@ -59,13 +61,13 @@ def trained(text, name, settings=None, *, rounds=3, task="ranking", **options):
     "text, says",
     [
         ("clip", "positive norm"),
-        ("clip=0", "clip=0 was got"),
+        ("clip=0", "got clip=0"),
         ("clip=-1", "positive norm"),
         ("clip=nan", "positive norm"),
-        ("clip=much", "clip=much was got"),
+        ("clip=much", "got clip=much"),
         ("clip=1,clip=2", "more than once"),
         ("clp=1", 'Did you mean "clip"'),
-        ("noise=0.8,clip=1.0", "out of order; a device goes through clip -> noise: --wire clip=1.0,noise=0.8."),
+        ("noise=0.8,clip=1.0", "out of order. Devices apply clip -> noise: --wire clip=1.0,noise=0.8."),
         ("secure,clip=1.0,noise=1", "--wire clip=1.0,noise=1,secure."),
         ("clip=1,quantise=8", "--wire quantise=8,clip=1."),
         ("quantise=1", "2 to 16 bits"),
@@ -74,11 +76,11 @@ def trained(text, name, settings=None, *, rounds=3, task="ranking", **options):
         ("secure=2", "3 people or more"),
         ("secure=10.5", "3 people or more"),
         ("clip=1,local=1,noise=1", "Keep one"),
-        ("secure,median", "nobody can"),
+        ("secure,median", "reads single uploads"),
         ("clip=1,noise=1,trim=0.1", "no epsilon would be true"),
         ("trim=0.6", "below one half"),
         ("median=3", "takes no value"),
-        ("krum=0.1,median", "one way of adding"),
+        ("krum=0.1,median", "Keep one"),
     ],
 )
 def test_a_wire_that_makes_no_sense_is_refused_with_the_right_one_shown(text, says):
@@ -149,7 +151,10 @@ def test_nobody_is_longer_than_the_clip_and_everybody_weighs_one(limit, weight, 
 def test_what_is_told_for_the_curve_is_not_sent_where_uploads_are_clipped():
     method, model, _ = world("fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2}, "ranking")
     up = Upload(upload_of(method, model, ITEM), torch.ones(()))
-    assert "loss" in up.total and set(stages.clip(1.0, method.told).client(up, SEAT).total) == {"item", "decay"}
+    assert "loss" in up.total and set(stages.clip(1.0, method.privacy.curve_only).client(up, SEAT).total) == {
+        "item",
+        "decay",
+    }
     assert trained("clip=1", "fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2})[-1].loss is None
 
 
@@ -157,10 +162,10 @@ def test_what_is_told_for_the_curve_is_not_sent_where_uploads_are_clipped():
 def test_a_clip_that_nobody_reaches_changes_nothing(name):
     """Methods whose uploads weigh 1 already."""
     method, model, federation = world(name, {}, "ranking")
-    told = replace(method, told=())
+    method = replace(method, privacy=replace(method.privacy, curve_only=()))
     open_wire = stages.clip(1e11)
-    plain = list(run(told, model, federation, rounds=2, backend="vmap"))[-1]
-    through = list(run(told, model, federation, rounds=2, backend="vmap", wire=open_wire))[-1]
+    plain = list(run(method, model, federation, rounds=2, backend="vmap"))[-1]
+    through = list(run(method, model, federation, rounds=2, backend="vmap", wire=open_wire))[-1]
     assert_close(everything(plain.state), everything(through.state), 1e-6)
 
 
@@ -169,7 +174,7 @@ def test_noise_on_the_sum_is_as_large_as_told_and_the_count_is_public():
     up = Upload(zeros, torch.tensor(7.0))
     got = stages.noise(0.8, 2.5).server(up, SEAT)
     assert float(got.total["item"].std()) == pytest.approx(2.0, rel=0.02) and got.weight == SEAT.people
-    by_round = stages.noise(0.8, release=((1.0, 0.25), (3.0, 0.75)))
+    by_round = stages.noise(0.8, releases=((1.0, 0.25), (3.0, 0.75)))
     first, second = (by_round.server(up, SEAT._replace(round=n)).total["item"] for n in (0, 1))
     assert float(first.std()) == pytest.approx(1.6, rel=0.02)
     assert float(second.std()) == pytest.approx(0.8 * 3 / math.sqrt(0.75), rel=0.02)
@@ -205,7 +210,7 @@ def test_the_noise_of_a_sealed_sum_is_there_before_anybody_opens_it():
     """What the protocol's server opens in the loop has the noise on it: without the server's part it is no less."""
     method, model, federation, stage = wired("clip=1,noise=50,secure=6", "popularity")
     seen = []
-    bare = replace(stage, server=lambda upload, seat: (seen.append(upload), stage.server(upload, seat))[1])
+    bare = replace(stage, server=lambda upload, context: (seen.append(upload), stage.server(upload, context))[1])
     *_, done = run(method, model, federation, rounds=1, wire=bare, backend="loop", seed=1)
     step = 2.0 ** round(math.log2(float(done.state.shared["count"][0] / seen[0].total["count"][0])))
     assert float((seen[0].total["count"] * step).std()) > 60
@@ -293,8 +298,8 @@ def test_rounding_is_right_in_the_mean_and_at_most_a_step_away(bits, seed):
 
 def test_a_zero_stays_zero_and_an_empty_upload_is_one():
     up = Upload({"w": torch.zeros(4, 3), "x": torch.zeros(0, 3)[:0].reshape(0, 3).sum(1).sum()}, torch.ones(()))
-    seat = SEAT._replace(draws={"w": torch.rand(12), "x": torch.rand(1)})
-    assert all(bool((v == 0).all()) for v in stages.quantise(8).client(up, seat).total.values())
+    context = SEAT._replace(draws={"w": torch.rand(12), "x": torch.rand(1)})
+    assert all(bool((v == 0).all()) for v in stages.quantise(8).client(up, context).total.values())
 
 
 def test_a_quantised_message_is_a_quarter_and_a_sparse_one_a_tenth():
@@ -319,7 +324,7 @@ def test_what_was_not_sent_is_sent_later():
     own = {n: v[0] for n, v in state.private.gather(np.array([3])).items()}
     sent, meant = torch.zeros(ITEMS, 5), torch.zeros(ITEMS, 5)
     for number in range(6):
-        held = Examples(*(x[0] for x in federation.examples(np.array([3]), number).pad()))
+        held = Examples(*(x[0] for x in federation.examples(np.array([3]), number, method.examples).pad()))
         down = Download(state.shared, torch.tensor(float(number)))
         meant += plain.client(down, {"user": own["user"]}, held)[0].total["item"]
         up, own = method.client(down, own, held)
@@ -343,7 +348,7 @@ def test_what_is_left_to_send_survives_a_crash(tmp_path):
 def test_the_ledger_counts_what_is_written():
     up, plain, small = Upload({"w": torch.zeros(100, 10)}, torch.ones(())), Ledger(), Ledger()
     plain.sent_up(up, 1)
-    small.sent_up(up, 1, stages.quantise(8).written)
+    small.sent_up(up, 1, stages.quantise(8).message_layout)
     assert plain.up_bytes - small.up_bytes > 2_800
 
 
@@ -354,14 +359,14 @@ def test_a_stage_that_would_do_nothing_is_refused():
         with pytest.raises(SettingError, match=says):
             assemble(parse("clip=1"), method, [like], everybody=9)
     method, model, _ = world("fedveil", {}, "ranking")
-    with pytest.raises(SettingError, match="bounded as they are"):
+    with pytest.raises(SettingError, match="bounds its own uploads"):
         assemble(parse("quantise=8"), method, [upload_of(method, model, ITEM)], everybody=9)
 
 
 # The accountant
 
 
-SETTINGS = [(1.1, 1.0, 12, 1e-5), (0.9, 0.2, 30, 1e-6), (4.0, 1.0, 1, 1e-3)]
+SETTINGS = [(1.1, 1.0, 12, 1e-5), (0.9, 0.2, 8, 1e-6), (4.0, 1.0, 1, 1e-3)]
 
 
 @pytest.mark.parametrize("noise, rate, rounds, delta", SETTINGS)
@@ -374,24 +379,24 @@ def test_epsilon_is_what_dp_accounting_says(noise, rate, rounds, delta):
             accountant.compose(event)
         expected.append(accountant.get_epsilon(delta))
     got = epsilons(Mechanism(noise, rate), rounds, delta)
-    assert got["epsilon"] == pytest.approx(expected[0], rel=1e-3)
-    assert got["epsilon_rdp"] == pytest.approx(expected[1], rel=1e-9)
-    assert got["epsilon"] <= got["epsilon_rdp"]
+    assert got.epsilon == pytest.approx(expected[0], rel=1e-3)
+    assert got.epsilon_rdp == pytest.approx(expected[1], rel=1e-9)
+    assert got.epsilon <= got.epsilon_rdp
 
 
 def test_shares_of_a_budget_cost_what_one_release_costs():
-    whole = epsilons(Mechanism(2.0), 1, 1e-4)["epsilon"]
-    assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 3, 1e-4)["epsilon"] == pytest.approx(whole, rel=1e-3)
-    assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 2, 1e-4)["epsilon"] < whole
-    assert epsilons(Mechanism(2.0), 0, 1e-4) == {"epsilon": 0.0, "epsilon_rdp": 0.0}
+    whole = epsilons(Mechanism(2.0), 1, 1e-4).epsilon
+    assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 3, 1e-4).epsilon == pytest.approx(whole, rel=1e-3)
+    assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 2, 1e-4).epsilon < whole
+    assert epsilons(Mechanism(2.0), 0, 1e-4) == Epsilons(0.0, 0.0)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_the_noise_that_is_solved_for_costs_no_more_and_hardly_less(rate):
-    noise = solve(3.0, 1e-5, 10, rate)
-    spent = epsilons(Mechanism(noise, rate), 10, 1e-5)["epsilon"]
+    noise = solve(3.0, 1e-5, 4, rate)
+    spent = epsilons(Mechanism(noise, rate), 4, 1e-5).epsilon
     assert 2.97 < spent <= 3.0
-    assert solve(1.0, 1e-5, 10, rate) > noise > solve(3.0, 1e-5, 5, rate)
+    assert solve(1.0, 1e-5, 4, rate) > noise > solve(3.0, 1e-5, 2, rate)
 
 
 def test_local_noise_covers_two_uploads_apart():
@@ -420,10 +425,10 @@ PRIVATE = ("--method", "fedmf", "--rounds", "4", "--delta", "1e-4", *QUICK)
 
 
 def test_a_result_says_what_it_cost(here):  # noqa: F811
-    result = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--out", "run").json
+    result = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--out", "run").json
     told = result["privacy"]
     expected = epsilons(Mechanism(2.0), 4, 1e-4)
-    assert told["epsilon"] == expected["epsilon"] <= told["epsilon_rdp"] and told["delta"] == 1e-4
+    assert told["epsilon"] == expected.epsilon <= told["epsilon_rdp"] and told["delta"] == 1e-4
     assert result["notes"][0].startswith(f"Private: epsilon {told['epsilon']:.3g} with delta 0.0001, against whoever")
     assert told["rounds"] == result["rounds"] == 4 and result["wire"] == "clip=1,noise=2,secure"
     kept = load_params(here / "run/state.safetensors")[1]["progress"]["privacy"]
@@ -432,20 +437,20 @@ def test_a_result_says_what_it_cost(here):  # noqa: F811
 
 
 def test_epsilon_is_met_and_the_noise_told():
-    said = tacit("run", *PRIVATE, "--wire", "clip=1", "--epsilon", "3", "--cohort", "0.5")
+    said = fedtaste("run", *PRIVATE, "--wire", "clip=1", "--epsilon", "3", "--cohort", "0.5")
     assert 2.9 < said.json["privacy"]["epsilon"] <= 3 and said.json["privacy"]["rate"] == 0.5
     assert "Noise" in said.err and "epsilon 3" in said.err
 
 
 def test_noise_without_clipping_has_no_epsilon_and_says_why():
-    result = tacit("run", *PRIVATE[:4], *QUICK, "--wire", "noise=2").json
+    result = fedtaste("run", *PRIVATE[:4], *QUICK, "--wire", "noise=2").json
     assert result["privacy"]["epsilon"] is None and "no finite epsilon" in result["privacy"]["why"]
     assert any("No epsilon is printed" in note for note in result["notes"])
 
 
 def interrupt(folder, monkeypatch, *args):
     """Run a command until its third round, as if somebody pressed Ctrl-C then."""
-    from tacit import cli
+    from fedtaste.cli.output import Bars
 
     seen = []
 
@@ -454,17 +459,17 @@ def interrupt(folder, monkeypatch, *args):
         if len(seen) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.Bars, "round", stop)
-    assert tacit(*args).code == 2
+    monkeypatch.setattr(Bars, "round", stop)
+    assert fedtaste(*args).code == 2
     monkeypatch.undo()
     monkeypatch.chdir(folder)
 
 
 def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F811
     args = ("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "3", "--out")
-    whole = tacit(*args, "whole").json
+    whole = fedtaste(*args, "whole").json
     interrupt(here, monkeypatch, *args, "half")
-    resumed = tacit("resume", "half", "--json").json
+    resumed = fedtaste("resume", "half", "--json").json
     assert resumed["privacy"] == whole["privacy"]
     for name in ("model.safetensors", "final.safetensors"):
         assert (here / "half" / name).read_bytes() == (here / "whole" / name).read_bytes()
@@ -472,14 +477,14 @@ def test_a_run_that_is_resumed_has_spent_the_same(here, monkeypatch):  # noqa: F
 
 def test_secure_sums_without_noise_say_what_they_give_away_or_are_refused():
     base = ("run", "--data", "synthetic:60x120x1200", "--method", "fedals", "--set", "k=12", "--threads", "1", "--json")
-    result = tacit(*base, "--wire", "secure=10").json
+    result = fedtaste(*base, "--wire", "secure=10").json
     assert result["secure"]["f1"] > 2 * result["secure"]["popularity_f1"] and result["secure"]["rounds"] == 6
     assert f"F1 {result['secure']['f1']:.3f}" in result["notes"][0]
     for args in (("--cohort", "0.5"), ("--dropout", "0.1")):
-        said = tacit(*base, "--wire", "secure", *args)
+        said = fedtaste(*base, "--wire", "secure", *args)
         assert said.code == 2 and "one person's list" in said.err and not said.out
-    assert "secure" not in tacit(*base, "--wire", "clip=1,noise=1,secure=10").json
-    assert tacit(*base, "--wire", "clip=1,noise=1,secure", "--cohort", "0.5").code == 0
+    assert "secure" not in fedtaste(*base, "--wire", "clip=1,noise=1,secure=10").json
+    assert fedtaste(*base, "--wire", "clip=1,noise=1,secure", "--cohort", "0.5").code == 0
 
 
 def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypatch):  # noqa: F811
@@ -488,8 +493,8 @@ def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypat
     args = ("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--cohort", "0.5", "--out")
     interrupt(here, monkeypatch, *args, "half")
     shutil.copytree(here / "half", here / "copy")
-    ended = [tacit("resume", name, "--json").json for name in ("half", "copy")]
-    other = tacit(*args, "other").json
+    ended = [fedtaste("resume", name, "--json").json for name in ("half", "copy")]
+    other = fedtaste(*args, "other").json
     assert ended[0]["privacy"] == ended[1]["privacy"] and ended[0]["privacy"]["epsilon"] == other["privacy"]["epsilon"]
     contents = [(here / name / "model.safetensors").read_bytes() for name in ("half", "copy", "other")]
     assert contents[0] == contents[1] != contents[2]
@@ -499,13 +504,13 @@ def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypat
     "args, says",
     [
         (("--wire", "noise=1,clip=1"), "clip -> noise"),
-        (("--wire", "clip=1", "--epsilon", "0"), "positive number"),
-        (("--wire", "clip=1", "--epsilon", "-2"), "positive number"),
-        (("--wire", "clip=1", "--epsilon", "nan"), "positive number"),
+        (("--wire", "clip=1", "--epsilon", "0"), "--epsilon"),
+        (("--wire", "clip=1", "--epsilon", "-2"), "--epsilon"),
+        (("--wire", "clip=1", "--epsilon", "nan"), "--epsilon"),
         (("--epsilon", "3"), "--wire clip=1.0"),
         (("--wire", "clip=1,noise=1", "--epsilon", "3"), "Give one"),
         (("--wire", "clip=1,noise"), "--epsilon 3"),
-        (("--wire", "clip=1", "--epsilon", "3", "--delta", "1"), "between 0 and 1"),
+        (("--wire", "clip=1", "--epsilon", "3", "--delta", "1"), "--delta"),
         (("--delta", "1e-5"), "there is no noise"),
         (("--wire", "clip=1,noise=1", "--backend", "kernel", "--method", "fedals"), "--backend vmap"),
         (("--wire", "clip=1,noise=1", "--noise-seed", "dice"), "whole number"),
@@ -516,21 +521,21 @@ def test_two_private_runs_differ_and_a_resumed_one_is_byte_equal(here, monkeypat
 )
 def test_what_cannot_be_promised_is_refused(args, says):
     base = ("--method", "fedmf") if "--method" not in args else ()
-    said = tacit("run", "--data", "synthetic:40x30x400", *base, *args, "--json")
+    said = fedtaste("run", "--data", "synthetic:40x30x400", *base, *args, "--json")
     assert said.code == 2 and says in said.err and not said.out
 
 
 def test_a_stop_that_depends_on_the_data_does_not_lower_epsilon():
     """`--tolerance 1` stops after the first round; the printed epsilon is that of all planned rounds."""
     long, short = (
-        tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", *args).json for args in ((), ("--tolerance", "1"))
+        fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", *args).json for args in ((), ("--tolerance", "1"))
     )
     assert short["rounds"] < long["rounds"] and "tolerance" in short["stopped"]["reason"]
     assert short["privacy"]["epsilon"] == long["privacy"]["epsilon"] and short["privacy"]["rounds"] == 4
 
 
 def test_a_private_run_tells_no_counts_and_nobody_s_name(here):  # noqa: F811
-    result = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--cohort", "0.5", "--out", "run").json
+    result = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--cohort", "0.5", "--out", "run").json
     assert result["interactions"] is None and all(point["answered"] is None for point in result["curve"])
     assert len({point["up_bytes"] - before for point, before in zip(
         result["curve"], [0, *(point["up_bytes"] for point in result["curve"])]
@@ -538,7 +543,7 @@ def test_a_private_run_tells_no_counts_and_nobody_s_name(here):  # noqa: F811
     assert "counts" not in json.loads((here / "run/items.json").read_text())
     page = (here / "run/report.html").read_text()
     assert "Activity" not in page and "Popularity" not in page and "not covered" in page
-    card = tacit("export", "run", "site", "--json")
+    card = fedtaste("export", "run", "site", "--json")
     assert card.code == 0
     text = (here / "site/MODEL_CARD.md").read_text()
     assert "in the first ten for" not in text and "not covered" in text and "planned rounds: 4" in text
@@ -549,20 +554,20 @@ def test_a_private_run_tells_no_counts_and_nobody_s_name(here):  # noqa: F811
 def test_a_cohort_that_may_be_empty_has_no_promise():
     """A round that asks nobody releases nothing, which tells something about the coins."""
     for wire in ("clip=1,noise=1", "clip=1,noise=1,secure"):
-        said = tacit("run", *PRIVATE, "--wire", wire, "--cohort", "3")
+        said = fedtaste("run", *PRIVATE, "--wire", wire, "--cohort", "3")
         assert said.code == 2 and "Ask more people" in said.err and not said.out
 
 
 def test_an_epsilon_that_promises_nothing_is_said_so():
     weak = ("--wire", "clip=1,noise=0.011")
-    assert any("promises nothing" in note for note in tacit("run", *PRIVATE, *weak).json["notes"])
-    assert "promises nothing" in tacit("run", *PRIVATE, *weak, "--promise").err
+    assert any("promises nothing" in note for note in fedtaste("run", *PRIVATE, *weak).json["notes"])
+    assert "promises nothing" in fedtaste("run", *PRIVATE, *weak, "--promise").err
 
 
 def test_other_settings_draw_other_noise_from_the_same_key(here):  # noqa: F811
-    from tacit.promises import phase_key
+    from fedtaste.experiment.privacy import phase_key
 
-    tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
+    fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
     folder = RunFolder(here / "run")
     first = phase_key(folder.settings(), folder, "final")
     kept = folder.read("settings.json")
@@ -571,19 +576,19 @@ def test_other_settings_draw_other_noise_from_the_same_key(here):  # noqa: F811
 
 
 def test_a_private_run_in_which_nobody_answers_says_so():
-    result = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--dropout", "1.0").json
+    result = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--dropout", "1.0").json
     assert any("Nobody answered" in note for note in result["notes"])
-    said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--dropout", "0.9")
+    said = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--dropout", "0.9")
     assert said.code == 2 and "No secure sum could be opened" in said.err
 
 
 def test_a_weak_delta_is_told():
-    result = tacit("run", *PRIVATE[:4], "--delta", "0.1", *QUICK, "--wire", "clip=1", "--epsilon", "3").json
+    result = fedtaste("run", *PRIVATE[:4], "--delta", "0.1", *QUICK, "--wire", "clip=1", "--epsilon", "3").json
     assert any("not below 1 in" in note for note in result["notes"])
 
 
 def test_the_secret_key_is_in_the_folder_only_and_all_files_are_the_owner_s(here):  # noqa: F811
-    said = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
+    said = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
     secret = (here / "run/noise.key").read_bytes()
     assert len(secret) == 32 and secret.hex() not in said.out + said.err
     assert (here / "run").stat().st_mode & 0o077 == 0
@@ -593,26 +598,26 @@ def test_the_secret_key_is_in_the_folder_only_and_all_files_are_the_owner_s(here
 
 
 def test_too_many_drop_outs_abandon_a_round_and_reveal_nothing():
-    result = tacit("run", *PRIVATE[:4], *QUICK, "--wire", "secure=5", "--dropout", "0.6").json
+    result = fedtaste("run", *PRIVATE[:4], *QUICK, "--wire", "secure=5", "--dropout", "0.6").json
     assert result["rejected_updates"]["abandoned"] > 0
 
 
 def test_killed_and_resumed_it_has_spent_the_same(here):  # noqa: F811
     """kill -9 in the middle of a private run: the same epsilon, the same bytes, nothing spent twice."""
-    command = [
-        sys.executable, "-m", "tacit.cli", "run", "--data", "synthetic:200x150x3000", "--method", "fedmf", "--rounds",
-        "60", "--set", "k=4", "--threads", "1", "--wire", "clip=1,noise=3,secure", "--delta", "1e-4", "--json",
-        "--noise-seed", "5", "--out",
+    words = [
+        "run", "--data", "synthetic:200x150x3000", "--method", "fedmf", "--rounds", "60", "--set", "k=4", "--threads",
+        "1", "--wire", "clip=1,noise=3,secure", "--delta", "1e-4", "--json", "--noise-seed", "5", "--out",
     ]  # fmt: skip
-    whole = json.loads(subprocess.run([*command, "whole"], capture_output=True, text=True, check=True).stdout)
-    with subprocess.Popen([*command, "half"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    whole = fedtaste(*words, "whole").json
+    command = [sys.executable, "-m", "fedtaste", *words, "half"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and not (here / "half/state.safetensors").exists():
             time.sleep(0.01)
         process.kill()
     assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
     kept = load_params(here / "half/state.safetensors")[1]["progress"]["privacy"]
     assert kept["rounds"] == 60 and kept["repeatable_epsilon"] == whole["privacy"]["repeatable_epsilon"]
-    resumed = tacit("resume", "half", "--json").json
+    resumed = fedtaste("resume", "half", "--json").json
     assert resumed["privacy"] == whole["privacy"] and resumed["privacy"]["rounds"] == 60
     assert (here / "half/final.safetensors").read_bytes() == (here / "whole/final.safetensors").read_bytes()
 
@@ -620,17 +625,17 @@ def test_killed_and_resumed_it_has_spent_the_same(here):  # noqa: F811
 @pytest.mark.parametrize("name, value", [("wire", "clip=1,noise=20"), ("noise_seed", 5), ("delta", 0.5)])
 def test_settings_changed_behind_a_checkpoint_are_refused(here, monkeypatch, name, value):  # noqa: F811
     """A checkpoint's rounds were made with its own noise: with another one its epsilon would be untrue."""
-    from tacit import cli
+    from fedtaste.cli.output import Bars
 
-    monkeypatch.setattr(cli.Bars, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
+    monkeypatch.setattr(Bars, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")
     monkeypatch.undo()
     monkeypatch.chdir(here)
     folder = RunFolder(here / "run")
     folder.save(None, Progress(phase="final"))
     kept = folder.read("settings.json")
     folder.write("settings.json", kept | {"settings": kept["settings"] | {name: value}})
-    said = tacit("resume", "run", "--json")
+    said = fedtaste("resume", "run", "--json")
     assert said.code == 2 and "was not written with the settings" in said.err and not said.out
     folder.write("settings.json", kept | {"settings": kept["settings"] | {"backend": "loop"}})
     assert folder.restore(lambda: None)[1] is not None, "how it is computed may change"
@@ -638,7 +643,7 @@ def test_settings_changed_behind_a_checkpoint_are_refused(here, monkeypatch, nam
 
 def test_how_it_is_computed_does_not_change_the_noise(here):  # noqa: F811
     results = [
-        tacit(
+        fedtaste(
             "run", *PRIVATE, "--wire", "clip=1,noise=2", "--backend", backend, "--out", backend, "--noise-seed", "1"
         ).json
         for backend in ("loop", "vmap")
@@ -653,18 +658,18 @@ def test_how_it_is_computed_does_not_change_the_noise(here):  # noqa: F811
         (("--wire", "clip=1", "--epsilon", "1e9"), "promises nothing"),
         (("--wire", "clip=1", "--epsilon", "1e-9"), "cannot be reached"),
         (("--wire", "clip=1", "--epsilon", "3", "--delta", "1e-300"), "1e-15"),
-        (("--wire", "secure=1000"), "no group of that size"),
+        (("--wire", "secure=1000"), "a group of at most"),
         (("--wire", "secure", "--cohort", "1"), "No secure sum could be opened"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(args, says):
-    said = tacit("run", *PRIVATE[:4], "--data", "synthetic:40x30x400", *args, "--json")
+    said = fedtaste("run", *PRIVATE[:4], "--data", "synthetic:40x30x400", *args, "--json")
     assert said.code == 2 and says in said.err
 
 
 def test_repeatable_noise_promises_nothing_and_says_so(here):  # noqa: F811
-    known = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "7", "--out", "known").json
-    secret = tacit("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "secret").json
+    known = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--noise-seed", "7", "--out", "known").json
+    secret = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "secret").json
     assert known["privacy"]["epsilon"] is None and "repeatable" in known["privacy"]["why"]
     assert known["privacy"]["repeatable_epsilon"] == secret["privacy"]["epsilon"] > 0
     assert any("No epsilon is promised" in note for note in known["notes"])
@@ -674,16 +679,16 @@ def test_repeatable_noise_promises_nothing_and_says_so(here):  # noqa: F811
 
 def test_a_demand_for_a_promise_is_met_or_refused():
     wire = ("--wire", "clip=1,noise=2")
-    assert tacit("run", *PRIVATE, *wire, "--promise").json["privacy"]["epsilon"] > 0
+    assert fedtaste("run", *PRIVATE, *wire, "--promise").json["privacy"]["epsilon"] > 0
     for args in (
         (*PRIVATE, *wire, "--noise-seed", "7"),
         (*PRIVATE[:4], *QUICK),
         (*PRIVATE[:4], *QUICK, "--wire", "noise=2"),
     ):
-        said = tacit("run", *args, "--promise")
+        said = fedtaste("run", *args, "--promise")
         assert said.code == 2 and "no epsilon can be promised" in said.err and not said.out
 
 
 def test_an_epsilon_beyond_meaning_is_told_without_a_long_computation():
-    told = epsilons(Mechanism(0.01), 1000, 1e-6)
-    assert told["epsilon"] == told["epsilon_rdp"] > 1000
+    bounds = epsilons(Mechanism(0.01), 1000, 1e-6)
+    assert bounds.epsilon == bounds.epsilon_rdp > 1000

@@ -1,4 +1,4 @@
-"""web/worker.js, in chromium, computes what Python computes: the same lists, scores, reasons and places on the map."""
+"""web/worker.js in chromium computes what Python computes: the same lists, scores, reasons and map positions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import browser
-from bundles import MODELS, learnt_of
-from tacit.bundle import Manifest, parse
-from tacit.data.interactions import Histories
-from tacit.data.sampling import SERVE, key_of, mix, samples
-from tacit.export import files_of
-from tacit.recipes import Taste
-from tacit.recommender import Recommender
+from fedtaste.data.interactions import Histories
+from fedtaste.data.sampling import SERVE, key_of, mix, samples
+from fedtaste.serving.bundle import Manifest, parse
+from fedtaste.serving.export import bundle_files
+from fedtaste.serving.rebuild import Taste
+from fedtaste.serving.recommender import Recommender
+from support import browser
+from support.bundles import MODELS, learnt_of
 
-chromium = browser.chromium
-WORKER = (resources.files("tacit") / "web" / "worker.js").read_bytes()
+WORKER = (resources.files("fedtaste.serving") / "web" / "worker.js").read_bytes()
 PEOPLE, SHOWN = 200, 20
 LONGER = {  # what a longer training in batches would have put into the recipe
     "fedrecon": {"batch": 37},
@@ -58,8 +57,8 @@ def made(name, precision):
     titles = [f"Title {at // 3 if at % 5 else at}" for at in range(len(found.items["titles"]))]
     recipe = replace(found.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
     with pytest.MonkeyPatch.context() as patch:  # a map takes a second, and any will do
-        patch.setattr(import_module("tacit.export"), "place", anywhere)
-        contents = files_of(replace(found, recipe=recipe, items=found.items | {"titles": titles}), precision)
+        patch.setattr(import_module("fedtaste.serving.export"), "place", anywhere)
+        contents = bundle_files(replace(found, recipe=recipe, items=found.items | {"titles": titles}), precision)
     manifest = Manifest.model_validate_json(contents["manifest.json"])
     return Recommender(parse(manifest, contents, Path(name))), fetched(contents, f"{name}-{precision}")
 
@@ -120,7 +119,7 @@ def somebody(rng, items, scale):
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("name", MODELS)
-def test_lists_equal_pythons(page, site, name, precision):
+def test_lists_equal_those_of_python(page, site, name, precision):
     python, files = made(name, precision)
     ready = put(page, site, files)
     assert ready["type"] == "ready", ready
@@ -141,9 +140,9 @@ def test_lists_equal_pythons(page, site, name, precision):
         assert [one["because"] for one in got["items"]] == known.because
         assert [one["score"] for one in got["items"]] == pytest.approx(known.scores.tolist(), rel=1e-9, abs=1e-12)
         assert (got["popular"], got["left"]) == (known.popular, known.left)
-        assert (got["you"] is None) == (known.you is None)
-        if known.you is not None:
-            assert (got["you"]["x"], got["you"]["y"]) == pytest.approx(known.you, rel=0, abs=1e-3)
+        assert (got["you"] is None) == (known.place is None)
+        if known.place is not None:
+            assert (got["you"]["x"], got["you"]["y"]) == pytest.approx(known.place, rel=0, abs=1e-3)
         distinct.add(tuple(known.items.tolist()))
     assert answers[-1]["items"] == []
     assert len(distinct) > PEOPLE / 2, "lists that are all alike would prove little"
@@ -154,7 +153,7 @@ def halves(number):
     return [number >> 32, number & 0xFFFFFFFF]
 
 
-def test_mixing_is_pythons_splitmix(page):
+def test_hash_equals_splitmix_of_python(page):
     rng = np.random.default_rng(0)
     edges = [0, 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
     pairs = [(a, b) for a in edges for b in edges]
@@ -167,7 +166,7 @@ def test_mixing_is_pythons_splitmix(page):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**53 + 1, 2**63 - 1, 2**63])
-def test_draws_are_pythons(page, seed):
+def test_random_draws_equal_those_of_python(page, seed):
     rng, items = np.random.default_rng(1), 300
     chosen = rng.permutation(items)[:25].tolist()
     likes, against = chosen[:20], chosen[20:]
@@ -210,7 +209,7 @@ LARGE = {
 def test_update_of_ten_thousand_items_is_fast(page, site, name):
     m, k, rng = 10_000, 64, np.random.default_rng(0)
     facts = {
-        "format": "tacit-bundle-1", "items": m, "k": k, "ones": False, "scale": [0, 1], "task": "ranking",
+        "format": "fedtaste-bundle-1", "items": m, "k": k, "ones": False, "scale": [0, 1], "task": "ranking",
         "precision": "int8", "tables": {"offset": False}, "recipe": RECIPE | LARGE[name],
     }  # fmt: skip
     bodies = {
@@ -298,7 +297,7 @@ def test_rank_before_load_and_no_message_at_all_are_refused(page):
         ("items.json", lambda body: b"{", "could not be computed"),
         ("item.i8", lambda body: bytes(len(body)), "computes other lists"),
         ("vectors.json", lambda body: body.replace(b'"adventurous":0.7', b'"adventurous":0.6'), "computes other lists"),
-        ("manifest.json", lambda body: body.replace(b"tacit-bundle-1", b"tacit-bundle-9"), "another version"),
+        ("manifest.json", lambda body: body.replace(b"fedtaste-bundle-1", b"fedtaste-bundle-9"), "another version"),
         ("manifest.json", lambda body: body.replace(b'"ridge"', b'"prayer"'), "kind of model"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -12,15 +12,15 @@ from torch import nn
 from torch.func import vmap
 from torch.nn import functional
 
-from tacit.core import Download, Examples
-from tacit.data.supervised import Supervised
-from tacit.engine.run import begin, run
-from tacit.errors import DataError, SettingError
-from tacit.federation import of_arrays
-from tacit.local import descend, slope
-from tacit.methods import fedavg, fedbn, lgmix
-from tacit.models import wrap
-from test_laws import assert_close
+from fedtaste.core import Download, Examples
+from fedtaste.data.supervised import Supervised
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import DataError, SettingError
+from fedtaste.federation import of_arrays
+from fedtaste.methods import fedavg, fedbn, lgmix
+from fedtaste.methods.descent import descend, slope
+from fedtaste.models import wrap
+from support.states import assert_close
 
 N, WIDE, CLASSES = 7, 6, 3
 
@@ -99,7 +99,7 @@ def batch(n=N, padding=0, seed=0):
     return Examples(torch.cat([x, torch.zeros(padding, WIDE)]), torch.cat([y, gap]), torch.cat([torch.ones(n), gap]))
 
 
-def held(*parts):
+def examples_of(*parts):
     return Examples(*(torch.stack(x) for x in zip(*parts)))
 
 
@@ -126,7 +126,7 @@ def test_three_steps_are_those_of_torch(make):
     """Weights, statistics and what is then answered."""
     module, parts = seeded(make), [batch(seed=seed) for seed in range(3)]
     model = wrap(module)
-    after = descend(model, start(model), held(*parts), 0.5, start(model))
+    after = descend(model, start(model), examples_of(*parts), 0.5, start(model))
     native = torch_steps(module, parts, 0.5)
     expected = native.state_dict()
     assert_close(after, {name: expected[name].float() for name in after}, 1e-5)
@@ -149,11 +149,12 @@ def test_padding_changes_nothing(make):
     model = wrap(seeded(make))
     only = start(model)
     plain, padded = (
-        descend(model, start(model), held(*(batch(padding=p, seed=s) for s in range(2))), 0.5, only) for p in (0, 5)
+        descend(model, start(model), examples_of(*(batch(padding=p, seed=s) for s in range(2))), 0.5, only)
+        for p in (0, 5)
     )
     assert_close(plain, padded, 1e-6)
     empty = batch()._replace(mask=torch.zeros(N))
-    assert_close(descend(model, only, held(empty), 0.5, only), only, 0)
+    assert_close(descend(model, only, examples_of(empty), 0.5, only), only, 0)
 
 
 @every_net
@@ -179,18 +180,18 @@ def test_padding_is_harmless_where_zero_is_not_allowed():
 
     model = wrap(seeded(Directions))
     only = start(model)
-    plain = descend(model, only, held(batch()), 0.5, only)
-    padded = descend(model, only, held(batch(padding=4), batch(n=0, padding=N + 4)), 0.5, only)
+    plain = descend(model, only, examples_of(batch()), 0.5, only)
+    padded = descend(model, only, examples_of(batch(padding=4), batch(n=0, padding=N + 4)), 0.5, only)
     assert_close(plain, padded, 1e-6)
 
 
 def test_a_factory_starts_elsewhere_for_every_seed_and_an_instance_where_it_is():
-    made, module = wrap(Net), seeded(Net)
-    one, same, other = (made.init(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    model, module = wrap(Net), seeded(Net)
+    one, same, other = (model.init(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert_close(one, same, 0)
     assert not torch.equal(one["head.weight"], other["head.weight"])
     before = torch.random.get_rng_state()
-    made.init(torch.Generator().manual_seed(3))
+    model.init(torch.Generator().manual_seed(3))
     assert torch.equal(before, torch.random.get_rng_state())
     for seed in (1, 2):
         assert_close(wrap(module).init(torch.Generator().manual_seed(seed)), dict(module.state_dict()), 0)
@@ -202,7 +203,7 @@ def test_an_instance_is_never_changed():
     model = wrap(module)
     first = start(model)
     for part in (model.init(torch.Generator()), first):
-        for value in descend(model, part, held(batch()), 0.5, part).values():
+        for value in descend(model, part, examples_of(batch()), 0.5, part).values():
             value += 1
     first["head.weight"] += 1
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -267,7 +268,7 @@ def test_features_are_what_the_last_linear_layer_or_the_named_one_sees():
 
 def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
     """Then what stands beside an example changes its score: people are asked one at a time."""
-    from tacit.client_tasks import predict
+    from fedtaste.tasks.clients import predict
 
     module = seeded(norm1(track_running_stats=False))
     model = wrap(module)
@@ -276,10 +277,10 @@ def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
     home = (inputs, tuple(np.zeros(len(x), np.float32) for x in inputs))
     method = fedavg(model)
     state = begin(method, model, of_arrays(*home))
-    found = predict(method, model, state.shared, state.private, np.arange(3), home, inputs)
-    for x, out in zip(inputs, found):
+    outputs = predict(method, model, state.shared, state.private, np.arange(3), home, inputs)
+    for x, out in zip(inputs, outputs):
         assert np.allclose(out, module(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
-    with pytest.raises(SettingError, match="tells no features"):
+    with pytest.raises(SettingError, match="has no `features`"):
         lgmix(model)
 
 
@@ -298,7 +299,7 @@ def test_what_is_private_stays_and_is_everybodys_own():
     mine = {"head.weight", "head.bias", "norm.running_mean", "norm.running_var"}
     state = begin(method, model, federation)
     own = {name: value[0] for name, value in state.private.gather(np.array([0])).items()}
-    one = Examples(*(x[0] for x in federation.examples(np.array([0]), 0).pad()))
+    one = Examples(*(x[0] for x in federation.examples(np.array([0]), 0, method.examples).pad()))
     upload, kept = method.client(Download(state.shared, torch.tensor(0.0)), own, one)
     assert set(own) == set(kept) == mine and not mine & {*upload.total, *state.shared}
     for done in run(method, model, federation, rounds=2):
@@ -383,22 +384,22 @@ AT_ONCE = {
     "features": (lambda: wrap(Net, features="haed"), ["not a layer", 'Did you mean "head"']),
     "loss": (lambda: wrap(Net, "cross_entrpy"), ["not a loss", 'Did you mean "cross_entropy"']),
     "weighted": (lambda: wrap(Net, nn.CrossEntropyLoss(torch.ones(3))), ["weighs classes", 'reduction="sum"']),
-    "not a module": (lambda: wrap(lambda: 3), ["makes int", "makes a module"]),
+    "not a module": (lambda: wrap(lambda: 3), ["makes a module", "makes int"]),
 }
 IN_USE = {
     "width": (nn.Linear(WIDE + 1, 3), "cross_entropy", ["cannot take these examples, of 6 each", "first layer"]),
     "pictures": (nn.Conv2d(1, 3, 1), "cross_entropy", ["cannot take these examples, of 6 each"]),
-    "no rows": (nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten(0)), "cross_entropy", ["shape", "one row for each"]),
+    "no rows": (nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten(0)), "cross_entropy", ["one row for each", "got shape"]),
     "too many axes": (nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 3, 1)), "cross_entropy", ["one row"]),
-    "a tuple": (Pair(WIDE, 3), "cross_entropy", ["gave tuple", "one row"]),
+    "a tuple": (Pair(WIDE, 3), "cross_entropy", ["one row", "got tuple"]),
     "too few classes": (nn.Linear(WIDE, 2), "cross_entropy", ["cannot take", "out of bounds", "last layer"]),
     "one output": (nn.Linear(WIDE, 1), "cross_entropy", ["cross_entropy cannot take", "for each class"]),
     "many outputs": (nn.Linear(WIDE, N), "squared", ["squared cannot take", "one number of an example"]),
     "many logits": (nn.Linear(WIDE, N), "bce", ["bce cannot take", "one number"]),
     "loss by example": (
-        nn.Linear(WIDE, 3), nn.CrossEntropyLoss(reduction="none"), [r"The loss returned shape \(1,\)", r"\.mean\(\)"],
+        nn.Linear(WIDE, 3), nn.CrossEntropyLoss(reduction="none"), [r"one number, got shape \(1,\)", r"\.mean\(\)"],
     ),
-    "a loss of floats": (nn.Linear(WIDE, 3), lambda out, y: 3.0, ["returned float", "one number"]),
+    "a loss of floats": (nn.Linear(WIDE, 3), lambda out, y: 3.0, ["one number, got float"]),
     "labels as floats": (
         nn.Linear(WIDE, 3), lambda out, y: functional.cross_entropy(out, y), ["cannot take outputs", "floats"],
     ),
@@ -424,9 +425,9 @@ def test_what_does_not_fit_the_data_is_a_sentence(module, loss, parts, backend):
     model = wrap(module, loss)
     rng = np.random.default_rng(0)
     x, y = [rng.normal(size=(N, WIDE)).astype(np.float32)] * 2, [np.array([0, 1, 2, 2, 1, 0, 2], np.float32)] * 2
-    with refuses(*parts) as told:
+    with refuses(*parts) as error:
         list(run(fedavg(model), model, of_arrays(x, y), rounds=1, backend=backend))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_dropout_that_drops_nothing_is_allowed():
@@ -437,7 +438,7 @@ def test_dropout_that_drops_nothing_is_allowed():
 def test_clients_of_two_widths_are_refused_where_they_enter():
     x, y = clients()
     x[2] = x[2][:, :4]
-    with pytest.raises(DataError, match="Client 2 has examples of shape .4,., client 0 of .6,."):
+    with pytest.raises(DataError, match="client 2 has .4,., client 0 has .6,."):
         of_arrays(x, y)
     with pytest.raises(DataError, match="client 2 has examples of 4, client 0 of 6"):
         Supervised("mine", "labels", x, y, x, y, classes=CLASSES)
@@ -445,13 +446,13 @@ def test_clients_of_two_widths_are_refused_where_they_enter():
 
 def test_clients_without_any_examples_are_refused():
     x, y = [np.zeros((0, WIDE), np.float32)] * 2, [np.zeros(0, np.float32)] * 2
-    with pytest.raises(DataError, match="at least one example"):
+    with pytest.raises(DataError, match="one example at least"):
         of_arrays(x, y)
 
 
 def test_vmap_sees_through_a_wrapped_loss():
     model = wrap(norm2())
-    parts = held(batch(seed=0), batch(seed=1, n=4, padding=3))
+    parts = examples_of(batch(seed=0), batch(seed=1, n=4, padding=3))
     together = vmap(model.loss, (None, 0))(start(model), parts)
     apart = [model.loss(start(model), Examples(*(x[i] for x in parts))) for i in range(2)]
     assert torch.allclose(together, torch.stack(apart), atol=1e-6)

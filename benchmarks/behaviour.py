@@ -1,0 +1,107 @@
+"""Record what fixed commands compute, and compare two records: evidence that a change of structure changed no result.
+
+    python benchmarks/behaviour.py record FILE [--command fedtaste]    run the ten commands and write what they computed
+    python benchmarks/behaviour.py compare BEFORE AFTER                list every difference; exit 1 if there is one
+
+A record holds the hash of every tensor in every model.safetensors and the whole JSON result, without the fields that
+depend on the machine (seconds, memory) or on the place (paths).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+COMMANDS = {
+    "fedals": "run --data ml-100k --method fedals",
+    "fedrecon-gradient": "run --data ml-100k --method fedrecon --rounds 6 --set solver=gradient",
+    "fedrecon-exact": "run --data ml-100k --method fedrecon --rounds 6 --set solver=exact --set loss=squared",
+    "fedrap-published": "run --data ml-100k --method fedrap --protocol published --rounds 10",
+    "fedtrail": "run --data ml-100k --method fedtrail",
+    "pfedrec": "run --data ml-100k --method pfedrec --rounds 3",
+    "fedclup-logistic": "run --data logistic --method fedclup --rounds 10",
+    "lgmix-shifted-digits": "run --data shifted-digits --method lgmix --rounds 4",
+    "fedsgd-linear": "run --data linear --method fedsgd",
+    "compare": "compare --data synthetic --methods popularity,fedals,fedmf --rounds 4 --jobs 1",
+}
+MACHINE = {"seconds", "peak_rss_mb", "run", "report"}
+
+
+def without_machine(value: Any) -> Any:
+    """The same JSON value without the fields that depend on the machine."""
+    if isinstance(value, dict):
+        return {name: without_machine(part) for name, part in value.items() if name not in MACHINE}
+    return [without_machine(part) for part in value] if isinstance(value, list) else value
+
+
+def tensor_hashes(folder: Path) -> dict[str, dict[str, str]]:
+    """The hash of every tensor, by model file and name."""
+    return {
+        str(path.relative_to(folder)): {
+            name: hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()
+            for name, value in sorted(load_file(path).items())
+        }
+        for path in sorted(folder.rglob("model.safetensors"))
+    }
+
+
+def record(command: str) -> dict[str, Any]:
+    """Run every command once, each in an empty folder, with one thread."""
+    found = {}
+    for name, arguments in COMMANDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            line = [*command.split(), *arguments.split(), "--threads", "1", "--out", str(out), "--json"]
+            done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ})
+            if done.returncode:
+                sys.exit(f"{name} failed with {done.returncode}: {done.stderr}")
+            found[name] = {"result": without_machine(json.loads(done.stdout)), "models": tensor_hashes(out)}
+            print(f"{name}: recorded", flush=True)
+    return found
+
+
+def differences(before: Any, after: Any, place: str = "") -> list[str]:
+    """Every place at which two JSON values differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        lines = [f"{place}/{name}: only in one" for name in sorted(before.keys() ^ after.keys())]
+        return lines + [
+            line
+            for name in before.keys() & after.keys()
+            for line in differences(before[name], after[name], f"{place}/{name}")
+        ]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [
+            line for place_, pair in enumerate(zip(before, after)) for line in differences(*pair, f"{place}/{place_}")
+        ]
+    return [] if before == after else [f"{place}: {before!r} became {after!r}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    recording = actions.add_parser("record")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--command", default=f"{sys.executable} -m fedtaste")
+    comparing = actions.add_parser("compare")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    asked = parser.parse_args()
+    if asked.action == "record":
+        asked.file.write_text(json.dumps(record(asked.command), indent=1) + "\n")
+        return
+    found = differences(json.loads(asked.before.read_text()), json.loads(asked.after.read_text()))
+    print("\n".join(found) or f"All {len(COMMANDS)} commands computed the same.")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

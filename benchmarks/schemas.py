@@ -1,0 +1,53 @@
+"""Write the JSON schemas of `--json` outputs into docs/schemas: `python benchmarks/schemas.py`.
+
+A command whose result is a pydantic model has a row in SCHEMAS; a test compares the committed files with the models.
+`resume` and `federate` print what `run` prints.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
+
+from fedtaste.audit.result import AuditResult
+from fedtaste.bench.result import BenchResult
+from fedtaste.experiment.result import ComparisonResult, RunResult
+from fedtaste.poisoning.result import PoisonResult
+from fedtaste.serving.recommendation import Recommendations
+
+FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "run": RunResult,
+    "compare": ComparisonResult,
+    "recommend": Recommendations,
+    "audit": AuditResult,
+    "poison": PoisonResult,
+    "bench": BenchResult,
+}
+Field = core_schema.ModelField | core_schema.DataclassField | core_schema.TypedDictField
+
+
+class DumpSchema(GenerateJsonSchema):
+    """The schema of a dump: a field with a default may be missing, as dumps leave out what was never set."""
+
+    def field_is_required(self, field: Field, total: bool) -> bool:
+        return field["schema"]["type"] != "default"
+
+
+def schema_text(model: type[BaseModel]) -> str:
+    """The schema of a model, as its file holds it."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema(
+        by_alias=True, schema_generator=DumpSchema, mode="serialization"
+    )
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, model in SCHEMAS.items():
+        (FOLDER / f"{name}.json").write_text(schema_text(model), "utf-8")
+        print(FOLDER / f"{name}.json")

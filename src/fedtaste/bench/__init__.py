@@ -1,0 +1,1 @@
+"""`fedtaste bench`: CPU time of one round for every backend."""

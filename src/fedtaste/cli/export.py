@@ -1,0 +1,23 @@
+"""`fedtaste export`: write the static page of a run."""
+
+from __future__ import annotations
+
+from fedtaste.cli.options import ExportOptions
+from fedtaste.cli.output import emit, put, say
+from fedtaste.serving.export import export as export_run
+
+
+def export(options: ExportOptions) -> None:
+    """Write a static folder with a page that recommends in the browser."""
+    manifest = export_run(options.path, options.to, float32=options.float32, log=lambda text: say(f"{text} ..."))
+    size = sum(entry.bytes for entry in manifest.files.values())
+    if options.as_json:
+        facts = manifest.model_dump(mode="json", exclude={"recipe", "about"})
+        emit({"bundle": str(options.to), "bytes": size, **facts})
+        return
+    put(
+        f"{options.to}: {manifest.items:,} items as {manifest.precision}, {size / 1e6:.2f} MB in {len(manifest.files) + 3} "
+        "files, each with its hash."
+    )
+    put(f"Before you publish it: {manifest.about.licence[0]}")
+    put(f"Look at it: fedtaste serve {options.to}")

@@ -1,0 +1,72 @@
+"""`fedtaste federate`: train over Flower on this machine, or write the files of a deployment. Needs Flower."""
+
+from __future__ import annotations
+
+from fedtaste.cli.options import FederateOptions
+from fedtaste.cli.output import Bars, cache, emit, err, ledger_folder, put, say
+from fedtaste.cli.results import show_result
+from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
+from fedtaste.data.sources import load
+from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.privacy import adds_noise
+from fedtaste.experiment.privacy_ledger import LedgerFolder
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import Data, prepare
+from fedtaste.flower.deploy import read_catalogue, write_deployment
+from fedtaste.flower.federate import prepare_federation, run_federation
+from fedtaste.flower.validation import refuse_unfit
+from fedtaste.methods import find_method
+from fedtaste.report.html import shape, write_report
+
+
+def federate(settings: Settings, options: FederateOptions) -> None:
+    """Train as a federation of processes on this machine, or write the app for real machines."""
+    if options.catalogue is not None:
+        if options.write_app is None:
+            raise SettingError("--catalogue lists items but no people, so nothing can be trained. Add --write-app DIR.")
+        settings = settings.model_copy(update={"data": str(options.catalogue)})
+    refuse_unfit(settings)
+    find_method(settings.method)
+    if options.write_app is not None:
+        write_app(settings, options)
+        return
+    data = load_data(settings)
+    prepared = prepare(settings, data, strict=True)
+    check_ledger(options.ledger, [prepared], data)
+    announce_privacy(prepared)
+    del prepared  # the nodes hold the data: two copies may not fit into memory
+    path = options.out or new_folder(data.name, settings.method)
+    folder = prepare_federation(path, settings, data, options.federation)
+    name_ledger(folder, options.ledger)
+    resume_federation(folder, data, options.as_json)
+
+
+def write_app(settings: Settings, options: FederateOptions) -> None:
+    """Write the Flower app, keys and commands for real machines."""
+    if options.ledger is not None:
+        raise SettingError("--ledger would change nothing: --write-app runs nothing. Leave it out.")
+    if options.catalogue is None:
+        items = load(settings.data, seed=settings.seed, cache=cache(), log=say)
+    else:
+        items = read_catalogue(options.catalogue)
+    assert options.write_app is not None
+    written = write_deployment(options.write_app, settings, items, options.federation)
+    if options.as_json:
+        emit(written)
+    else:
+        put(written["next"])
+
+
+def resume_federation(folder: RunFolder, data: Data, as_json: bool) -> None:
+    """Run, or go on with, the federation of a run folder, and show its result."""
+    settings = folder.settings()
+    if adds_noise(settings):
+        LedgerFolder(ledger_folder()).enter({folder: prepare(settings, data)}, say)
+    try:
+        with Bars() as bars:
+            result = run_federation(folder, bars, say, log_rounds=not err.is_terminal)
+    except KeyboardInterrupt:
+        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
+    report = write_report([result], folder.path, data=shape(data), runs=[folder.path])
+    show_result(result, report, as_json)

@@ -1,0 +1,254 @@
+"""The options of every command as pydantic models. The settings of an experiment are in experiment/settings.py.
+
+A new option is one field, here or there: its type and bounds check it, its docstring is its help text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel, ConfigDict
+
+from fedtaste.cli.parser import Cli, Command
+from fedtaste.experiment.settings import FederationSettings, Positive, Seed, Settings
+
+FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
+
+
+class Options(BaseModel):
+    """Options of one command."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class JsonOptions(Options):
+    """A command that can print JSON."""
+
+    as_json: Annotated[bool, Cli(("--json",))] = False
+    """Print one JSON object and nothing else on standard output."""
+
+
+class OutOptions(JsonOptions):
+    """A command that writes a folder."""
+
+    out: Path | None = None
+    """The folder to write (default: a new one under runs/)."""
+
+
+class TrainingOptions(OutOptions):
+    """A command that trains, and may enter private runs into a ledger."""
+
+    ledger: Path | None = None
+    """The privacy ledger of private runs (default: that of the data, in the cache)."""
+
+
+class RunOptions(TrainingOptions):
+    """Train one method on one data set: a result table, and a run folder that can be resumed."""
+
+
+class CompareOptions(TrainingOptions):
+    """Train several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
+
+    methods: Annotated[tuple[str, ...], Cli(commas=True)] = ()
+    """Names of methods with commas between them, or all."""
+    method: str | None = None
+    """The one method of a sweep."""
+    sweep: str | None = None
+    """key=v1,v2,...: train the method of --method once for every value. --methods may stand beside it."""
+    epsilon: Annotated[tuple[Positive | Literal["none", "inf"], ...], Cli(commas=True, metavar="NUMBER,...")] = ()
+    """One privacy budget or several, as in 1,3,10,none: every method is trained with each of them."""
+    axes: Annotated[tuple[str, ...], Cli(commas=True)] = ()
+    """Weigh these at once: accuracy,bytes,epsilon (also rounds, gradients)."""
+    jobs: Annotated[int, Ge(1)] | None = None
+    """Runs at a time (default: one for few runs, otherwise one per core)."""
+
+    @property
+    def budgets(self) -> list[float | None]:
+        """The privacy budgets, each once; None is a run without noise."""
+        return list(dict.fromkeys(None if isinstance(value, str) else value for value in self.epsilon or ("none",)))
+
+
+class FederateOptions(FederationSettings, TrainingOptions):
+    """Train as `fedtaste run` does, as a real federation over Flower: one SuperLink, several SuperNodes, TLS, node keys."""
+
+    write_app: Path | None = None
+    """Run nothing: write the Flower app, keys and commands for real machines into this folder."""
+    catalogue: Path | None = None
+    """With --write-app, in place of --data: a file of items, with columns item, title, genres."""
+
+    @property
+    def federation(self) -> FederationSettings:
+        """The part that the federation itself needs."""
+        return FederationSettings(**{name: getattr(self, name) for name in FederationSettings.model_fields})
+
+
+class AuditOptions(OutOptions):
+    """Attack the uploads that a configuration really produces: what a server learns about people, and a page of it."""
+
+    rounds: Annotated[int, Ge(1)] | None = None
+    """Items are guessed from the uploads of rounds 1 to this one (default: 1)."""
+    run_rounds: Annotated[int, Ge(1)] | None = None
+    """Rounds of the audited run, as in `run --rounds`; the method has a default."""
+    people: Annotated[int, Ge(2)] = 300
+    """The largest number of people who are audited. Two are needed: an attack is chosen on other people."""
+    canaries: Annotated[int, Ge(0)] | None = None
+    """People added for the membership test, from 20 to 2000; 0 skips the test."""
+    uploads: Path | None = None
+    """Attack saved uploads: a folder with one message per person, or one file."""
+    truth: Path | None = None
+    """With --uploads: the truth, a CSV with columns user and item (default: truth.csv in the folder)."""
+    save: Path | None = None
+    """Write the uploads that are attacked into this folder, with the truth."""
+
+
+class PoisonOptions(JsonOptions):
+    """Let some of the people turn hostile, and measure what they achieve: with a plain sum, and with a robust one."""
+
+    method: str = "fedmf"
+    """A method that shares item factors."""
+    hostile: Annotated[float, Gt(0), Le(0.5)] = 0.05
+    """The share of people who turn hostile."""
+    attack: Literal["promote", "profiles", "random", "flip"] = "promote"
+    """What hostile people do."""
+    wire: tuple[str, ...] = ()
+    """A rule of the server to defend with: bound, trim=0.1, median, krum=0.1."""
+    targets: int = 1
+    """The number of unpopular items, each attacked in a run of its own."""
+    top: Annotated[int, Cli(("-k", "--top"))] = 10
+    """The length of the list that the target should enter."""
+    size: float | None = None
+    """How many times larger than an honest upload a crafted one is."""
+
+
+class ResumeOptions(JsonOptions):
+    """Go on with a run that was interrupted; the result is the same, byte for byte, as without the interruption."""
+
+    path: FolderArgument
+    worker: Annotated[bool, Cli(hidden=True)] = False
+    """Started by a comparison: write no report, and stop when standard input is closed."""
+
+
+class ReportOptions(JsonOptions):
+    """Write the HTML report of a finished run or comparison again, and show its table."""
+
+    path: FolderArgument
+
+
+class RecommendOptions(JsonOptions):
+    """Recommend items to a person of the data, or to a new one from what they like. Nothing is sent anywhere."""
+
+    path: FolderArgument
+    likes: tuple[str, ...] = ()
+    """A title that a new person likes."""
+    person: str | None = None
+    """A person of the data, by name."""
+    file: Annotated[Path | None, Cli(("--from",))] = None
+    """A new person's CSV, with columns title, rating, timestamp."""
+    n: Annotated[int, Cli(("-n", "--n"))] = 10
+    """The number of items."""
+
+
+class ExportOptions(JsonOptions):
+    """Write a static folder with a page that recommends in the browser. Any web server can host it."""
+
+    path: FolderArgument
+    to: Annotated[Path, Cli(argument=True, metavar="DIR")]
+    float32: bool = False
+    """Store four bytes per number; the default is one."""
+
+
+class ServeOptions(JsonOptions):
+    """Host the page on this machine alone: everything is computed in the browser. Nothing is logged."""
+
+    path: FolderArgument
+    port: Annotated[int, Ge(0), Le(65535)] = 8700
+    """The port to listen on; 0 picks a free one."""
+    api: bool = False
+    """Answer POST /v1/recommend too; see /v1/openapi.json."""
+    allow_host: tuple[str, ...] = ()
+    """A further host name to answer for, as behind a proxy."""
+
+
+class BenchOptions(JsonOptions):
+    """Measure the CPU time of one round for all people: loop, vmap and kernel, and how it grows with interactions."""
+
+    quick: bool = False
+    """Smaller data sets: a minute instead of several."""
+    method: str | None = None
+    """fedals, fedrecon, fedrap, logistic, cnn or cnn-16; all of them when it is left out."""
+    seed: Seed = 0
+    """The seed of everything random."""
+
+
+class LedgerOptions(JsonOptions):
+    """Show the private runs on the same people and their total epsilon; without --data and --ledger, every ledger."""
+
+    data: str | None = None
+    """The data set, or its path."""
+    ledger: Path | None = None
+    """A ledger that a run wrote with --ledger."""
+    delta: float | None = None
+    """The delta of the total; the smallest one of the runs when it is left out."""
+    seed: Seed = 0
+    """The seed of data that are generated."""
+
+
+class SourceListOptions(JsonOptions):
+    """List the data sets that have a name."""
+
+
+class FetchOptions(Options):
+    """Fetch a data set into the cache, and check it; or say where to get one that fedtaste may not fetch."""
+
+    name: Annotated[str, Cli(argument=True, metavar="NAME")]
+
+
+class ImportOptions(Options):
+    """Check a file of your own, and write it in the form that fedtaste reads fastest.
+
+    SOURCE is a CSV, TSV or Parquet file with columns user, item and optionally rating, timestamp, title. TARGET ends in
+    .parquet, .csv or .csv.gz.
+    """
+
+    source: Annotated[Path, Cli(argument=True, metavar="SOURCE")]
+    target: Annotated[Path, Cli(argument=True, metavar="TARGET")]
+
+
+class DescribeOptions(JsonOptions):
+    """Count people, items and interactions; of labelled examples: clients, features, classes. NAME may be a path."""
+
+    name: Annotated[str, Cli(argument=True, metavar="NAME")]
+    seed: Seed = 0
+    """The seed of data that are generated."""
+
+
+def _command(function: str, options: type[BaseModel], accepts: tuple[str, ...] = (), without: str = "") -> Command:
+    """A command that accepts settings: the named ones, or all but those that it excludes or defines itself."""
+    excluded = {*without.split(), *options.model_fields}
+    names = accepts or tuple(name for name in Settings.model_fields if name not in excluded)
+    return Command(function, options, names, Settings)
+
+
+COMMANDS = {
+    "run": _command("run:run", RunOptions),
+    "compare": _command("compare:compare", CompareOptions, without="promise"),
+    "resume": Command("resume:resume", ResumeOptions),
+    "report": Command("report:report", ReportOptions),
+    "federate": _command("federate:federate", FederateOptions, without="protocol store promise"),
+    "recommend": Command("recommend:recommend", RecommendOptions),
+    "export": Command("export:export", ExportOptions),
+    "serve": Command("serve:serve", ServeOptions),
+    "audit": _command(
+        "audit:audit", AuditOptions, ("data", "task", "method", "set", "cohort", "dropout", "wire", "epsilon", "delta",
+                                      "noise_seed", "seed", "threads"),
+    ),
+    "poison": _command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads")),
+    "bench": Command("bench:bench", BenchOptions),
+    "data list": Command("data:list_sources", SourceListOptions),
+    "data fetch": Command("data:fetch", FetchOptions),
+    "data import": Command("data:import_file", ImportOptions),
+    "data describe": Command("data:describe", DescribeOptions),
+    "privacy ledger": Command("privacy:show_ledger", LedgerOptions),
+}  # fmt: skip

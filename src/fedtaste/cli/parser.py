@@ -1,0 +1,243 @@
+"""Build click commands from pydantic models: one option per field, with its type, bounds, help and default.
+
+A field is an option of the same name (`new_people` is --new-people); `Cli` beside its type changes that. click splits
+the command line into words; pydantic converts and checks the values, whether they come from the command line or from a
+TOML file (--config), and every refusal is a SettingError that names the option, or the file and the key.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import click
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from fedtaste.errors import SettingError
+from fedtaste.result_part import JsonObject
+from fedtaste.text import did_you_mean
+
+CONFIG_HELP = (
+    "Read options from a TOML file, for example: rounds = 8. Keys are option names with underscores (new_people); "
+    "settings of the method stand in a table [set]. Options on the command line win. The `settings` of a run folder's "
+    "settings.json have the same names and can be copied into such a file."
+)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """How a field appears on the command line, where that differs from its name and type."""
+
+    names: tuple[str, ...] = ()  # in place of --field-name
+    argument: bool = False  # given by its place, and not by a name
+    commas: bool = False  # several values in one word, with commas between them
+    hidden: bool = False  # not in the help
+    metavar: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: the function that runs it, the model of its own options, and the settings that it accepts."""
+
+    function: str  # "module:function" below fedtaste.cli; imported when the command is called
+    options: type[BaseModel]
+    settings: tuple[str, ...] = ()
+    settings_model: type[BaseModel] | None = None
+
+
+def load_function(name: str) -> Callable[..., None]:
+    """Import the function of a command. All function-level imports of the command line go through here, so that help
+    and wrong options do not wait for torch, and only federations need Flower."""
+    module, _, function = name.partition(":")
+    if module == "federate":
+        importlib.import_module("fedtaste.flower.processes").require_flower()
+    loaded: Callable[..., None] = getattr(importlib.import_module(f"fedtaste.cli.{module}"), function)
+    return loaded
+
+
+def build_command(name: str, command: Command) -> click.Command:
+    """The click command: options of the settings first, then its own; the help is the docstring of its options."""
+    fields = _fields(command)
+    params = [_parameter(field, info) for field, info in fields.items()]
+    if command.settings:
+        params.append(click.Option(["--config"], metavar="FILE", help=CONFIG_HELP))
+
+    def call(**values: object) -> None:
+        context = click.get_current_context()
+        default = click.core.ParameterSource.DEFAULT
+        given = {n: v for n, v in values.items() if context.get_parameter_source(n) is not default}
+        load_function(command.function)(*read_models(command, given))
+
+    return click.Command(name, params=params, callback=call, help=command.options.__doc__)
+
+
+def read_models(command: Command, given: Mapping[str, object]) -> list[BaseModel]:
+    """Instances of the command's models from what was given on the command line and in the --config file."""
+    fields, own = _fields(command), dict(given)
+    path = own.pop("config", None)
+    config = {} if path is None else read_config(Path(str(path)), fields)
+    values = config | {name: _split(fields[name], value) for name, value in own.items()}
+    for name, value in config.items():
+        if isinstance(value, dict) and name in own:  # a table: single keys are overridden
+            values[name] = value | values[name]
+    models = []
+    for model in (command.settings_model, command.options):
+        if model is None:
+            continue
+        names = [n for n in model.model_fields if n in values and (model is command.options or n in command.settings)]
+        try:
+            models.append(model(**{name: values[name] for name in names}))
+        except ValidationError as error:
+            raise _refusal(error, fields, None if str(error.errors()[0]["loc"][0]) in own else path) from None
+    return models
+
+
+def read_config(path: Path, fields: Mapping[str, FieldInfo]) -> JsonObject:
+    """Options from a TOML file, by field. Unknown keys are refused."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingError(f"--config {path} cannot be read ({error.strerror}). Check the path.") from None
+    except ValueError as error:
+        raise SettingError(f"--config {path} is not valid TOML: {error}.") from None
+    by_key = {_key(name, info): name for name, info in fields.items()}
+    for key, value in content.items():
+        if key not in by_key:
+            raise SettingError(f"{path}: {did_you_mean(key, by_key, 'option')}")
+        if isinstance(value, dict):
+            content[key] = {name: _text(part) for name, part in value.items()}
+    return {by_key[key]: _split(fields[by_key[key]], value) for key, value in content.items()}
+
+
+def option_name(name: str, info: FieldInfo) -> str:
+    """The long name of a field's option, such as --new-people."""
+    names = _cli(info).names
+    return names[-1] if names else f"--{name.replace('_', '-')}"
+
+
+def expectation(info: FieldInfo) -> str:
+    """What a value of this field must be, such as "a whole number from 0 to 10"."""
+    bounds = {type(part): part for part in _metadata(info) if isinstance(part, Ge | Gt | Le | Lt)}
+    low, high = bounds.get(Ge), bounds.get(Le)
+    if isinstance(low, Ge) and isinstance(high, Le):
+        limits = [f"from {low.ge} to {high.le}"]
+    else:
+        words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+        limits = [f"{words[kind]} {getattr(bound, kind.__name__.lower())}" for kind, bound in bounds.items()]
+    names = {int: "a whole number", float: "a number", bool: "true or false", dict: "a table of settings"}
+    kind = next((text for each, text in names.items() if each in _types(info.annotation)), "text")
+    return " ".join([kind, " and ".join(limits)]).strip()
+
+
+def _fields(command: Command) -> dict[str, FieldInfo]:
+    """The fields behind a command's options: the settings that it accepts, and its own."""
+    model = command.settings_model
+    settings = {} if model is None else {name: model.model_fields[name] for name in command.settings}
+    return settings | command.options.model_fields
+
+
+def _parameter(name: str, info: FieldInfo) -> click.Parameter:
+    cli, kinds = _cli(info), _types(info.annotation)
+    metavar = cli.metavar or _metavar(info, kinds)
+    if cli.argument:
+        return click.Argument([name], metavar=metavar, required=info.is_required())
+    flag, repeatable = bool in kinds, bool(kinds & {tuple, dict}) and not cli.commas
+    text = " ".join((info.description or "").split())
+    if repeatable:
+        text += " Repeatable."
+    elif str(info.default) not in ("None", "False", "", "()"):
+        text += f" [default: {info.default}]"
+    return click.Option(
+        [*(cli.names or [option_name(name, info)]), name], help=text, is_flag=flag, hidden=cli.hidden,
+        multiple=repeatable, metavar=None if flag else metavar,
+    )  # fmt: skip
+
+
+def _metavar(info: FieldInfo, kinds: set[object]) -> str:
+    choices = _choices(info.annotation)
+    names = {dict: "KEY=VALUE", Path: "PATH", float: "NUMBER", int: "INTEGER", str: "TEXT"}
+    words = [text for kind, text in names.items() if kind in kinds][:1] + choices
+    return f"[{'|'.join(words)}]" if choices else "".join(words)
+
+
+def _key(name: str, info: FieldInfo) -> str:
+    """The key of a field in a --config file."""
+    return option_name(name, info).lstrip("-").replace("-", "_")
+
+
+def _cli(info: FieldInfo) -> Cli:
+    return next((part for part in info.metadata if isinstance(part, Cli)), Cli())
+
+
+def _split(info: FieldInfo, value: object) -> Any:
+    """Words of the command line as the field's container: `a,b` as two names, `k=8` as one setting."""
+    kinds = _types(info.annotation)
+    if _cli(info).commas and isinstance(value, str | int | float):
+        return [part.strip() for part in str(value).split(",") if part.strip()]
+    if dict in kinds and isinstance(value, tuple):
+        return dict(_pair(option_name("set", info), word) for word in value)
+    return value
+
+
+def _pair(option: str, word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not (key and equals and value):
+        raise SettingError(f'{option} must be key=value, as in {option} k=64, got "{word}".')
+    return key.strip(), value.strip()
+
+
+def _text(value: object) -> str:
+    """A value of a [set] table as --set spells it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refusal(error: ValidationError, fields: Mapping[str, FieldInfo], file: object) -> SettingError:
+    """The first problem in words. `file`: the --config file that the value came from, if it did."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    info, value = fields[name], first["input"]
+    where, label = (f"{file}: ", _key(name, info)) if file else ("", option_name(name, info))
+    if first["type"] == "literal_error" and not _types(info.annotation) & {int, float}:
+        return SettingError(where + did_you_mean(str(value), _choices(info.annotation), name.replace("_", " ")))
+    if first["type"] == "value_error":
+        return SettingError(f"{where}{label} {first['ctx']['error']}, got {value}.")
+    return SettingError(f"{where}{label} must be {expectation(info)}, got {value}.")
+
+
+def _walk(annotation: object) -> Iterator[tuple[object, tuple[object, ...]]]:
+    """(type, metadata) of every part of an annotation such as `Annotated[int, Ge(0)] | None`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *metadata = get_args(annotation)
+        yield None, tuple(metadata)
+        yield from _walk(inner)
+    elif origin in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _walk(part)
+    elif origin is tuple:
+        yield tuple, ()
+        yield from _walk(get_args(annotation)[0])
+    elif origin is not Literal:
+        yield origin or annotation, ()
+
+
+def _types(annotation: object) -> set[object]:
+    return {kind for kind, _ in _walk(annotation)}
+
+
+def _metadata(info: FieldInfo) -> list[object]:
+    return [*info.metadata, *(part for _, metadata in _walk(info.annotation) for part in metadata)]
+
+
+def _choices(annotation: object) -> list[str]:
+    """The words of a Literal anywhere in an annotation."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in _choices(part)]

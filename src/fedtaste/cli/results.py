@@ -1,0 +1,37 @@
+"""Print the results of runs: the table, the trade-off, notes and warnings; or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtaste.cli.output import emit, out, put
+from fedtaste.experiment.result import RunResult
+from fedtaste.report.html import warnings
+from fedtaste.report.tables import text_table
+from fedtaste.report.trade_off import Tradeoff
+
+
+def show_result(result: RunResult, report: Path, as_json: bool) -> None:
+    """Print the result of one run, and what to do next."""
+    if as_json:
+        emit(result.dump())
+        return
+    show_results([result], report)
+    if result.items:
+        put(f"Next: fedtaste recommend {report.parent} --likes TITLE")
+
+
+def show_results(results: Sequence[RunResult], report: Path, trade_off: Tradeoff | None = None) -> None:
+    """Print a table of results, their trade-off, notes and warnings, and where the report is."""
+    out.print(text_table(results, trade_off, out.width))
+    if trade_off:
+        out.print(trade_off.advice, style="bold", markup=False)
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        out.print(note, style="dim", markup=False)
+    for warning in warnings(results):
+        out.print(warning, style="bold red", markup=False)
+    for result in results:
+        if len(results) == 1 or "stopped after" in result.stopped.reason:
+            out.print(f"{result.method}: {result.stopped.reason}", style="dim", markup=False)
+    put(f"Report: {report}")

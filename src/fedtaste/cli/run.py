@@ -1,0 +1,107 @@
+"""`fedtaste run`: train one method; and what all commands that train share."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fedtaste import __version__
+from fedtaste.cli.options import RunOptions
+from fedtaste.cli.output import Bars, cache, ledger_folder, say
+from fedtaste.cli.results import show_result
+from fedtaste.data.sources import load
+from fedtaste.errors import RunError, SettingError, was_interrupted
+from fedtaste.experiment.folder import RunFolder, fingerprint, next_folder
+from fedtaste.experiment.plan import Plan
+from fedtaste.experiment.privacy import adds_noise
+from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import Data, Prepared, execute, prepare
+from fedtaste.methods import find_method
+from fedtaste.report.html import shape, write_report
+from fedtaste.text import count
+from fedtaste.wire.accounting import epsilons
+
+
+def run(settings: Settings, options: RunOptions) -> None:
+    """Train one method on one data set."""
+    began = time.perf_counter()
+    find_method(settings.method)
+    if adds_noise(settings):
+        say("Loading the data and working out the noise.")
+    data = load_data(settings)
+    path = options.out or new_folder(data.name, settings.method)
+    prepared = prepare(settings, data, strict=True, began=began)
+    check_ledger(options.ledger, [prepared], data)
+    announce_privacy(prepared)
+    folder = create_folder(path, prepared, data, options.ledger)
+    with Bars() as bars:
+        result = train_folder(folder, prepared, data, bars)
+    show_result(result, path / "report.html", options.as_json)
+
+
+def load_data(settings: Settings) -> Data:
+    """Load the data of these settings, through the user's cache."""
+    return load(settings.data, seed=settings.seed, cache=cache(), log=say)
+
+
+def new_folder(*names: str) -> Path:
+    """A new folder under runs/, named after the data and the method."""
+    return next_folder(Path("runs"), "-".join(names).replace("/", "-").replace(":", "-"))
+
+
+def create_folder(path: Path, prepared: Prepared, data: Data, ledger: Path | None) -> RunFolder:
+    """Make the run folder, which remembers a ledger other than the default."""
+    folder = RunFolder.create(path, prepared.settings.model_dump(), data, __version__)
+    name_ledger(folder, ledger)
+    return folder
+
+
+def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True) -> RunResult:
+    """Train, or go on with, the run of a folder, write its report, and return its result."""
+    try:
+        LedgerFolder(ledger_folder()).enter({folder: prepared}, say)
+        result = execute(prepared, folder, bars)
+        if report:
+            write_report([result], folder.path, data=shape(data), runs=[folder.path])
+    except (KeyboardInterrupt, SystemError) as error:
+        if not was_interrupted(error):
+            raise
+        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
+    return result
+
+
+def check_ledger(file: Path | None, runs: list[Prepared], data: Data) -> None:
+    """Verify the ledger before a run folder is made. Refuse --ledger where nothing would be written to it."""
+    if any(prepared.plan.wire.mechanism for prepared in runs):
+        LedgerFolder(ledger_folder()).open(file, fingerprint(data))
+    elif file is not None:
+        raise SettingError(
+            "--ledger would change nothing: no run has noise and a bound. Add --epsilon, or leave it out."
+        )
+
+
+def name_ledger(folder: RunFolder, file: Path | None) -> None:
+    """Remember a ledger other than the default with the run, for `fedtaste resume`."""
+    if file is not None:
+        write_note(folder, file=str(file.resolve()))
+
+
+def announce_privacy(prepared: Prepared) -> None:
+    """Say before a run with noise what it will promise, and how noise and data go together."""
+    plan = prepared.plan
+    if plan.wire.mechanism is None:
+        return
+    promise = _promise(plan)
+    if prepared.settings.noise_seed is not None:
+        promise = f"no epsilon is promised, since the noise is repeatable (with secret noise: {promise})"
+    say(f"Noise {plan.wire.mechanism.noise:.3g} x the bound: {promise}.")
+    if plan.predictor:
+        say(str(plan.predictor["advice"]))
+
+
+def _promise(plan: Plan) -> str:
+    assert plan.wire.mechanism is not None
+    epsilon = epsilons(plan.wire.mechanism, plan.rounds, plan.delta).epsilon
+    return f"epsilon {epsilon:.3g}, delta {plan.delta:.2g} after {count(plan.rounds, 'round')}"

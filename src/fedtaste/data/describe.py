@@ -1,0 +1,64 @@
+"""Describe a data set in a few numbers, for `fedtaste data describe`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtaste.data.interactions import Floats, Interactions
+from fedtaste.data.supervised import Supervised, shape_text
+from fedtaste.data.user_files import BroughtSplit
+
+FEW = 20  # clients or classes that fit a screen
+
+
+def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, object]:
+    """Counts and ranges of a data set, by name."""
+    if isinstance(data, Supervised):
+        return _client_facts(data)
+    table = data.train if isinstance(data, BroughtSplit) else data
+    activity = np.bincount(table.person, minlength=len(table.people))
+    popularity = np.sort(np.bincount(table.item, minlength=len(table.items)))[::-1]
+    tenth = popularity[: max(1, len(popularity) // 10)].sum() / max(len(table), 1)
+    counts: dict[str, object] = {
+        "name": data.name, "people": len(table.people), "items": len(table.items), "interactions": len(table),
+        "density_percent": round(100 * len(table) / max(len(table.people) * len(table.items), 1), 3),
+        "median_per_person": float(np.median(activity)),
+        "least_per_person": int(activity.min()), "most_per_person": int(activity.max()),
+        "top_tenth_of_items_percent": round(100 * float(tenth), 1),
+        "ratings": _span(table.value) if table.value is not None else "none",
+        "time": "none" if table.time is None else f"{table.time.min():.0f} to {table.time.max():.0f} (seconds)",
+    }  # fmt: skip
+    if isinstance(data, BroughtSplit):
+        counts |= {
+            "valid": 0 if data.valid is None else len(data.valid),
+            "test": len(data.test),
+            "negatives": 0 if data.negatives is None else len(data.negatives),
+        }
+    notes = data.notes if isinstance(data, BroughtSplit) else table.notes
+    return counts | ({"notes": " ".join(notes)} if notes else {})
+
+
+def _client_facts(data: Supervised) -> dict[str, object]:
+    """What clients hold; where there are few clients and classes, also the examples of each class."""
+    sizes, tests = ([len(y) for y in targets] for targets in (data.targets, data.test_targets))
+    counts: dict[str, object] = {"name": data.name, "task": data.task, "clients": len(sizes), "features": data.width}
+    if len(data.shape) > 1:
+        counts["shape"] = shape_text(data.shape)
+    if data.classes:
+        counts["classes"] = data.classes
+    counts |= {
+        "examples": sum(sizes),
+        "test_examples": sum(tests),
+        "least_per_client": min(sizes),
+        "most_per_client": max(sizes),
+    }
+    if data.task == "labels" and len(sizes) <= FEW and data.classes <= FEW:
+        names = data.clients or tuple(str(client) for client in range(len(sizes)))
+        counts["examples_of_each_class"] = {
+            name: np.bincount(y.astype(int), minlength=data.classes).tolist() for name, y in zip(names, data.targets)
+        }
+    return counts | ({"notes": " ".join(data.notes)} if data.notes else {})
+
+
+def _span(values: Floats) -> str:
+    return f"{values.min():g} to {values.max():g}, mean {values.mean():.3f}"

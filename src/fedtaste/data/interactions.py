@@ -1,0 +1,159 @@
+"""Interactions and Histories: who took which item, how much they liked it, and when.
+
+`Interactions` is the table as it was read, with vocabularies and titles; `Histories` is the same as one ragged array by
+person, oldest first: what a device holds, and what every kernel reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtaste.errors import DataError
+from fedtaste.text import count
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Histories:
+    """One ragged array by person; a person's slice is in time order, oldest first.
+
+    >>> h = Histories(np.array([0, 2, 3]), np.array([7, 1, 7], np.int32), np.ones(3, np.float32))
+    >>> h.people, len(h), h.of(0).tolist()
+    (2, 3, [7, 1])
+    """
+
+    starts: NDArray[np.int64]  # [people + 1]
+    items: Ints  # [n]
+    values: Floats  # [n]
+
+    @property
+    def people(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def of(self, person: int) -> Ints:
+        return self.items[self.starts[person] : self.starts[person + 1]]
+
+    @cached_property
+    def owners(self) -> Ints:
+        """The person of every entry, [n]."""
+        return np.repeat(np.arange(self.people, dtype=np.int32), self.lengths)
+
+    def where(self, keep: NDArray[np.bool_]) -> Histories:
+        """The entries for which `keep` [n] holds; the people stay the same."""
+        counts = np.bincount(self.owners[keep], minlength=self.people)
+        return Histories(starts_of(counts), self.items[keep], self.values[keep])
+
+    def distinct(self) -> Histories:
+        """Every item once per person, where it stands first."""
+        width = int(self.items.max(initial=0)) + 1
+        keep = np.zeros(len(self), bool)
+        keep[np.unique(self.owners.astype(np.int64) * width + self.items, return_index=True)[1]] = True
+        return self.where(keep)
+
+    def without(self, other: Histories) -> Histories:
+        """The entries whose item the same person does not have in `other`."""
+        width = 1 + max(int(self.items.max(initial=0)), int(other.items.max(initial=0)))
+        mine, theirs = (h.owners.astype(np.int64) * width + h.items for h in (self, other))
+        return self.where(~np.isin(mine, theirs))
+
+    def take(self, people: NDArray[np.integer]) -> Histories:
+        """The histories of these people, in this order."""
+        lengths = self.lengths[people]
+        starts = starts_of(lengths)
+        index = np.arange(starts[-1]) + np.repeat(self.starts[people] - starts[:-1], lengths)
+        return Histories(starts, self.items[index], self.values[index])
+
+    def then(self, later: Histories) -> Histories:
+        """Each person's own entries followed by their entries in `later`."""
+        starts = self.starts + later.starts
+        items, values = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+        for part, offset in ((self, later.starts[:-1]), (later, self.starts[1:])):
+            index = np.arange(len(part)) + np.repeat(offset, part.lengths)
+            items[index], values[index] = part.items, part.values
+        return Histories(starts, items, values)
+
+    @staticmethod
+    def empty(people: int) -> Histories:
+        return Histories(np.zeros(people + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class Interactions:
+    """A data set: `person[i]` took `item[i]` with the rating `value[i]` at `time[i]`. Each pair stands once.
+
+    >>> data = Interactions("mine", np.array([0, 0, 1]), np.array([1, 0, 1]), ("ann", "bob"), ("tea", "jam"))
+    >>> len(data), data.titles, data.histories().lengths.tolist()
+    (3, ('tea', 'jam'), [2, 1])
+    """
+
+    name: str
+    person: Ints  # [n] index into people
+    item: Ints  # [n] index into items
+    people: tuple[str, ...]  # the people's names in the source
+    items: tuple[str, ...]  # the items' names in the source
+    value: Floats | None = None  # [n]; None: no ratings
+    time: NDArray[np.float64] | None = None  # [n]; None: the order is unknown
+    titles: tuple[str, ...] = ()  # for readers; the names where the source has no titles
+    genres: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was done to the source, for the reader
+
+    def __post_init__(self) -> None:
+        if not self.titles:
+            object.__setattr__(self, "titles", self.items)
+
+    def __len__(self) -> int:
+        return len(self.person)
+
+    def noted(self, *notes: str) -> Interactions:
+        return replace(self, notes=self.notes + notes)
+
+    def histories(self, seed: int = 0) -> Histories:
+        """The histories of all people, oldest first. Equal times are ordered by a seeded hash of (person, item): ids
+        follow popularity and rows follow the file, so either would leak into a split. Without time the hash alone is
+        the order."""
+        ties = hash_pairs(self.person, self.item, seed)
+        keys = (ties, self.person) if self.time is None else (ties, self.time, self.person)
+        order = np.lexsort(keys)
+        starts = starts_of(np.bincount(self.person, minlength=len(self.people)))
+        values = np.ones(len(self), np.float32) if self.value is None else self.value[order].astype(np.float32)
+        return Histories(starts, self.item[order].astype(np.int32), values)
+
+    def require(self, people: int = 2, items: int = 2) -> Interactions:
+        """Refuse data that is too small to learn from."""
+        if len(self.people) < people or len(self.items) < items:
+            raise DataError(
+                f"{self.name} has {count(len(self.people), 'person', 'people')} and {count(len(self.items), 'item')}; "
+                f"at least {people} people and {items} items are needed. Bring more data."
+            )
+        return self
+
+
+def hash_pairs(a: NDArray[np.integer], b: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
+    """A fixed, well-mixed 64-bit number for every pair."""
+    shift = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
+    return splitmix(a.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ b.astype(np.uint64) + shift)
+
+
+def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64: well-mixed numbers from different ones."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Where each part of a ragged array starts, and its end: [0, 2, 5] for parts of lengths 2 and 3."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,0 +1,267 @@
+"""The named data sets: where each comes from, how large it is, under which terms; and `load` for names and paths.
+
+A new data set is one entry of `SOURCES`, with a parser in publishers.py or a generator. No data set may be shipped.
+What GroupLens offers is downloaded and checked against its checksum; ML-100K, where only a package index is reachable,
+through pip from the RecBole wheel, which holds the same ratings. Files behind an account or a licence are put into the
+cache by a person; they are compared with the counts of the FedRAP paper, and a difference is noted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from fedtaste.data.archives import Archive, ByHand, Log, default_cache, fetch_url, fetch_wheel, obtain, read_by_hand
+from fedtaste.data.columns import ENDINGS, is_table
+from fedtaste.data.digits import digits, shifted_digits
+from fedtaste.data.domains import domains, looks_like_domains
+from fedtaste.data.generated import least_squares, logistic
+from fedtaste.data.interactions import Interactions
+from fedtaste.data.options import Options, read_options, split_path
+from fedtaste.data.publishers import (
+    parse_amazon_video,
+    parse_grouplens_100k,
+    parse_lastfm,
+    parse_ml_1m,
+    parse_qb_article,
+    parse_recbole_100k,
+    parse_tafeng,
+)
+from fedtaste.data.supervised import Supervised, linear
+from fedtaste.data.synthetic import synthetic
+from fedtaste.data.user_files import BroughtSplit, read_interactions, read_split
+from fedtaste.errors import DataError
+from fedtaste.text import did_you_mean
+
+Generator = Callable[[str, int], Interactions | Supervised]  # options after the colon, seed
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that has a name. It is fetched as `archives`, or put into the cache `by_hand`, or generated."""
+
+    name: str
+    about: str
+    people: int | None  # or clients; None: unknown
+    items: int | None  # or features
+    interactions: int | None  # or examples, for training and testing
+    terms: str
+    archives: tuple[Archive, ...] = ()
+    by_hand: ByHand | None = None
+    variants: Mapping[str, ByHand] = field(default_factory=dict)  # other readings of the file, named after a colon
+    generate: Generator | None = None
+
+    @property
+    def how(self) -> str:
+        return "fetched" if self.archives else "by hand" if self.generate in (None, _folder) else "made"
+
+    def load(self, options: str, seed: int, cache: Path, log: Log) -> Interactions | Supervised:
+        """The data; `options` is what follows the colon of the name."""
+        if self.generate is not None:
+            return self.generate(options, seed)
+        if options and options not in self.variants:
+            expected = " or ".join([self.name, *(f"{self.name}:{variant}" for variant in self.variants)])
+            raise DataError(f'"{self.name}:{options}" is not a data set. Expected {expected}; leave ":{options}" out.')
+        if options:
+            return read_by_hand(self.name, self.variants[options], cache)
+        if self.by_hand is not None:
+            return self._compare_counts(read_by_hand(self.name, self.by_hand, cache))
+        return self._compare_counts(obtain(self.name, self.archives, self.terms, cache, log))
+
+    def _compare_counts(self, data: Interactions) -> Interactions:
+        """Note where the counts are not those of the FedRAP paper; the data is used all the same."""
+        counts = len(data.people), len(data.items), len(data)
+        expected = self.people, self.items, self.interactions
+        if all(b in (a, None) for a, b in zip(counts, expected)):
+            return data
+        texts = [" x ".join("any" if n is None else f"{n:,}" for n in numbers) for numbers in (counts, expected)]
+        return data.noted(
+            f"People x items x interactions differ from the paper's: got {texts[0]}, expected {texts[1]}."
+        )
+
+
+def load(
+    name_or_path: str, *, seed: int = 0, cache: Path | None = None, log: Log = lambda _: None
+) -> Interactions | BroughtSplit | Supervised:
+    """Load a data set by a name of `SOURCES`, or a file with columns, or a folder with a split or with domains.
+
+    A name may have a size or options after a colon: `synthetic:60x40x500`, `tafeng:customers`, `logistic:R=0.1`.
+    `log` is told what the user should know: that something is fetched, under which terms, or that a cache is damaged.
+    A name comes before a path of the same name; write ./NAME for the path.
+
+    >>> data = load("synthetic:50x40x500", seed=1)
+    >>> len(data.people), len(data.items), len(data)
+    (50, 40, 500)
+    """
+    name, _, options = name_or_path.partition(":")
+    if name.lower() in SOURCES:
+        return SOURCES[name.lower()].load(options, seed, cache or default_cache(), log)
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path
+        return domains(path, seed=seed) if looks_like_domains(path) else read_split(path)
+    if not os.path.exists(path):
+        hint = "The path of a CSV or Parquet file, or of a folder with a split or with domains, may be given as well"
+        close = name if "=" in name_or_path[len(name) :] else name_or_path  # options would hide a near miss
+        raise DataError(f"{did_you_mean(close, SOURCES, 'data set')} {hint}; no such path exists.")
+    if not os.path.isfile(path):
+        raise DataError(f"{path} is not a regular file. Expected a CSV or Parquet file, or a folder with a split.")
+    if not is_table(path):
+        raise DataError(f"{path} is of no known format. Expected a name that ends in {', '.join(ENDINGS)}; rename it.")
+    return read_interactions(path)
+
+
+def _with_options(name: str, make: Callable[..., Supervised], options: Options) -> Generator:
+    """A generator of data that takes these options."""
+    return lambda text, seed: make(**read_options(name, text, options), seed=seed)
+
+
+def _linear(text: str, seed: int) -> Supervised:
+    if text:
+        raise DataError(f'"linear:{text}": linear has no options. Expected linear; leave ":{text}" out.')
+    return linear(seed=seed)
+
+
+def _synthetic(size: str, seed: int) -> Interactions:
+    parts = size.lower().split("x")
+    if not size:
+        return synthetic(seed=seed)
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise DataError(f'"{size}" is not a size. Expected PEOPLExITEMSxINTERACTIONS, as in synthetic:600x400x24000.')
+    return synthetic(*(int(part) for part in parts), seed=seed)
+
+
+def _folder(text: str, seed: int) -> Interactions | Supervised:
+    path, options = split_path(text)
+    if not path or "=" in path and not os.path.exists(path):
+        raise DataError(
+            f'"domains:{text}" names no folder. Expected domains:PATH, or domains:PATH,size=16,examples=200; the '
+            "folder has a .npz file, or a folder of images by class, for each domain."
+        )
+    return _with_options(f"domains:{path}", partial(domains, Path(os.path.expanduser(path))), DOMAINS)(options, seed)
+
+
+def _grouplens(file: str, sha256: str, folder: str, parse: Callable[..., Interactions]) -> Archive:
+    fetch = partial(fetch_url, f"https://files.grouplens.org/datasets/{folder}/{file}")
+    return Archive(file, sha256, "GroupLens", fetch, parse)
+
+
+GROUPLENS = (
+    "MovieLens data are by GroupLens, University of Minnesota: for research; not to be passed on, nor used "
+    "commercially, without their permission. In publications cite Harper and Konstan (2015), The MovieLens Datasets, "
+    "ACM TiiS 5(4)."
+)
+HETREC = (
+    "The HetRec 2011 Last.fm data are by the Information Retrieval Group, Universidad Autonoma de Madrid: for "
+    "non-commercial use. In publications cite Last.fm and Cantador, Brusilovsky and Kuflik (2011), HetRec, RecSys 2011."
+)
+AMAZON = "Collected by Julian McAuley, UCSD, for research. In publications cite the paper that his page names."
+TA_FENG = "No terms are stated that we know of; ask where you get it."
+TENREC = "CC BY-NC 4.0, by Tencent. In publications cite Yuan et al. (2022), Tenrec, NeurIPS 2022."
+OURS = "Made here; free to use."
+OPTDIGITS = "CC BY 4.0, by Alpaydin and Kaynak (1998), UCI Machine Learning Repository; comes with scikit-learn."
+THEIRS = "Those of the data that you bring."
+ML_100K_RATINGS = "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490"
+ML_100K = (
+    _grouplens(
+        "ml-100k.zip",
+        "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+        "movielens",
+        partial(parse_grouplens_100k, ratings_sha256=ML_100K_RATINGS),
+    ),
+    Archive(
+        file="recbole-1.2.1-py3-none-any.whl",
+        sha256="9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
+        origin="the RecBole 1.2.1 wheel",
+        fetch=partial(fetch_wheel, "recbole==1.2.1", "recbole-1.2.1-py3-none-any.whl"),
+        parse=partial(parse_recbole_100k, ratings_sha256=ML_100K_RATINGS),
+    ),
+)
+ML_1M_SHA256 = "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20"
+LASTFM_SHA256 = "6738f48195667ff03caaab4d32ca9a3133d8cc026b7c3cdaf6ce1010e913c59c"
+AMAZON_VIDEO = ByHand(
+    files=("ratings_Amazon_Instant_Video.csv", "amazon-video.csv"),
+    where="the Amazon product data of 2014 by Julian McAuley, UCSD (ratings only, Amazon Instant Video): "
+    "https://jmcauley.ucsd.edu/data/amazon/",
+    parse=parse_amazon_video,
+)
+TAFENG, TAFENG_CUSTOMERS = (
+    ByHand(
+        files=("ta_feng_all_months_merged.csv", "tafeng.csv"),
+        where="Kaggle, with an account: https://www.kaggle.com/datasets/chiranjivdas09/ta-feng-grocery-dataset",
+        parse=partial(parse_tafeng, customers=customers),
+    )
+    for customers in (False, True)
+)
+QB_ARTICLE = ByHand(
+    files=("QB-article.csv", "qb-article.csv"),
+    where="Tenrec by Tencent, after its licence is accepted: "
+    "https://static.qblv.qq.com/qblv/h5/algo-frontend/tenrec_dataset.html",
+    parse=parse_qb_article,
+)
+SIZES: Options = {"clients": ("clients", int), "examples": ("examples", int), "features": ("features", int)}
+LOGISTIC: Options = {"R": ("spread", float), **SIZES, "classes": ("classes", int)}
+LEAST_SQUARES: Options = {"R": ("spread", float), "condition": ("condition", float), "noise": ("noise", float), **SIZES}
+DIGITS: Options = {"skew": ("skew", int), "dirichlet": ("alpha", float), "clients": ("clients", int)}
+SHIFTED: Options = {"examples": ("examples", int)}
+DOMAINS: Options = {
+    **{name: (name, int) for name in ("size", "examples", "tests")},
+    "optdigits": ("optdigits", bool),
+}
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source(
+            "ml-100k", "MovieLens: people rate films, 1997-1998", 943, 1_682, 100_000, GROUPLENS, archives=ML_100K
+        ),
+        Source(
+            "ml-1m", "MovieLens: people rate films, 2000-2003", 6_040, 3_706, 1_000_209, GROUPLENS,
+            archives=(_grouplens("ml-1m.zip", ML_1M_SHA256, "movielens", parse_ml_1m),),
+        ),
+        Source(
+            "lastfm", "Last.fm, HetRec 2011: how often people play artists", 1_874, 17_612, None, HETREC,
+            archives=(_grouplens("hetrec2011-lastfm-2k.zip", LASTFM_SHA256, "hetrec2011", parse_lastfm),),
+        ),
+        Source(
+            "amazon-video", "Amazon Instant Video: people rate films and series", 1_372, 7_957, 23_181, AMAZON,
+            by_hand=AMAZON_VIDEO,
+        ),
+        Source(
+            "tafeng", "Ta Feng groceries as FedRAP counts them, by day; tafeng:customers for who buys what",
+            120, 32_266, None, TA_FENG, by_hand=TAFENG, variants={"customers": TAFENG_CUSTOMERS},
+        ),
+        Source(
+            "qb-article", "Tenrec: people click on articles", 24_516, 7_455, 266_356, TENREC, by_hand=QB_ARTICLE
+        ),
+        Source(
+            "synthetic", "a made world with planted tastes; synthetic:PEOPLExITEMSxINTERACTIONS for another size",
+            600, 400, 24_000, OURS, generate=_synthetic,
+        ),
+        Source(
+            "linear", "linear regression over 10 clients with 5 features and one true weight vector",
+            10, 5, 1_000, OURS, generate=_linear,
+        ),
+        Source(
+            "least-squares", "regression, each client's weights R from a centre; least-squares:R=0.3,condition=56",
+            50, 10, 4_000, OURS, generate=_with_options("least-squares", least_squares, LEAST_SQUARES),
+        ),
+        Source(
+            "logistic", "labels by each client's own weights, FedCLUP's; logistic:R=0.1,clients=10,examples=200",
+            10, 10, 4_000, OURS, generate=_with_options("logistic", logistic, LOGISTIC),
+        ),
+        Source(
+            "digits", "8 x 8 digits, 2 kinds at each client; digits:skew=3,clients=20 or digits:dirichlet=0.3",
+            10, 64, 1_797, OPTDIGITS, generate=_with_options("digits", digits, DIGITS),
+        ),
+        Source(
+            "shifted-digits", "8 x 8 digits in five ways, one at each client; shifted-digits:examples=96",
+            5, 192, 1_797, OPTDIGITS, generate=_with_options("shifted-digits", shifted_digits, SHIFTED),
+        ),
+        Source(
+            "domains", "a folder of pictures of several kinds, such as Digits-5; domains:PATH,size=16,examples=200",
+            None, None, None, THEIRS, generate=_folder,
+        ),
+    )
+}  # fmt: skip

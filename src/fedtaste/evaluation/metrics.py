@@ -1,0 +1,96 @@
+"""Metrics as functions of ranks, and intervals over people.
+
+A rank is one positive's: 1 + how many candidates beat or tie it, the person's other positives not counted. With several
+positives p_1 <= p_2 <= ... (ranks sorted), the i-th stands at place p_i + i - 1 of the person's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def ranking_metrics(ranks: NDArray[np.integer], owners: NDArray[np.integer], k: int = 10) -> dict[str, Array]:
+    """Per person with at least one positive: hr@k (any hit), recall@k, ndcg@k, mrr@k.
+
+    >>> m = ranking_metrics(np.array([1, 3, 50]), np.array([0, 0, 1]))
+    >>> m["hr@10"].tolist(), m["recall@10"].tolist(), m["mrr@10"].tolist()
+    ([1.0, 0.0], [1.0, 0.0], [1.0, 0.0])
+    """
+    order = np.lexsort((ranks, owners))
+    ranks, owners = np.asarray(ranks)[order], np.asarray(owners)[order]
+    _, first, counts = np.unique(owners, return_index=True, return_counts=True)
+    person = np.repeat(np.arange(len(first)), counts)
+    nth = np.arange(len(ranks)) - np.repeat(first, counts)
+    places = ranks + nth
+    hit = places <= k
+
+    def per_person(values: Array) -> Array:
+        return np.bincount(person, weights=values, minlength=len(first)).astype(np.float64)
+
+    hits = per_person(hit.astype(float))
+    gain = per_person(np.where(hit, 1 / np.log2(places + 1.0), 0.0))
+    ideal = np.cumsum(1 / np.log2(np.arange(2, k + 2)))[np.minimum(counts, k) - 1]
+    reciprocal: Array = np.where(places[first] <= k, 1 / places[first], 0.0) if len(first) else np.zeros(0)
+    return {
+        f"hr@{k}": (hits > 0).astype(float),
+        f"ndcg@{k}": gain / ideal,
+        f"recall@{k}": hits / counts,
+        f"mrr@{k}": reciprocal,
+    }
+
+
+def rating_metrics(errors: Array) -> dict[str, float]:
+    """RMSE, and accuracy: the share of ratings told to within half a star."""
+    return {"rmse": float(np.sqrt(np.mean(errors**2))), "accuracy": float(np.mean(np.abs(errors) <= 0.5))}
+
+
+def means(values: Mapping[str, Array | list[float]]) -> dict[str, float]:
+    """The mean of each metric over people, rounded to six digits."""
+    return {name: round(float(np.mean(v)), 6) for name, v in values.items()}
+
+
+def interval(values: Array, *, draws: int = 1000, seed: int = 0) -> list[float]:
+    """95 % bootstrap interval of the mean over people."""
+    return _bounds(_resample(len(values), draws, seed) @ values / len(values))
+
+
+def stratified(shares: Array, examples: Array) -> list[float]:
+    """95 % interval of the mean of clients' shares, for these clients and other examples of theirs; a share of 0 or 1
+    is taken as if two more examples had come out one each way (Agresti and Coull)."""
+    near = (shares * examples + 1) / (examples + 2)
+    error = 1.96 * float(np.sqrt(np.sum(near * (1 - near) / examples))) / len(shares)
+    middle = float(np.mean(shares))
+    return [round(max(middle - error, 0.0), 6), round(min(middle + error, 1.0), 6)]
+
+
+def rating_intervals(
+    errors: Array, owners: NDArray[np.integer], *, draws: int = 1000, seed: int = 0
+) -> dict[str, list[float]]:
+    """95 % bootstrap intervals over people (not over ratings: a person's errors go together)."""
+    _, person = np.unique(owners, return_inverse=True)
+    size = np.bincount(person).astype(float)
+    square, close = (
+        np.bincount(person, weights=errors**2),
+        np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float)),
+    )
+    weights = _resample(len(size), draws, seed)
+    mass = weights @ size
+    return {"rmse": _bounds(np.sqrt(weights @ square / mass)), "accuracy": _bounds(weights @ close / mass)}
+
+
+def _resample(people: int, draws: int, seed: int) -> Array:
+    """How often each person is drawn in each of `draws` resamples, [draws, people]."""
+    generator = np.random.default_rng(seed)
+    return np.stack(
+        [np.bincount(generator.integers(0, people, people), minlength=people) for _ in range(draws)]
+    ).astype(float)
+
+
+def _bounds(sample: Array) -> list[float]:
+    low, high = np.quantile(sample, [0.025, 0.975])
+    return [round(float(low), 6), round(float(high), 6)]

@@ -1,0 +1,241 @@
+"""Evaluation protocols (clean and published), evaluations of three kinds, and the test for leaking protocols.
+
+clean      training negatives come from everything outside the person's own training items; the round is chosen on
+           validation, then train + validation is learnt from and test is read once; validation and test have
+           negatives of their own; seen and new people are reported apart.
+published  the papers' rules: held-out items are never drawn as training negatives, validation and test share their
+           negatives, and the best round is chosen on TEST. Needed to check parity with the papers; it leaks, and
+           the result says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedtaste.core import People
+from fedtaste.data.interactions import Histories
+from fedtaste.data.sampling import SPLIT, TRAIN, key_of, samples, some
+from fedtaste.evaluation.metrics import interval, means, ranking_metrics, rating_intervals, rating_metrics, stratified
+from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks
+from fedtaste.result_part import JsonObject
+
+PROTOCOLS = ("clean", "published")
+MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
+TESTED = 2_000  # people on whom a protocol is tested for leaks, at most
+Ranks = tuple[NDArray[np.int64], NDArray[np.int64]]  # (ranks of positives, the people they belong to)
+
+
+class Evaluation(Protocol):
+    """Metrics of some people, however they are computed."""
+
+    @property
+    def values(self) -> JsonObject:
+        """Metrics by name, rounded, and the number of people."""
+        ...
+
+    @property
+    def intervals(self) -> JsonObject:
+        """95 % intervals of the metrics."""
+        ...
+
+    def exact(self) -> dict[str, float]:
+        """Metrics by name as they choose the best round."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class RankingMetrics:
+    """Ranking metrics by person: among sampled negatives, and in the full catalogue."""
+
+    sampled: dict[str, list[float]]
+    full: dict[str, list[float]] = field(default_factory=dict)  # empty where only sampled negatives were ranked
+
+    @staticmethod
+    def of_ranks(sampled: Ranks, full: Ranks | None = None) -> RankingMetrics:
+        """The metrics of (ranks, owners) pairs."""
+        parts = [{} if part is None else ranking_metrics(*part) for part in (sampled, full)]
+        return RankingMetrics(*({name: values.tolist() for name, values in part.items()} for part in parts))
+
+    @property
+    def kinds(self) -> dict[str, dict[str, list[float]]]:
+        """The metrics by kind: sampled, and full where it was ranked."""
+        return {"sampled": self.sampled} | ({"full": self.full} if self.full else {})
+
+    @property
+    def people(self) -> int:
+        return len(next(iter(self.sampled.values())))
+
+    @property
+    def values(self) -> JsonObject:
+        return {"people": self.people, **{kind: means(metrics) for kind, metrics in self.kinds.items()}}
+
+    @property
+    def intervals(self) -> JsonObject:
+        return {kind: {n: interval(np.array(v)) for n, v in metrics.items()} for kind, metrics in self.kinds.items()}
+
+    def exact(self) -> dict[str, float]:
+        return {name: float(np.mean(values)) for name, values in self.sampled.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionErrors:
+    """Errors of predicted numbers (ratings, regression) with the people they belong to."""
+
+    errors: list[float]
+    owners: list[int] | list[str]
+    stars: bool = True  # whether numbers are ratings: "within half a star" means nothing for others
+
+    @property
+    def values(self) -> JsonObject:
+        metrics = rating_metrics(np.array(self.errors))
+        rounded = {name: round(value, 6) for name, value in metrics.items() if self.stars or name == "rmse"}
+        return {"people": len(set(self.owners)), **rounded}
+
+    @property
+    def intervals(self) -> JsonObject:
+        intervals = rating_intervals(np.array(self.errors), np.array(self.owners))
+        return intervals if self.stars else {"rmse": intervals["rmse"]}
+
+    def exact(self) -> dict[str, float]:
+        return rating_metrics(np.array(self.errors))
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMetrics:
+    """Metrics of classifiers by client, with each client's number of test examples."""
+
+    metrics: dict[str, list[float]]
+    examples: list[int]
+
+    @property
+    def values(self) -> JsonObject:
+        return {"people": len(self.examples), **means(self.metrics)}
+
+    @property
+    def intervals(self) -> JsonObject:
+        """Over clients where they are many, otherwise over the test examples of these clients."""
+        shares = {name: np.array(values) for name, values in self.metrics.items() if name.endswith("accuracy")}
+        if len(self.examples) >= MANY:
+            return {name: interval(values) for name, values in shares.items()}
+        return {name: stratified(values, np.array(self.examples)) for name, values in shares.items()}
+
+    def exact(self) -> dict[str, float]:
+        return means(self.metrics)
+
+
+def join_folds(folds: list[JsonObject]) -> RankingMetrics | PredictionErrors:
+    """The evaluations of several groups of people as one; each is a dataclass as a dict, as a checkpoint holds it."""
+    if "errors" in folds[0]:
+        owners = [f"{group}/{owner}" for group, fold in enumerate(folds) for owner in fold["owners"]]
+        return PredictionErrors(sum((fold["errors"] for fold in folds), []), owners, folds[0]["stars"])
+
+    def join(kind: str) -> dict[str, list[float]]:
+        return {name: sum((fold[kind][name] for fold in folds), []) for name in folds[0][kind]}
+
+    return RankingMetrics(join("sampled"), join("full"))
+
+
+def rank_sampled(people: Personalised, positives: Histories, negatives: Histories) -> Ranks:
+    """(ranks, owners) of these people's positives against their negatives, which stand in the same order."""
+    both = positives.then(negatives)
+    width = max(int(both.lengths.max(initial=0)), 1)
+    column = np.arange(width)
+    candidates = np.zeros((len(people.people), width), np.int64)
+    filled = column < both.lengths[:, None]
+    candidates[filled] = both.items
+    positive = column < positives.lengths[:, None]
+    ranks, owners = [], []
+    for part, scores in people.scores(torch.from_numpy(candidates)):
+        ranks.append(sampled_ranks(scores, positive[part], (filled & ~positive)[part]))
+        owners.append(np.repeat(part, positives.lengths[part]))
+    return np.concatenate(ranks), np.concatenate(owners)
+
+
+def rank_full(people: Personalised, seen: Histories, positives: Histories, catalogue: int) -> Ranks:
+    """(ranks, owners) of these people's positives among everything that is not in their `seen` history."""
+    ranks, owners = [], []
+    for part, scores in people.scores(torch.arange(catalogue)):
+        ranks.append(full_ranks(scores, seen, positives, part))
+        owners.append(np.repeat(part, positives.lengths[part]))
+    return np.concatenate(ranks), np.concatenate(owners)
+
+
+def rating_errors(people: Personalised, query: Histories, scale: tuple[float, float]) -> PredictionErrors:
+    """Predicted minus true ratings over these people's query; predictions are kept on the rating scale."""
+    width = max(int(query.lengths.max(initial=0)), 1)
+    filled = np.arange(width) < query.lengths[:, None]
+    items, ratings = np.zeros(filled.shape, np.int64), np.zeros(filled.shape)
+    items[filled], ratings[filled] = query.items, query.values
+    errors, owners = [], []
+    for part, scores in people.scores(torch.from_numpy(items)):
+        gap = np.clip(scores.double().numpy(), *scale) - ratings[part]
+        errors.append(gap[filled[part]])
+        owners.append(np.repeat(part, query.lengths[part]))
+    return PredictionErrors(np.concatenate(errors).tolist(), np.concatenate(owners).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Held-out items of everybody, and the negatives that they are ranked against."""
+
+    positives: Histories
+    negatives: Histories
+
+    def columns(self, people: People) -> tuple[Histories, NDArray[np.int64]]:
+        """(each person's candidates, positives first; how many of them are positives)."""
+        positives = self.positives.take(people)
+        return positives.then(self.negatives.take(people)), positives.lengths
+
+
+def memoriser(
+    train: Histories, forbidden: Histories | None, held_out: HeldOut, catalogue: int, seed: int, *,
+    rounds: Sequence[int] = (50,),
+) -> list[tuple[int, float]]:  # fmt: skip
+    """(round, HR@10) of a "recommender" that learns nothing: it remembers how often each item was drawn as a training
+    negative, and prefers items that were drawn least. Under an honest protocol it is worse than popularity."""
+    people = some(np.flatnonzero(held_out.positives.lengths), TESTED, key_of(seed, SPLIT, 4))
+    columns, positives = held_out.columns(people)
+    draws, curve = np.zeros(len(columns), np.int64), []
+    pairs = columns.owners.astype(np.int64) * catalogue + columns.items
+    order = np.argsort(pairs, kind="stable")
+    for number in range(1, max(rounds) + 1):
+        key = key_of(seed, TRAIN, number - 1)
+        round = samples(train, people, catalogue=catalogue, negatives=4, batch=0, key=key, forbidden=forbidden)
+        who = np.repeat(np.arange(len(people)), round.lengths)
+        shown = (who.astype(np.int64) * catalogue + round.inputs.astype(np.int64))[round.targets == 0]
+        at = np.searchsorted(pairs[order], shown)
+        hit = (at < len(pairs)) & (pairs[order][np.minimum(at, len(pairs) - 1)] == shown)
+        np.add.at(draws, order[at[hit]], 1)
+        if number in rounds:
+            ranks = _rank_columns(-draws.astype(float), columns, positives)
+            curve.append((number, float(ranking_metrics(*ranks)["hr@10"].mean())))
+    return curve
+
+
+def beyond_chance(memory: float, popular: float, people: int) -> bool:
+    """Whether remembering beats popularity by more than three standard errors: on little data either may be ahead."""
+    error = ((memory * (1 - memory) + popular * (1 - popular)) / max(min(people, TESTED), 1)) ** 0.5
+    return bool(memory - popular > 3 * error)
+
+
+def popularity_hr(counts: NDArray[np.integer], held_out: HeldOut) -> float:
+    """HR@10 of ranking by how many people have an item."""
+    columns, positives = held_out.columns(np.flatnonzero(held_out.positives.lengths))
+    ranks = _rank_columns(counts[columns.items].astype(float), columns, positives)
+    return float(ranking_metrics(*ranks)["hr@10"].mean())
+
+
+def _rank_columns(scores: NDArray[np.float64], columns: Histories, positives: NDArray[np.int64]) -> Ranks:
+    """Ranks where each person's first `positives` columns are the positives; ties count against them."""
+    ranks = []
+    for person in range(columns.people):
+        own = scores[columns.starts[person] : columns.starts[person + 1]]
+        n = positives[person]
+        ranks.append(1 + (own[n:][None] >= own[:n][:, None]).sum(1))
+    return np.concatenate(ranks), np.repeat(np.arange(columns.people), positives)

@@ -1,0 +1,1 @@
+"""One experiment from settings to a typed result: plan, privacy, training phases, run folder, comparisons."""

@@ -1,0 +1,359 @@
+"""The run folder: everything that a run leaves behind, and everything that is needed to resume it.
+
+settings.json         the settings, the version that began the run, a hash of the data
+facts.json            the task's Facts             plan.json           every setting in force
+state.safetensors     the last checkpoint: phase, parameters, private parameters, curve
+final.safetensors     the trained state            model.safetensors   its shared part alone
+items.json            the catalogue: names, titles, genres, and counts (not in a private run)
+noise.key             32 secret bytes from which a private run draws noise and coins; needed to resume
+result.json           the RunResult that `--json` prints               report.html, plots/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedtaste.core import Params
+from fedtaste.data.interactions import Interactions
+from fedtaste.data.supervised import Supervised
+from fedtaste.data.user_files import BroughtSplit
+from fedtaste.engine.checkpoint import load_params, load_state, save_params, save_state
+from fedtaste.engine.run import State
+from fedtaste.errors import RunError
+from fedtaste.experiment.facts import FactsJson
+from fedtaste.experiment.plan import UNTIMED
+from fedtaste.experiment.privacy import adds_noise
+from fedtaste.experiment.progress import Progress
+from fedtaste.experiment.result import Comparison, RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.files.atomic import write_atomically
+from fedtaste.files.lock import lock_folder
+from fedtaste.result_part import JsonObject
+from fedtaste.tasks.base import Facts
+from fedtaste.wire.rng import KEY_BYTES, fresh_key
+
+FORMAT = "fedtaste-run-1"
+RESTORE = "Restore it from a copy, or run again."
+Data = Interactions | BroughtSplit | Supervised
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder; `create` begins a run, `open` checks that there is one."""
+
+    path: Path
+
+    @staticmethod
+    def create(path: Path, settings: JsonObject, data: Data, version: str) -> RunFolder:
+        """Begin a run in a new or empty folder. What a private run writes is readable by its owner only."""
+        folder, private = RunFolder(path), adds_noise(Settings(**settings))
+        try:
+            path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out."
+            ) from error
+        with lock_folder(path):
+            if (path / "settings.json").exists():
+                raise RunError(
+                    f"{path} holds a run already. Go on with it by `fedtaste resume {path}`, or choose another --out."
+                )
+            if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
+                raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")
+            if private:
+                path.chmod(0o700)
+                write_atomically(path / "noise.key", fresh_key(), 0o600)
+            folder.write(  # before everything else: from now on this is a run and can be resumed
+                "settings.json",
+                {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data),
+                 "nonce": secrets.token_hex(16), "private": private},
+            )  # fmt: skip
+            folder.write("items.json", catalogue(data, counts=not private))
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """The folder of a run that this version can read."""
+        folder = RunFolder(path)
+        if not (path / "settings.json").is_file():
+            if inner := next(path.glob("*/settings.json"), None) if path.is_dir() else None:
+                raise RunError(
+                    f"{path} is a comparison, or what is left of one. Its runs are the folders in it: give one, as in "
+                    f"`fedtaste resume {inner.parent}`."
+                )
+            raise RunError(
+                f"{path} is not a run folder: it has no settings.json. Give a folder that `fedtaste run` made."
+            )
+        header = folder.read("settings.json")
+        form = str(header.get("format"))
+        if form != FORMAT:  # versions up to 0.7.0 were called tacit
+            writer = f"{'tacit' if form.startswith('tacit-') else 'fedtaste'} {header.get('version')}"
+            raise RunError(f"{path} was written by {writer}, which fedtaste does not read. Use {writer}, or run again.")
+        return folder
+
+    # Identity
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has noise: then its files are readable by their owner only."""
+        try:
+            return bool(json.loads((self.path / "settings.json").read_text("utf-8")).get("private"))
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    @property
+    def federated(self) -> bool:
+        """Whether clients were on other machines, so that nobody's private parameters are here."""
+        return (self.path / "federation").is_dir()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").exists()
+
+    @property
+    def run_id(self) -> int:
+        """Stable run id: hash of the settings, the data fingerprint and a nonce of the folder. It tells the messages of
+        this run from another's."""
+        return self._id(with_nonce=True)
+
+    @property
+    def repeatable_run_id(self) -> int:
+        """The same without the nonce: equal for two runs with equal settings and data, for repeatable studies."""
+        return self._id(with_nonce=False)
+
+    def _id(self, with_nonce: bool) -> int:
+        if not (self.path / "settings.json").exists():  # a state without a run: nothing could be mixed up
+            return 0
+        header = self.read("settings.json")
+        machine = ("backend", "threads", "store")  # settings that change no number
+        settings = {n: v for n, v in dict(header.get("settings") or {}).items() if n not in machine}
+        nonce = header.get("nonce") if with_nonce else None
+        text = json.dumps([settings, header.get("data_hash"), nonce], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    def noise_key(self) -> bytes:
+        """The secret from which this run's noise is drawn."""
+        path = self.path / "noise.key"
+        try:
+            key = path.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be read ({error.strerror}). A resumed run must draw the same noise: restore the file "
+                "from a copy, or run again."
+            ) from error
+        if len(key) != KEY_BYTES:
+            raise RunError(f"{path} must hold {KEY_BYTES} bytes, got {len(key)}. {RESTORE}")
+        return key
+
+    # JSON files
+
+    def write(self, name: str, content: Mapping[str, object]) -> None:
+        text = json.dumps(content, indent=1, allow_nan=False, default=str).encode()
+        mode = 0o600 if name == "settings.json" else self._mode  # settings may hold the seed of the noise
+        write_atomically(self.path / name, text, mode)
+
+    def read(self, name: str) -> JsonObject:
+        """A file's JSON object."""
+        try:
+            content = json.loads((self.path / name).read_text("utf-8"), parse_int=_integer, parse_constant=_integer)
+            if not isinstance(content, dict):
+                raise ValueError("it is not a JSON object")
+            return content
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} has no {name}. The run may not have finished: `fedtaste resume {self.path}`."
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / name} cannot be read ({error}). {RESTORE}") from error
+
+    @property
+    def _mode(self) -> int | None:
+        return 0o600 if self.private else None
+
+    def settings(self) -> Settings:
+        """The settings with which the run was begun."""
+        try:
+            return Settings(**self.read("settings.json")["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise RunError(
+                f"{self.path / 'settings.json'} holds no settings of this fedtaste ({reason}). {RESTORE}"
+            ) from error
+
+    def facts(self) -> Facts:
+        """The facts of the run's task, without item features."""
+        try:
+            return FactsJson.model_validate(self.read("facts.json")).facts()
+        except ValidationError as error:
+            raise RunError(f"{self.path / 'facts.json'} has no usable {_fields(error)}. {RESTORE}") from error
+
+    def result(self) -> RunResult:
+        """The result of a finished run."""
+        content = json.dumps(self.read("result.json"))
+        try:
+            return RunResult.model_validate_json(content, strict=True)
+        except ValidationError as error:
+            raise RunError(f"{self.path / 'result.json'} has no usable {_fields(error)}. {RESTORE}") from error
+
+    def comparison(self) -> Comparison:
+        """compare.json of a folder of several runs."""
+        content = json.dumps(self.read("compare.json"))
+        try:
+            return Comparison.model_validate_json(content, strict=True)
+        except ValidationError as error:
+            raise RunError(
+                f"{self.path / 'compare.json'} has no usable {_fields(error)}. Restore it, or compare again."
+            ) from error
+
+    def items(self, number: int) -> JsonObject:
+        """items.json, with a name, a title and a count for each of so many items; counts are 0 in a private run."""
+        items = self.read("items.json")
+        if self.private:
+            items = items | {"counts": [0] * number}
+        for name, kind in (("names", str), ("titles", str), ("counts", int)):
+            column = items.get(name)
+            if not isinstance(column, list) or len(column) != number or not all(isinstance(x, kind) for x in column):
+                raise RunError(f"{self.path}/items.json does not hold {number:,} {name}. Restore it, or run again.")
+        return items
+
+    # What a resumed run must agree with
+
+    def same_data(self, data: Data) -> None:
+        """Refuse to go on with other data than the run began with; and write the catalogue, if a crash came before."""
+        if self.read("settings.json").get("data_hash") != fingerprint(data):
+            raise RunError(
+                f"The data have changed since {self.path} was begun; a resumed run would mix the two. "
+                "Restore the data, or run again."
+            )
+        if not (self.path / "items.json").exists():
+            self.write("items.json", catalogue(data, counts=not self.private))
+
+    def same_version(self, version: str) -> None:
+        """Refuse to go on with another version than the run began with: its defaults and arithmetic may differ."""
+        begun = self.read("settings.json").get("version")
+        if begun != version:
+            raise RunError(
+                f"{self.path} was begun by fedtaste {begun}; this is {version}, and a resumed run would mix the two. "
+                "Use that version, or run again."
+            )
+
+    def same_plan(self, shown: JsonObject, facts: Facts | None = None) -> None:
+        """Store every setting in force, and the facts of the task, with the run; refuse to go on under other settings,
+        as a version with other defaults would end elsewhere. Weights by age may be off where somebody new brings no
+        order."""
+        now = json.loads(json.dumps(shown))
+        if facts is not None and not (self.path / "facts.json").exists():
+            self.write("facts.json", facts.words())
+        if not (self.path / "plan.json").exists():
+            self.write("plan.json", now)
+            return
+        then = self.read("plan.json")
+        changed = [n for n in sorted({*then, *now}) if then.get(n) != now.get(n) and n not in UNTIMED]
+        if changed:
+            raise RunError(
+                f"{self.path} was begun with other values of {', '.join(changed)} than this fedtaste's defaults. "
+                "Use the fedtaste that began it, or run again."
+            )
+
+    # Checkpoints and trained parameters
+
+    def save(self, state: State | None, progress: Progress) -> None:
+        """Write a checkpoint; without a state, one between two phases."""
+        about = {"progress": asdict(progress), "run": self.run_id}
+        path = self.path / "state.safetensors"
+        if state is None:
+            save_params(path, {}, about, self._mode)
+        else:
+            save_state(path, state, about, self._mode)
+
+    def restore(self, fresh: Callable[[], State]) -> tuple[State | None, Progress | None]:
+        """(state, progress) of the last checkpoint; None where there is none."""
+        path = self.path / "state.safetensors"
+        if not path.exists():
+            return None, None
+        params, about = load_params(path)
+        if about.get("run", 0) != self.run_id:  # other noise, or other people, would make its epsilon untrue
+            raise RunError(
+                f"{path} was not written with the settings and the data that {self.path / 'settings.json'} names now. "
+                "Restore the folder from a copy, or run again."
+            )
+        try:
+            progress = Progress(**about["progress"])
+            for field, usual in asdict(Progress()).items():
+                if usual is not None and type(getattr(progress, field)) is not type(usual):
+                    raise TypeError(f"{field} must be a {type(usual).__name__}")
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{path} is not a checkpoint of this fedtaste ({error}). Run again.") from error
+        return (load_state(path, fresh())[0] if params else None), progress
+
+    def save_final(self, state: State) -> None:
+        save_params(self.path / "model.safetensors", state.shared, {"round": state.round}, self._mode)
+        save_state(self.path / "final.safetensors", state, {}, self._mode)
+
+    def final(self, fresh: State) -> State:
+        return load_state(self.path / "final.safetensors", fresh)[0]
+
+    def model(self, like: Params) -> Params:
+        """The shared parameters, which must have the names and shapes of `like`."""
+        params = load_params(self.path / "model.safetensors")[0]
+        if {n: v.shape for n, v in params.items()} != {n: v.shape for n, v in like.items()}:
+            raise RunError(f"{self.path}/model.safetensors is of another run. {RESTORE}")
+        return params
+
+
+def _integer(text: str) -> int:
+    """An integer of at most 300 digits; longer ones, NaN and Infinity are not written by fedtaste."""
+    if len(text) > 300 or not text.lstrip("-").isdigit():
+        raise ValueError(f"{text[:20]} is no number that fedtaste writes")
+    return int(text)
+
+
+def _fields(error: ValidationError) -> str:
+    """The names of the fields that did not validate."""
+    return ", ".join(dict.fromkeys(str(place["loc"][0]) if place["loc"] else "content" for place in error.errors()))
+
+
+def catalogue(data: Data, counts: bool = True) -> JsonObject:
+    """Names, titles and genres of the items; also how many people have each, where the run is not private."""
+    if isinstance(data, Supervised):
+        return {"names": [], "titles": [], "genres": [], "counts": []}
+    table = data.train if isinstance(data, BroughtSplit) else data
+    items: JsonObject = {"names": list(table.items), "titles": list(table.titles), "genres": list(table.genres)}
+    if counts:
+        items["counts"] = np.bincount(table.item, minlength=len(table.items)).tolist()
+    return items
+
+
+def fingerprint(data: Data) -> str:
+    """A hash of everything that training or evaluation reads, names included."""
+    digest = hashlib.sha256()
+    if isinstance(data, Supervised):
+        parts: list[np.ndarray | None] = [*data.features, *data.targets, *data.test_features, *data.test_targets]
+    else:
+        tables = [data] if isinstance(data, Interactions) else [data.train, data.valid, data.test]
+        parts = [column for t in tables if t is not None for column in (t.person, t.item, t.value, t.time)]
+        names = data if isinstance(data, Interactions) else data.train
+        digest.update(json.dumps([names.people, names.items]).encode())
+        if isinstance(data, BroughtSplit) and data.negatives is not None:
+            parts += [data.negatives.starts, data.negatives.items]
+    for part in parts:
+        digest.update(b"-" if part is None else np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def next_folder(base: Path, stem: str) -> Path:
+    """base/stem-N for the first N that is free."""
+    taken = set(os.listdir(base)) if base.is_dir() else set()
+    number = 1
+    while f"{stem}-{number}" in taken:
+        number += 1
+    return base / f"{stem}-{number}"

@@ -1,0 +1,196 @@
+"""Privacy of a run: from `--wire`, `--epsilon`, `--delta` to the method on its wire, and the notes about epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedtaste.core import Method, Model, Params, Stage
+from fedtaste.errors import SettingError
+from fedtaste.federation import cohort_size
+from fedtaste.methods.registry import PublicValues
+from fedtaste.tasks.base import Facts
+from fedtaste.text import count
+from fedtaste.wire.accounting import (
+    MEANINGLESS,
+    NO_BOUND,
+    REPEATABLE,
+    Mechanism,
+    PrivacyStatement,
+    check_budget,
+    default_delta,
+    epsilons,
+    statement,
+)
+from fedtaste.wire.parse import Wire, assemble, multiplier_for, parse, uploads_of
+from fedtaste.wire.rng import derive, seeded_key
+
+if TYPE_CHECKING:
+    from fedtaste.experiment.folder import RunFolder
+    from fedtaste.experiment.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A method that is still to be told what its wire does."""
+
+    model: Model
+    public: PublicValues  # without the wire
+    build: Callable[[PublicValues], Method]
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """The method on its wire, and the delta of its privacy statement."""
+
+    wire: Wire
+    delta: float
+
+
+def open_channel(settings: Settings, task: Facts, candidate: Candidate, rounds: int) -> Channel:
+    """Solve for the noise that `--epsilon` asks for, tell the method about it, and put the method on its wire."""
+    stages, delta = parse(settings.wire), settings.delta or default_delta(task.people)
+    check_budget(settings.epsilon, settings.delta)
+    plain = candidate.build(candidate.public)
+    if not stages and settings.epsilon is None:
+        return Channel(Wire(plain, Stage(), None, False), delta)
+    people, bounded = max(task.people, 1), bool(plain.privacy.bounds)
+    cohort = people if settings.cohort is None else cohort_size(settings.cohort, people)
+    if bounded and settings.cohort is not None:
+        raise SettingError(
+            f"--cohort is not for {settings.method}: everybody takes part in each of its sums. Leave it out."
+        )
+    solved = multiplier_for(stages, settings.epsilon, delta, rounds, cohort / people, bounded)
+    values = dict(stages)
+    noise = solved or values.get("noise") or values.get("local") or 0.0
+    if "local" in values:  # every device adds its own noise: the sum has that of all
+        noise *= math.sqrt(cohort)
+    public = replace(candidate.public, noise=noise, people=people, clip=values.get("clip") or 1.0)
+    method = candidate.build(public)
+    shape = task.shape or ((task.width,) if task.width else ())
+    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
+    likes: list[Params] = [{}] if method.pooled else uploads_of(method, candidate.model, inputs)
+    wire = assemble(stages, method, likes, everybody=people, rate=cohort / people, multiplier=solved)
+    return Channel(wire, delta)
+
+
+def channel_notes(settings: Settings, task: Facts, channel: Channel, rounds: int, elsewhere: bool) -> tuple[str, ...]:
+    """Everything that must be said about the wire; refuses a run that cannot keep what it is asked to promise."""
+    return (
+        *channel.wire.notes,
+        *_epsilon_notes(settings, task, channel, rounds),
+        *_secure_sum_notes(settings, channel.wire, rounds, elsewhere),
+    )
+
+
+def _secure_sum_notes(settings: Settings, wire: Wire, rounds: int, elsewhere: bool) -> tuple[str, ...]:
+    """Refuse secure sums without noise whose differences between rounds reveal a person; with nodes, warn."""
+    if wire.stage.secure_sum is None or wire.noisy or rounds < 2 or not wire.method.privacy.constant:
+        return ()
+    if elsewhere:
+        return (
+            "Secure sums without noise over several rounds: a node that misses a round shows its own sum as the "
+            "difference of two. Add noise, or let every node hold many people (fewest).",
+        )
+    raise SettingError(
+        f"--wire {settings.wire} hides nobody here: {settings.method} sends a person's list of items in every round; "
+        "where people come and go (--cohort, --dropout) the difference of two rounds' sums is one person's list. Add "
+        "noise (--wire clip=1,noise=1,secure), or let everybody take part in every round."
+    )
+
+
+def require_cohort(mechanism: Mechanism | None, people: int, rounds: int, delta: float) -> None:
+    """Refuse cohorts that may be empty, or too small for a secure sum. A round that releases nothing reveals something
+    about the secret coins, which no accountant counts; its chance, times what it adds to delta, must be negligible."""
+    if mechanism is None or mechanism.local or mechanism.rate >= 1:
+        return
+    few = range(3 if mechanism.sealed else 1)  # cohorts of these sizes release nothing
+    chance = sum(
+        math.comb(people, k) * mechanism.rate**k * (1 - mechanism.rate) ** (people - k) for k in few if k <= people
+    )
+    epsilon = min(epsilons(mechanism, rounds, delta).epsilon, 50.0)
+    if (1 + math.exp(epsilon)) * rounds * chance > delta / 10:
+        raise SettingError(
+            f"--cohort asks {mechanism.rate * people:.3g} of {people:,} people on average: a round that happens to ask "
+            "nobody, or too few for a secure sum, would release nothing, which reveals who was not asked. Ask more "
+            "people (30 are enough for most settings), or leave --cohort out."
+        )
+
+
+def _epsilon_notes(settings: Settings, task: Facts, channel: Channel, rounds: int) -> tuple[str, ...]:
+    """What must be said about epsilon; refuses `--promise` where no meaningful epsilon can be promised."""
+    mechanism, repeatable = channel.wire.mechanism, settings.noise_seed is not None
+    if settings.promise and (mechanism is None or repeatable):
+        why = REPEATABLE if repeatable else "there is no noise that an epsilon could be computed for"
+        raise SettingError(f"--promise was asked for, and no epsilon can be promised: {why}.")
+    if mechanism is None:
+        _refuse_idle_options(settings, channel.wire)
+        return (f"No epsilon is printed: {NO_BOUND}.",) if channel.wire.noisy else ()
+    epsilon, delta = epsilons(mechanism, rounds, channel.delta).epsilon, channel.delta
+    if epsilon > MEANINGLESS and settings.promise:
+        raise SettingError(f"--promise was asked for, and epsilon {epsilon:.3g} promises nothing. Use more noise.")
+    notes = []
+    if epsilon > MEANINGLESS:
+        notes.append(f"epsilon {epsilon:.3g} promises nothing: use more noise, or fewer rounds.")
+    if delta >= 1 / max(task.people, 1):
+        notes.append(
+            f"delta is {delta:.2g}, not below 1 in {task.people:,} people: such a promise may be kept by giving one "
+            f"person away. Smaller is better; {default_delta(task.people):.1g} is the default."
+        )
+    if settings.folds:
+        notes.append(
+            "epsilon is of the final model; the folds are trained apart, with noise of their own, to judge it."
+        )
+    if repeatable:
+        notes.append(f"No epsilon is promised: {REPEATABLE}.")
+    notes.append("The rounds are fixed beforehand: choosing the best would release more than the one model.")
+    return tuple(notes)
+
+
+def _refuse_idle_options(settings: Settings, wire: Wire) -> None:
+    """Refuse `--delta` and `--noise-seed` where there is no noise that they could change."""
+    if wire.noisy:
+        return
+    if settings.delta is not None or settings.noise_seed is not None and not settings.wire:
+        name = "delta" if settings.delta is not None else "noise-seed"
+        raise SettingError(
+            f"--{name} would change nothing: there is no noise. Add --epsilon, or --wire clip=1,noise=1."
+        )
+
+
+def adds_noise(settings: Settings) -> bool:
+    """Whether these settings ask for noise, so that outputs must be limited to what the promise covers."""
+    return settings.epsilon is not None or any(name in ("noise", "local") for name, _ in parse(settings.wire))
+
+
+def privacy_statement(settings: Settings, wire: Wire, rounds: int, delta: float) -> dict[str, object] | None:
+    """The privacy statement of a run of so many planned rounds; None where there is no noise. It does not depend on how
+    many rounds were run: a stop that depends on the data never lowers epsilon."""
+    if not wire.noisy:
+        return None
+    return statement(wire.mechanism, rounds, delta, repeatable=settings.noise_seed is not None).dump()
+
+
+def privacy_sentence(fields: Mapping[str, object] | None) -> list[str]:
+    """A privacy statement as one sentence, where an epsilon is promised."""
+    promise = PrivacyStatement.model_validate(fields) if fields else None
+    if promise is None or promise.epsilon is None:
+        return []
+    return [
+        f"Private: epsilon {promise.epsilon:.3g} with delta {promise.delta:.2g}, against {promise.against}, where "
+        f"{promise.adjacency}; noise {promise.noise:.3g} x the bound, {count(promise.rounds or 0, 'planned round')}."
+    ]
+
+
+def phase_key(settings: Settings, folder: RunFolder, phase: str) -> bytes:
+    """The key from which this phase draws its noise: derived from the run folder's secret key or, for a study, from the
+    noise seed. It differs between phases, and with a secret key between runs: otherwise the difference of two releases
+    would have no noise."""
+    if settings.noise_seed is not None or not adds_noise(settings):
+        seed = settings.seed if settings.noise_seed is None else settings.noise_seed
+        return seeded_key(seed, folder.repeatable_run_id, phase)
+    return derive(folder.noise_key(), folder.run_id, phase)  # the run id: other settings draw other noise

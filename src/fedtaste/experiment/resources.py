@@ -1,0 +1,30 @@
+"""Threads and memory of this process."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import numba
+import torch
+
+from fedtaste.errors import SettingError
+
+
+def threads(number: int | None) -> None:
+    """Set the number of threads. By default kernels use every core and torch one: its operations here are small, and two
+    threads that wait for each other on a busy machine are ten times slower than one."""
+    if number is None:
+        torch.set_num_threads(1)
+        return
+    most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    if not 1 <= number <= most:
+        raise SettingError(f"--threads must be from 1 to {most} on this machine, got {number}.")
+    torch.set_num_threads(number)
+    numba.set_num_threads(number)
+
+
+def peak_rss_mb() -> float:
+    """The largest memory that this process has had. macOS counts bytes where Linux counts kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

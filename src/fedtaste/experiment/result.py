@@ -1,0 +1,297 @@
+"""Typed results of runs and comparisons: what `--json` prints, what result.json holds, what reports are made from.
+
+`RunResult` and `ComparisonResult` are frozen pydantic models, and `dump` gives their JSON objects. Names of metrics
+("hr@10") are data and stand in dicts; everything else is an attribute. A field that has a default here is written only
+where it was set: `secure`, for example, is missing from the JSON of a run without secure sums.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from fedtaste.result_part import Count, Interval, ResultPart
+from fedtaste.wire import accounting
+
+RoundNumber = Annotated[int, Field(ge=1, lt=2**63)]
+Amount = Annotated[float, Field(ge=0)]
+GroupIntervals = dict[str, Interval | dict[str, Interval]]  # named as the metrics of `Scores`
+
+
+class Scores(ResultPart):
+    """Metrics of a group of people. A ranking has `sampled` and `full`; other tasks have their metrics by name (rmse,
+    accuracy, loss, ...), which `metric` reads."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+    people: Count
+    sampled: dict[str, float] | None = None
+    """Among 99 sampled items: hr@10, ndcg@10, recall@10, mrr@10."""
+    full: dict[str, float] | None = None
+    """Among all items that a person has not seen."""
+
+    def metric(self, name: str) -> float | None:
+        """A metric by its name, as in `sampled.hr@10` or `rmse`; None where it was not measured."""
+        group, _, key = name.rpartition(".")
+        metrics = {"sampled": self.sampled, "full": self.full, "": self.__pydantic_extra__}.get(group)
+        return (metrics or {}).get(key)
+
+
+class Intervals(ResultPart):
+    """95 % intervals of the metrics of people who took part in training (`seen`), and of `new` ones."""
+
+    seen: GroupIntervals
+    new: GroupIntervals | None
+
+
+class Stopped(ResultPart):
+    """The last round that was trained while the best round was searched for, and why it was the last."""
+
+    round: Count
+    reason: str
+
+
+class Leak(ResultPart):
+    """The leak detector: HR@10 of a memory of the negatives drawn in training, which learns nothing, and of popularity.
+    Under a clean protocol the memory is no better than popularity."""
+
+    memoriser_hr: float = Field(alias="memoriser_hr@10")
+    popularity_hr: float = Field(alias="popularity_hr@10")
+    leaks: bool
+    memoriser_curve: tuple[tuple[Count, float], ...] | None = None
+    """(round, HR@10), under the published protocol."""
+
+
+class Traffic(ResultPart):
+    """Bytes sent to train the final model."""
+
+    up_bytes: Count
+    down_bytes: Count
+    up_bytes_per_person_round: Count
+
+
+class Gradients(ResultPart):
+    """Gradient evaluations of one person, each over all of that person's data."""
+
+    per_person_round: Amount
+    total: Amount
+
+
+class Seconds(ResultPart):
+    """Wall-clock times; `train_cpu` is CPU time, and `round` the median round."""
+
+    setup: Amount
+    train: Amount
+    evaluate: Amount
+    train_cpu: Amount
+    round: Amount | None
+
+
+class LedgerTotal(ResultPart):
+    """What all private runs on the same people promise together (`fedtaste privacy ledger`)."""
+
+    runs: Count
+    epsilon: float | None
+    delta: float | None
+    repeatable_runs: Count
+
+
+class Predictor(ResultPart):
+    """FedVeil's forecast: the ratio r of noise to data, and which route it advises."""
+
+    r: float
+    advice: str
+
+
+class PrivacyStatement(accounting.PrivacyStatement):
+    """The privacy statement of a run, with FedVeil's forecast and the total of all runs on the same people."""
+
+    predictor: Predictor | None = None
+    ledger: LedgerTotal | None = None
+
+
+class CurvePoint(ResultPart):
+    """One round of the search, or of the only phase; bytes and gradients are of all rounds so far."""
+
+    round: RoundNumber
+    change: float | None
+    """How far the shared parameters moved, relative to their size."""
+    loss: float | None
+    answered: Count | None
+    zeros: float | None
+    """The share of exact zeros among the shared parameters."""
+    valid: dict[str, float] | None
+    up_bytes: Count
+    down_bytes: Count
+    gradients: Amount | None
+
+
+class ClientRow(ResultPart):
+    """One client of a task with few clients."""
+
+    client: str
+    accuracy: float | None = None
+    global_accuracy: float | None = None
+    examples: Count
+
+
+class SecureLeak(ResultPart):
+    """What an attacker recovers from the secure sums of several rounds without noise (F1 of people's items)."""
+
+    f1: float
+    worst_f1: float
+    attack: str
+    people: Count
+    in_sum: Count
+    rounds: Count
+    popularity_f1: float
+    """Of somebody who knows only what is popular."""
+
+
+class FederationRound(ResultPart):
+    """One round over real nodes; a private run does not tell who took part."""
+
+    phase: str
+    round: Count
+    nodes: tuple[str, ...] | None = None
+    people: Count | None = None
+    refused: dict[str, Count] | None = None
+    seconds: float
+
+
+class FederationHistory(ResultPart):
+    """The rounds of a federation over Flower."""
+
+    history: tuple[FederationRound, ...]
+
+
+class RunResult(ResultPart):
+    """The result of one run."""
+
+    data: str
+    task: str
+    method: str
+    settings: dict[str, object]
+    """Every setting in force, defaults included."""
+    protocol: str
+    wire: str
+    seed: int
+    rounds: Count
+    people: Count
+    members: Count
+    """People who took part in training."""
+    items: Count
+    feature_count: Count
+    interactions: Count | None
+    seen: Scores
+    new: Scores | None
+    intervals: Intervals
+    best_round: Count
+    stopped: Stopped
+    leak: Leak | None
+    traffic: Traffic
+    gradients: Gradients | None
+    privacy: PrivacyStatement | None
+    seconds: Seconds
+    peak_rss_mb: Amount
+    rejected_updates: dict[str, Count]
+    notes: tuple[str, ...]
+    run: str
+    """The run folder."""
+    scale: tuple[float, float]
+    """The smallest and the largest rating."""
+    curve: tuple[CurvePoint, ...]
+    weights: tuple[float, ...] | None = None
+    true_weights: tuple[float, ...] | None = None
+    by_client: tuple[ClientRow, ...] | None = None
+    secure: SecureLeak | None = None
+    federation: FederationHistory | None = None
+
+    def metric(self, key: str) -> float | None:
+        """A metric by its key, as in `seen.sampled.hr@10` or `new.rmse`; None where it was not measured."""
+        who, _, name = key.partition(".")
+        scores = {"seen": self.seen, "new": self.new}.get(who)
+        return scores.metric(name) if scores else None
+
+    def interval(self, key: str) -> Interval | None:
+        """The 95 % interval of a metric; None where there is none."""
+        who, _, name = key.partition(".")
+        group, _, last = name.rpartition(".")
+        intervals = {"seen": self.intervals.seen, "new": self.intervals.new}.get(who) or {}
+        ends = intervals.get(group) if group else intervals
+        interval = ends.get(last) if isinstance(ends, dict) else None
+        return interval if isinstance(interval, tuple) else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the run promises; None where it promises nothing."""
+        return self.privacy.epsilon if self.privacy else None
+
+
+class Heterogeneity(ResultPart):
+    """How far clients' data are apart (`R`), against the error (`noise`) of a fit to one client's `n` examples. `lam`
+    is what FedCLUP would take for the linear model that this was measured with."""
+
+    R: float
+    noise: float
+    n: float
+    clients: Count
+    lam: float | None
+
+
+def _folder_name(name: str) -> str:
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError("must be the name of a folder in the folder of the comparison")
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+
+
+class Comparison(ResultPart):
+    """compare.json: the folders of the runs, and what their trade-off was measured with."""
+
+    runs: Annotated[tuple[FolderName, ...], Field(min_length=1)]
+    heterogeneity: Heterogeneity | None = None
+    left_out: dict[str, str] = {}
+    axes: tuple[str, ...] = ()
+
+
+class SurfacePoint(ResultPart):
+    """Where a run stands on the axes of `--axes`, by the axis's name; None for an infinite epsilon."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, int | float | None] = Field(init=False)
+
+    run: str
+
+
+class SurfaceSummary(ResultPart):
+    """The runs that no other beats in all of the axes at once."""
+
+    axes: tuple[str, ...]
+    points: tuple[SurfacePoint, ...]
+    front: tuple[str, ...]
+
+
+class TradeoffSummary(ResultPart):
+    """Quality against costs: the runs on each cost's front, the run to choose, and why."""
+
+    metric: str
+    front: dict[str, tuple[str, ...]]
+    choice: str | None
+    advice: str
+    surface: SurfaceSummary | None = None
+
+
+class ComparisonResult(ResultPart):
+    """The result of `fedtaste compare`."""
+
+    results: tuple[RunResult, ...]
+    report: str
+    tradeoff: TradeoffSummary | None
+    left_out: dict[str, str]
+    """Why runs are missing from the results, by name."""

@@ -1,0 +1,128 @@
+"""The settings of one experiment, with types and bounds; the command line and --config files are made from them.
+
+A field's docstring is the help text of its option. Values that depend on the data (a cohort that is too large, more
+threads than cores) are checked later, in `prepare`; the settings of a method (`set`) by the method itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict
+
+MAX_SEED = 2**63 - 1
+
+
+def _cohort(value: object) -> object:
+    """Read `10` as a number of people and `0.1` as a share of them."""
+    try:
+        if isinstance(value, str):
+            return int(value) if value.lstrip("+-").isdecimal() else float(value)
+    except ValueError:
+        value = None
+    if not isinstance(value, int | float):
+        raise ValueError("must be a number of people such as 100, or a share of them such as 0.1")
+    return value
+
+
+def _new_people(value: object) -> object:
+    """Read a share from 0 to below 1, or `folds`."""
+    if value == "folds":
+        return value
+    try:
+        share = float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < 1:
+        raise ValueError("must be a share from 0 to below 1, or folds")
+    return share
+
+
+Share = Annotated[float, Ge(0), Le(1), AllowInfNan(False)]
+Seed = Annotated[int, Ge(0), Le(MAX_SEED)]
+Positive = Annotated[float, Gt(0), AllowInfNan(False)]
+
+
+class Settings(BaseModel):
+    """What one experiment is asked to do. Values that are left out get their defaults in `plan`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data: str = "ml-100k"
+    """A name of `fedtaste data list`, a CSV or Parquet file, or a folder with train.csv and test.csv."""
+    task: Literal["ranking", "ratings", "regression", "labels"] | None = None
+    """What to predict; the data decide when it is left out."""
+    method: str = "fedals"
+    """The method to train. An unknown name lists all of them."""
+    set: dict[str, str] = {}
+    """A setting of the method, its model, its examples or its server's optimiser, as in --set k=64."""
+    rounds: Annotated[int, Ge(1)] | None = None
+    """The largest number of rounds; the method has a default."""
+    cohort: Annotated[int | float, BeforeValidator(_cohort)] | None = None
+    """Clients per round: a number of people, or a share such as 0.1. Everybody takes part when it is left out."""
+    dropout: Share = 0.0
+    """The share of a round's cohort that does not answer."""
+    protocol: Literal["clean", "published"] = "clean"
+    """How results are measured: clean, or published (the rules of the papers, which leak test items)."""
+    split: Literal["leave-one-out", "temporal", "random"] = "leave-one-out"
+    """How each history is split into training, validation and test."""
+    new_people: Annotated[float | Literal["folds"], BeforeValidator(_new_people)] | None = None
+    """The share of people who take no part in training and are evaluated as new (default 0.1), or `folds`: ten further
+    trainings, in which everybody is new once."""
+    tolerance: Share | None = None
+    """Stop when a round changes the shared parameters by less than this, relative to their size."""
+    patience: Annotated[int, Ge(0), Le(2**31)] | None = None
+    """Stop when validation has not improved for this many rounds; 0 never stops."""
+    seed: Seed = 0
+    """The seed of everything random, except for secret noise."""
+    backend: Literal["auto", "loop", "vmap", "kernel"] = "auto"
+    """How clients are computed: one at a time, batched, or by compiled code. Results agree up to rounding."""
+    download: Literal["dense", "sparse", "rows", "int8"] = "dense"
+    """How tables are encoded in a download; clients compute with the values that they decode."""
+    store: Literal["memory", "disk"] = "memory"
+    """Where people's private item rows are kept: in memory, or in a file of the run folder."""
+    threads: Annotated[int, Ge(1)] | None = None
+    """The number of threads; compiled code uses all cores when it is left out."""
+    wire: str = ""
+    """What happens to uploads, as in clip=1.0,noise=0.8,secure. In this order: sparsify=0.1, quantise=8, clip=1.0,
+    noise=0.8 (or local=1.0), secure (or secure=10); or, in place of the plain sum: bound, trim=0.1, median, krum=0.1."""
+    epsilon: Positive | None = None
+    """The privacy budget of the whole run for each person; the noise is solved for. Smaller is more private."""
+    delta: Annotated[float, Gt(0), Lt(1)] | None = None
+    """The probability with which the privacy guarantee may fail (default min(people^-1.1, 1e-6))."""
+    noise_seed: Seed | None = None
+    """For studies: draw noise, cohorts and rounding from this number, so that they can be repeated. Whoever knows the
+    number can remove the noise, so no epsilon is promised. They are secret when it is left out."""
+    promise: bool = False
+    """Refuse to run where no epsilon can be promised."""
+
+    @property
+    def folds(self) -> bool:
+        """Whether everybody is evaluated as new once."""
+        return self.new_people == "folds"
+
+    @property
+    def new_share(self) -> float:
+        """The share of people who take no part in training."""
+        if self.new_people is None:
+            return 0.0 if self.protocol == "published" else 0.1
+        return 0.0 if isinstance(self.new_people, str) else self.new_people
+
+
+class FederationSettings(BaseModel):
+    """What a federation of processes (`fedtaste federate`) needs to know beside the settings of its run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    nodes: Annotated[int, Ge(1), Le(1000)] = 4
+    """The number of SuperNodes, among which everybody's data are divided."""
+    deadline: Annotated[float, Gt(0), Le(86_400)] = 120.0
+    """Seconds that a node has to answer; nodes that miss it count as dropped out for that round."""
+    least: Annotated[float, Gt(0), Le(1)] = 0.5
+    """The share of a round's cohort that must answer."""
+    host: str = "127.0.0.1"
+    """The address of the SuperLink. With --write-app: the name by which nodes reach it."""
+    port: Annotated[int, Ge(1), Le(65535)] | None = None
+    """The port of the SuperLink; a free one when it is left out. With --write-app: of its proxy (8443)."""

@@ -1,0 +1,159 @@
+"""Federations: the data that each person or client holds, who takes part in a round, and who drops out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtaste.core import People
+from fedtaste.data.interactions import Histories
+from fedtaste.data.sampling import COHORT, DROPOUT, TRAIN, Ragged, key_of, samples, uniform
+from fedtaste.errors import DataError, SettingError
+from fedtaste.wire.rng import coins as secret_coins
+
+ExampleForm = Literal["samples", "history"]  # as in Method.examples
+
+
+@dataclass(eq=False)
+class Federation:
+    """People who hold data. `examples(people, round, form)` is what their devices compute with in that round.
+
+    `form` is `method.examples`: "samples" are shuffled examples with drawn negatives, "history" is the bare history in
+    order. The federation does not know the method, so whoever runs one asks for the form that it needs.
+    """
+
+    people: int  # everybody, members or not: private parameters are numbered by person
+    members: People  # those who take part in training; a server of remote clients may add to them
+    examples: Callable[[People, int, ExampleForm], Ragged]
+    catalogue: int = 0  # items, where inputs are items
+    names: tuple[str, ...] = ()  # of clients, where they have any, for messages
+
+    def name(self, person: int) -> str:
+        """A person as a message names them."""
+        if self.names:
+            return f'client {person} ("{self.names[person]}")'
+        return f"person {person}" if self.catalogue else f"client {person}"
+
+    def cohort(
+        self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0,
+        coins: bytes | None = None,
+    ) -> tuple[People, People]:  # fmt: skip
+        """(requested, answering) of a round: a number or a share of the members, and those who did not drop out.
+
+        With the secret key `coins` each member is requested or not by an independent coin, `size` of them on average
+        (Poisson sampling). Without it exactly `size` are requested, by the seed.
+        """
+        requested = self.members
+        if size is not None:
+            expected = cohort_size(size, len(self.members))
+            if coins is not None:
+                heads = secret_coins(coins, self.members) < expected / len(self.members)
+                requested = np.sort(self.members[heads])
+            else:
+                order = np.argsort(uniform(self.members, key_of(seed, COHORT, round)), kind="stable")
+                requested = np.sort(self.members[order[:expected]])
+        stay = uniform(requested, key_of(seed, DROPOUT, round)) >= dropout
+        return requested, requested[stay]
+
+
+def cohort_size(size: int | float, people: int) -> int:
+    """The number of people in a cohort that is given as a number (an int) or as a share of them (a float up to 1)."""
+    if isinstance(size, float) and 0 < size <= 1:
+        return max(1, round(size * people))
+    if isinstance(size, int) and 1 <= size <= people:
+        return size
+    raise SettingError(f"A cohort must be a number from 1 to {people:,} or a share such as 0.1, got {size}.")
+
+
+def of_histories(
+    histories: Histories,
+    catalogue: int,
+    *,
+    negatives: int = 4,
+    batch: int = 0,
+    seed: int = 0,
+    members: People | None = None,
+    forbidden: Histories | None = None,
+    stream: int = TRAIN,
+) -> Federation:
+    """A federation in which each person holds their own history of items.
+
+    Methods that learn from samples get `negatives` drawn items for each item of the history, in batches of `batch`
+    (0: all at once); methods that learn from histories get the history itself. `forbidden` items are never drawn (the
+    published protocol); `stream` numbers the random stream that they are drawn from.
+    """
+
+    def examples(people: People, round: int, form: ExampleForm) -> Ragged:
+        if form == "history":
+            part = histories.take(people)
+            return Ragged(part.starts, part.items, part.values)
+        key = key_of(seed, stream, round)
+        return samples(
+            histories, people, catalogue=catalogue, negatives=negatives, batch=batch, key=key, forbidden=forbidden
+        )
+
+    learners = np.arange(histories.people) if members is None else np.asarray(members, np.int64)
+    return Federation(histories.people, learners[histories.lengths[learners] > 0], examples, catalogue)
+
+
+def of_arrays(
+    features: Sequence[NDArray[np.generic]],
+    targets: Sequence[NDArray[np.generic]],
+    *,
+    batch: int = 0,
+    seed: int = 0,
+    names: tuple[str, ...] = (),
+) -> Federation:
+    """A federation in which each client holds rows of features with a target each; with a batch, in another order every
+    round."""
+    check_clients(features, targets)
+    starts = np.concatenate([[0], np.cumsum([len(x) for x in targets])]).astype(np.int64)
+    inputs = np.concatenate(features).astype(np.float32)
+    outputs = np.concatenate(targets).astype(np.float32)
+
+    def examples(people: People, round: int, form: ExampleForm) -> Ragged:
+        index = np.concatenate([np.arange(starts[p], starts[p + 1]) for p in people])
+        if batch:
+            draw, owner = uniform(index, key_of(seed, TRAIN, round)), np.repeat(people, np.diff(starts)[people])
+            place = np.empty(len(starts), np.int64)
+            place[people] = np.arange(len(people))
+            index = index[np.lexsort((draw, place[owner]))]
+        lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[people])]).astype(np.int64)
+        return Ragged(lengths, inputs[index], outputs[index], batch, even=True)
+
+    return Federation(len(targets), np.flatnonzero(np.diff(starts)), examples, names=names)
+
+
+def check_clients(features: Sequence[NDArray[np.generic]], targets: Sequence[NDArray[np.generic]]) -> None:
+    """Raise DataError where the arrays of the clients do not fit together."""
+    if len(features) != len(targets) or not sum(len(y) for y in targets):
+        raise DataError(
+            f"Clients need features and targets alike, and one example at least; got features of {len(features)} "
+            f"clients, targets of {len(targets)}, and {sum(map(len, targets))} examples in all."
+        )
+    for client, (x, y) in enumerate(zip(features, targets)):
+        if len(x) != len(y):
+            raise DataError(f"Client {client} must have a target for each example, got {len(x)} and {len(y)} targets.")
+        if np.shape(x)[1:] != np.shape(features[0])[1:]:
+            raise DataError(
+                f"All clients must have examples of one shape; client {client} has {np.shape(x)[1:]}, client 0 has "
+                f"{np.shape(features[0])[1:]}. Cut or pad the features of one of them."
+            )
+
+
+def pooled(federation: Federation) -> Federation:
+    """One client that holds everybody's examples: the baseline without privacy. Items become pairs (person, item)."""
+
+    def examples(people: People, round: int, form: ExampleForm) -> Ragged:
+        apart = federation.examples(federation.members, round, form)
+        inputs, ends = apart.inputs, np.array([0, len(apart.targets)])
+        if federation.catalogue:
+            return Ragged(ends, np.stack([np.repeat(federation.members, apart.lengths), inputs], 1), apart.targets)
+        order = np.argsort(uniform(np.arange(len(inputs)), key_of(0, TRAIN, round)), kind="stable")  # clients mixed
+        return Ragged(ends, inputs[order], apart.targets[order], apart.batch, even=True)
+
+    return Federation(1, np.zeros(1, np.int64), examples)

@@ -1,0 +1,130 @@
+"""Run a federation on one machine: cut the data into shards, start SuperLink and nodes, follow the run to its result.
+
+In the run folder:
+    federation.json            the options of the federation, for `fedtaste resume`
+    federation/nodes/node-0/   a node's shard and store: its people's data and private parameters
+    federation/app/            the Flower app        federation/flower/   certificates, keys, logs, Flower's own files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedtaste import __version__
+from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.progress import ProgressListener
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import FederationSettings, Settings
+from fedtaste.experiment.train import Data, make_task
+from fedtaste.files.lock import lock_folder
+from fedtaste.flower.app_files import write_app
+from fedtaste.flower.cluster import Cluster
+from fedtaste.flower.processes import Config, Log, require_flower
+from fedtaste.flower.shards import cut_shards
+from fedtaste.flower.status import StatusReader
+from fedtaste.flower.validation import refuse_unfit
+from fedtaste.wire.parse import parse
+
+SUBMISSIONS = 6  # of a run, if its server or the SuperLink dies
+POLL_SECONDS = 0.3
+
+
+def prepare_federation(path: Path, settings: Settings, data: Data, options: FederationSettings) -> RunFolder:
+    """Create the run folder, with everybody's data in the folders of the nodes."""
+    require_flower()
+    if options.host not in ("127.0.0.1", "localhost", "::1"):
+        raise SettingError(
+            f"--host must be 127.0.0.1, localhost or ::1 on one machine, got {options.host}: a SuperLink accepts apps "
+            "without a password and runs them on every node. For other machines use --write-app DIR (docs/deploy.md)."
+        )
+    refuse_unfit(settings, options.nodes)
+    make_task(settings, data)  # refuses settings that do not fit the data
+    shards = cut_shards(data, settings, options.nodes)
+    folder = RunFolder.create(path, settings.model_dump(), data, __version__)
+    (path / "federation").mkdir(mode=0o700, exist_ok=True)
+    for number, shard in enumerate(shards):
+        node = path / "federation" / "nodes" / f"node-{number}"
+        node.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shard.save(node / "shard.safetensors")
+    folder.write("federation.json", options.model_dump())
+    return folder
+
+
+def _read_options(folder: RunFolder) -> FederationSettings:
+    try:
+        values = folder.read("federation.json")
+        if set(values) != set(FederationSettings.model_fields):
+            raise TypeError(f"it has {', '.join(sorted(values)) or 'nothing'}")
+        return FederationSettings(**values)
+    except (ValidationError, TypeError) as error:
+        raise RunError(
+            f"{folder.path}/federation.json is not valid for this fedtaste ({str(error).splitlines()[0]}). Restore it."
+        ) from error
+
+
+def run_federation(folder: RunFolder, watch: ProgressListener, log: Log, log_rounds: bool = False) -> RunResult:
+    """Run, or continue, the federation of this folder on this machine; returns its result. `log_rounds`: log every
+    round, where no progress bar is shown."""
+    require_flower()
+    options, place = _read_options(folder), folder.path.resolve() / "federation"
+    with lock_folder(place):
+        if folder.finished:
+            return folder.result()
+        secure = "secure" in dict(parse(folder.settings().wire))  # then nodes take part in nothing else
+        configs: list[Config] = []
+        for number in range(options.nodes):
+            node = place / "nodes" / f"node-{number}"
+            shard = node / "shard.safetensors"
+            if not shard.exists():
+                raise RunError(f"{node} has no shard. Restore the run folder from a copy, or federate again.")
+            configs.append({"data": str(shard), "store": str(node / "store"), "name": node.name, "secure": secure})
+        config = options.model_dump(include={"nodes", "deadline", "least"})
+        config |= {"folder": str(folder.path.resolve()), "settings": "", "catalogue": ""}
+        app = write_app(place / "app", config)
+        log(f"Starting a SuperLink and {options.nodes} SuperNodes on {options.host}, with TLS and node keys.")
+        cluster = Cluster(place / "flower", configs, host=options.host, port=options.port, log=log)
+        with _share_threads(options.nodes), cluster:
+            _follow(cluster, app, config, StatusReader(place, watch, log, log_rounds))
+        return folder.result()
+
+
+def _follow(cluster: Cluster, app: Path, config: Config, status: StatusReader) -> None:
+    """Submit the run to Flower and show its progress; submit it again if its server died, until it has ended."""
+    for _ in range(SUBMISSIONS):
+        status.forget()
+        run = cluster.submit(app, config)
+        while True:
+            cluster.restart_ended()
+            if status.finished():
+                return
+            state = cluster.state(run)
+            if state in ("completed", "failed", "stopped") and not status.finished():
+                break
+            time.sleep(POLL_SECONDS)
+        status.log(f"The server ended ({state}) before the run did; it continues from its last round.")
+    raise RunError(
+        f"The server app ended {SUBMISSIONS} times before the run did. Its log is {status.folder / 'server.log'}; the "
+        f"end of the SuperLink's:\n{cluster.read_log('superlink')}\nThe last round is kept: `fedtaste resume "
+        f"{status.folder.parent}` continues it."
+    )
+
+
+@contextlib.contextmanager
+def _share_threads(nodes: int) -> Iterator[None]:
+    """Give each node of this machine its share of the cores, unless the environment says otherwise."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    values = {"NUMBA_NUM_THREADS": str(max(1, cores // nodes)), "OMP_NUM_THREADS": "1"}
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -1,0 +1,132 @@
+"""Validate settings for a federation, and what nodes reply: counts, metric sums, the form of uploads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from fedtaste.core import Download, StageContext, Upload
+from fedtaste.engine.backends import one_of, stacked, staged
+from fedtaste.errors import SettingError
+from fedtaste.experiment.plan import Plan
+from fedtaste.experiment.privacy import adds_noise
+from fedtaste.experiment.settings import Settings
+from fedtaste.flower.messages import MetricReport, MetricSums, TrainReport, parse_message
+from fedtaste.tasks.base import Facts
+from fedtaste.wire.parse import parse, upload_of
+from fedtaste.wire.rng import KEY_BYTES
+from fedtaste.wire.robust_sums import RULES
+from fedtaste.wire.secure_sums import FEWEST
+from fedtaste.wire.validation import REASONS
+
+
+def refuse_unfit(settings: Settings, nodes: int | None = None) -> None:
+    """Refuse settings that `fedtaste run` accepts and a federation of so many nodes cannot, or must not, follow."""
+    wire = dict(parse(settings.wire))
+    rule = next((name for name in wire if name in RULES), None)
+    if rule:
+        raise SettingError(
+            f"{rule} needs single people's uploads, and a node sends the sum of its people's. Leave it out."
+        )
+    if wire.get("secure"):
+        raise SettingError(
+            f"secure={wire['secure']:g} forms groups of people; between nodes there is one sum. Use secure alone."
+        )
+    if "secure" in wire and nodes is not None and nodes < FEWEST:
+        raise SettingError(f"A secure sum needs at least {FEWEST} nodes, got {nodes}. Use --nodes {FEWEST} or more.")
+    if settings.noise_seed is not None and adds_noise(settings):
+        raise SettingError(
+            "--noise-seed makes noise repeatable, but nodes draw noise from keys of their own. Leave it out, or use "
+            "`fedtaste run` for a study."
+        )
+    if settings.method == "centralised":
+        raise SettingError("centralised holds everybody's data in one place, so no federation can run it.")
+    if settings.folds:
+        raise SettingError(
+            "--new-people folds trains ten more times. Use `fedtaste run` for it, or a share such as 0.1."
+        )
+    if settings.protocol != "clean":
+        raise SettingError(
+            f"--protocol {settings.protocol} reads the test items while it trains. Use `fedtaste run` for it."
+        )
+
+
+def common_fields(settings: Settings, run: int, catalogue: str) -> dict[str, object]:
+    """The fields of every Order of a run. They hold no key or seed of noise: nodes draw from keys of their own."""
+    return {"run": run, "settings": settings.model_dump(exclude={"noise_seed"}), "catalogue": catalogue}
+
+
+def expected_upload(plan: Plan, facts: Facts, down: Download) -> Upload:
+    """An upload with the names, shapes and types of any valid reply to this download, after the clients' stages."""
+    shape = facts.shape or ((facts.width,) if facts.width else ())
+    inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
+    upload = Upload(upload_of(plan.method, plan.model, inputs, down), torch.ones(()))
+    context = StageContext(b"", int(down.round), 1.0)
+    return one_of(staged(plan.wire.stage, context, stacked([upload]), [bytes(KEY_BYTES)]))
+
+
+def valid_counts(report: TrainReport, people: int) -> bool:
+    """Whether a node's counts are possible for so many people."""
+    counts = [report.answered, *report.refused.values()]
+    return all(0 <= n <= people for n in counts) and sum(counts) <= people and set(report.refused) <= set(REASONS)
+
+
+def report_in_clear(values: Mapping[str, object]) -> TrainReport:
+    """The counts that a node of a secure sum sent in clear; zero if they cannot be parsed."""
+    try:
+        report = parse_message(TrainReport, str(values.get("json", "")))
+    except ValueError:
+        return TrainReport(answered=0)
+    return report if isinstance(report, TrainReport) and valid_counts(report, 2**31) else TrainReport(answered=0)
+
+
+RANKING_METRICS = {f"{group}.{name}@10" for group in ("sampled", "full") for name in ("hr", "ndcg", "recall", "mrr")}
+SUMS: dict[str, tuple[set[str], tuple[int, ...]]] = {  # by kind: names of metrics, how many sums each has
+    "ranking": (RANKING_METRICS, (2,)),
+    "ratings": ({"rmse", "accuracy"}, (5,)),
+    "numbers": ({"rmse", "accuracy"}, (5,)),
+    "clients": ({"accuracy", "loss", "global_accuracy", "global_loss"}, (2, 3)),
+}
+KINDS = {"ranking": "ranking", "ratings": "ratings", "regression": "numbers", "labels": "clients"}
+
+
+def valid_metrics(report: MetricReport, task: str, seen: int, new: int) -> bool:
+    """Whether a node's metric sums are possible: the sums of this task, of at most as many people as the node said it
+    has, and none larger than so many people can have."""
+    try:
+        return _valid_sums(report.seen, task, seen) and _valid_sums(report.new, task, new)
+    except (KeyError, TypeError, AttributeError, OverflowError, ValueError, IndexError):
+        return False
+
+
+def _valid_sums(part: MetricSums | None, task: str, most: int) -> bool:
+    if part is None:
+        return True
+    people, sums = part["people"], part["sums"]
+    names, widths = SUMS[part["kind"]]
+    valid = part["kind"] == KINDS[task] and type(people) is int and 0 < people <= most and len(sums) > 0
+    for name, values in sums.items():
+        valid &= name in names and len(values) in widths and all(isinstance(x, float | int) for x in values)
+        valid &= all(math.isfinite(x) and abs(x) < 1e15 for x in values)
+        if part["kind"] == "ranking" or name.endswith("accuracy"):  # each example adds between 0 and 1
+            valid &= 0 <= values[0] <= (people if len(values) < 5 else values[1]) * (1 + 1e-9)
+    return valid
+
+
+def missing_metrics(names: Mapping[str, str], reports: Mapping[str, MetricReport], refused: set[str]) -> list[str]:
+    """Notes for the result: the nodes (`names` by key) whose metrics are not in it, and why."""
+    silent = [name for key, name in names.items() if key not in reports and key not in refused]
+    unwilling = [name for key, name in names.items() if key not in reports and key in refused]
+    notes = [f"Judged without {', '.join(silent)}, who did not answer at the end."] if silent else []
+    if unwilling:
+        notes.append(f"Judged without {', '.join(unwilling)}, who refused to report metrics of their people.")
+    for part, people in (("seen", "people who took part"), ("new", "new people")):
+        few = [names[key] for key in sorted(reports) if part in reports[key].too_few]
+        if few:
+            notes.append(
+                f"The metrics of {people} are without those of {', '.join(few)}, where there are too few of them "
+                "(fewest in node.toml)."
+            )
+    return notes

@@ -1,0 +1,170 @@
+"""Building blocks of clients: gradient descent, curvature, splits of examples, ridge regression.
+
+Every function is for one person and runs under vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedtaste.core import Examples, Model, Params, Upload
+from fedtaste.params import dot, select
+
+Pull = Callable[[Params], Tensor]  # a penalty of the parameters, added to the loss
+
+
+def change(after: Params, before: Params, weight: Tensor) -> Upload:
+    """The upload of a difference of parameters."""
+    return Upload({name: weight * (after[name] - before[name]) for name in before}, weight)
+
+
+class Meter:
+    """Counts the gradients of a batch that this process has taken."""
+
+    gradients = 0
+
+
+def slope(
+    model: Model, params: Params, batch: Examples, only: Iterable[str], pull: Pull | None = None
+) -> tuple[Params, Params]:
+    """(gradient of loss + `pull` by the parameters named in `only`, the model's buffers after this batch)."""
+    moving = select(params, [name for name in only if name not in model.buffers])
+    still = {name: value for name, value in params.items() if name not in moving}
+
+    def objective(moving: Params) -> tuple[Tensor, Params]:
+        every = still | moving
+        value, buffers = model.learn(every, batch) if model.learn else (model.loss(every, batch), {})
+        return value + pull(every) if pull else value, buffers
+
+    Meter.gradients += 1
+    gradient: tuple[Params, Params] = grad(objective, has_aux=True)(moving)
+    return gradient
+
+
+def batches(examples: Examples, passes: int = 1) -> Iterator[Examples]:
+    """Every batch in order, `passes` times."""
+    for _ in range(passes):
+        for step in range(examples.mask.shape[0]):
+            yield Examples(examples.inputs[step], examples.targets[step], examples.mask[step])
+
+
+def descend(
+    model: Model,
+    params: Params,
+    examples: Examples,
+    lr: float | Tensor,
+    only: Iterable[str],
+    passes: int = 1,
+    pull: Pull | None = None,
+) -> Params:
+    """SGD over the batches, `passes` times, on the model's loss plus `pull`. Only the parameters named in `only` move;
+    buffers among them follow the batches."""
+    only = tuple(only)
+    for batch in batches(examples, passes):
+        gradient, buffers = slope(model, params, batch, only, pull)
+        params = step(params, gradient, buffers, lr, batch, only)
+    return params
+
+
+def step(
+    params: Params, gradient: Params, buffers: Params, lr: float | Tensor, batch: Examples, only: Iterable[str]
+) -> Params:
+    """One step of descent; a batch of pure padding changes nothing, penalties and buffers included."""
+    live = batch.mask.sum() > 0
+    after = {name: params[name] - lr * value for name, value in gradient.items()}
+    after |= {name: buffers[name] for name in only if name in buffers}
+    return params | {name: torch.where(live, value, params[name]) for name, value in after.items()}
+
+
+def curvature(model: Model, params: Params, examples: Examples, only: Iterable[str], probes: int = 12) -> Tensor:
+    """[2]: the largest curvature of the loss on all of a person's examples, which limits the step size, and the
+    curvature along an arbitrary direction, which says what is usual. The largest is the model's bound where it has
+    one, and otherwise comes from power iteration at these parameters."""
+    moving = select(params, [name for name in only if name not in model.buffers])
+    still = {name: value for name, value in params.items() if name not in moving}
+    batch = flat_examples(examples)
+    first = grad(lambda moving: model.loss(still | moving, batch))
+    turn = {name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()}
+    usual, largest = None, torch.zeros(())
+    probes = probes if model.bound is None else 1
+    for _ in range(probes):
+        turned = grad(lambda at, turn=turn: dot(turn, first(at)))(moving)
+        if usual is None:
+            usual = dot(turn, turned) / dot(turn, turn)
+        largest = dot(turned, turned).sqrt()
+        turn = {name: v / largest.clamp(min=1e-12) for name, v in turned.items()}
+    Meter.gradients += 2 * probes * examples.mask.shape[0]  # a product with the curvature costs two gradients
+    largest = largest if model.bound is None else model.bound(batch)
+    return torch.stack([largest, usual if usual is not None else largest])
+
+
+def measure_once(known: Tensor, measure: Callable[[], Tensor]) -> Tensor:
+    """`known` where it is positive, otherwise the measured value. Under vmap `measure` runs for all clients, since they
+    run one program; values already known are kept."""
+    try:
+        if bool((known > 0).all()):
+            return known
+    except RuntimeError:  # under vmap there is no single answer
+        return torch.where((known > 0).all(), known, measure())
+    return measure()
+
+
+def touched(params: Params, rows: Iterable[str], examples: Examples) -> Params:
+    """1 for what these examples reach and 0 for rows of the catalogue that none of them names; shaped to multiply."""
+    rows = frozenset(rows)
+
+    def mark(value: Tensor) -> Tensor:
+        count = torch.zeros(value.shape[0]).index_add(0, examples.inputs.flatten(), examples.mask.flatten())
+        return (count > 0).float().reshape(-1, *[1] * (value.ndim - 1))
+
+    return {name: mark(value) if name in rows else torch.ones(()) for name, value in params.items()}
+
+
+def one_batch(examples: Examples) -> Examples:
+    """All examples as one batch: [1, n] arrays."""
+    inputs, targets, mask = examples
+    return Examples(inputs.flatten(0, 1)[None], targets.flatten()[None], mask.flatten()[None])
+
+
+def flat_examples(examples: Examples) -> Examples:
+    """All examples without batches: [n] arrays."""
+    inputs, targets, mask = examples
+    return Examples(inputs.flatten(0, 1), targets.flatten(), mask.flatten())
+
+
+def ages(mask: Tensor) -> Tensor:
+    """How many examples came after each, [n] for a mask [n]: 0 for the newest, and on padding.
+
+    >>> ages(torch.tensor([1., 1., 1., 0.])).tolist()
+    [2.0, 1.0, 0.0, 0.0]
+    """
+    return (mask.flip(0).cumsum(0).flip(0) - 1).clamp(min=0)
+
+
+def halves(examples: Examples, share: float) -> tuple[Examples, Examples]:
+    """(support, query): `share` of the examples, evenly spread, and the others. The split is by example and never by
+    batch, so that a person with one batch has both."""
+    mask = examples.mask
+    place = mask.flatten().cumsum(0).reshape(mask.shape).double()  # 1, 2, ... over the real examples
+    support = mask * ((place * share).floor() > ((place - 1) * share).floor()).float()
+    return examples._replace(mask=support), examples._replace(mask=mask - support)
+
+
+def parts(examples: Examples, number: int) -> list[Examples]:
+    """The examples dealt in turn into `number` sets, each with a mask of its own."""
+    place = examples.mask.flatten().cumsum(0).reshape(examples.mask.shape) - 1  # 0, 1, ... over the real examples
+    return [examples._replace(mask=examples.mask * (place % number == part)) for part in range(number)]
+
+
+def ridge(features: Tensor, targets: Tensor, weights: Tensor, gram: Tensor, lam: Tensor) -> Tensor:
+    """argmin_u  sum_i w_i (f_i.u - t_i)^2 + u'(gram)u + lam |u|^2, by Cholesky.
+
+    features [n, p], targets [n], weights [n] (0 on padding), gram [p, p], lam [].
+    """
+    weighted = features * weights[:, None]
+    system = weighted.T @ features + gram + lam * torch.eye(features.shape[1], dtype=features.dtype)
+    return torch.cholesky_solve((weighted.T @ targets)[:, None], torch.linalg.cholesky(system))[:, 0]

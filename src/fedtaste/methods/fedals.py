@@ -1,0 +1,228 @@
+"""FedALS: alternating least squares from sums, exact on both sides. Equals central iALS; needs nothing but a sum.
+
+Ranking (Hu et al. 2008, regularised as Rendle et al. 2021), with m items, n people, histories H_i:
+    person  u_i = [a0 V'V + sum_{j in H_i} w v_j v_j' + lam (sum w + a0 m) I]^-1 sum w v_j
+    uploads for its items j: [u u', u, 1], and u u' once                    (training weights w are flat)
+    server  v_j = [a0 U'U + sum u u' + lam (n_j + a0 n) I]^-1 sum u
+The 1s, from which n_j is counted, are the same in every round. Where everybody takes part in every round they are sent
+in the first round only (`counts_once`), because a constant that is sent in sums of different people can be solved for.
+Serving weights a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
+say most about the next one, and nobody else needs to know the order.
+Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_j], and the residual as target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtaste.core import (
+    CohortExamples,
+    Download,
+    Examples,
+    Fast,
+    Method,
+    Model,
+    Params,
+    People,
+    PrivateStore,
+    Release,
+    Upload,
+)
+from fedtaste.errors import SettingError
+from fedtaste.kernels import als as kernels
+from fedtaste.methods.descent import ages, flat_examples, ridge
+from fedtaste.methods.registry import define
+from fedtaste.params import split
+from fedtaste.recipe import Recipe
+from fedtaste.signature import NonNegative, Share, Values
+
+
+@dataclass(frozen=True, eq=False)
+class FedALS:
+    """Settings, with the symbols of Rendle et al. 2021: `lam` (lambda) is the regularisation, multiplied by how many
+    observations a row has; `alpha0` is the weight of every item that a person did not take; `recency` and `floor`
+    weight a person's own items by age when they are served (1 turns that off). `counts_once`: everybody takes part in
+    every round, so counts are sent in the first round only."""
+
+    model: Model
+    _: KW_ONLY
+    lam: NonNegative = 0.01
+    alpha0: NonNegative = 0.3
+    recency: Share = 0.75
+    floor: Share = 0.02
+    counts_once: bool = False
+
+    @property
+    def ratings(self) -> bool:
+        """Whether targets are ratings (a model with biases) rather than the items of a history."""
+        return self.model.kind == "rating_factorization"
+
+    def method(self) -> Method:
+        if self.model.design is None:
+            raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
+        prior, alpha0 = (0.0, 0.0) if self.ratings else (self.alpha0 * self.model.catalogue, self.alpha0)
+        return Method(
+            self.init,
+            self.client,
+            self.server,
+            self.personalize,
+            examples="history",
+            rows=(*self.model.rows, "sums"),
+            fast=Fast(self.kernel, partial(self.kernel, wide=True)),
+            privacy=Release(constant=not self.counts_once),
+            recipe=Recipe("ridge", self.lam, prior, alpha0, self.recency, self.floor),
+        )
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        shared, _ = split(params, self.model.private)
+        return shared | ({} if self.ratings else {"gram": shared["item"].T @ shared["item"]}), {}
+
+    def solve(self, shared: Params, examples: Examples, weights: Tensor) -> Tensor:
+        """The person's exact vector, given the items; `examples` are flat [n], `weights` [n]."""
+        assert self.model.design is not None
+        features, offset = self.model.design(shared, examples.inputs)
+        if self.ratings:
+            size, strength = features.shape[-1], self.lam * weights.sum()
+            return ridge(features, examples.targets - offset, weights, torch.zeros(size, size), strength)
+        strength = self.lam * (weights.sum() + self.alpha0 * self.model.catalogue)
+        return ridge(features, torch.ones_like(weights), weights, self.alpha0 * shared["gram"], strength)
+
+    def sends_counts(self, download: Download) -> bool:
+        return not self.counts_once or float(download.round) == 0
+
+    def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        flat, shared = flat_examples(examples), download.params
+        user = self.solve(shared, flat, flat.mask)
+        rows = torch.zeros(shared["item"].shape[0])
+        count = target = rows.index_add(0, flat.inputs, flat.mask)
+        if self.ratings:
+            residual = flat.targets - user[-1] - shared["mean"]
+            target = rows.index_add(0, flat.inputs, flat.mask * residual)
+            user = torch.cat([user[:-1], torch.ones(1)])  # an item's bias multiplies 1
+        square = _upper(user[:, None] * user)
+        counts = (count[:, None],) if self.sends_counts(download) else ()
+        sums = torch.cat((count[:, None] * square, target[:, None] * user, *counts), 1)
+        return Upload({"sums": sums} | ({} if self.ratings else {"square": square}), torch.ones(())), {}
+
+    def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+        size = shared["item"].shape[1] + self.ratings
+        outer, vector, count = _split_sums(upload.total["sums"], size)
+        count = memory["count"] if count is None else count
+        gram, people = np.zeros((size, size)), 0.0
+        if not self.ratings:
+            gram = self.alpha0 * _full(upload.total["square"], size).double().numpy()
+            people = self.alpha0 * float(upload.weight)
+        strength = self.lam * (count.double().clamp(min=0) + people)  # noise may have made a count negative
+        strength[strength == 0] = 1.0  # nobody has this item: any positive number gives its exact answer, zero
+        item = _solve_items(outer, vector, strength, gram)
+        if memory:  # a cohort without anybody who has the item says nothing about it, except in the first round
+            old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
+            item = torch.where((count > 0)[:, None], item, old)
+        memory = {"begun": torch.ones(())} | ({"count": count} if self.counts_once else {})
+        if self.ratings:
+            return shared | {"item": item[:, :-1].contiguous(), "item_bias": item[:, -1].contiguous()}, memory
+        return {"item": item, "gram": item.T @ item}, memory
+
+    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
+        flat = flat_examples(examples)
+        weights = flat.mask * (self.floor + (1 - self.floor) * self.recency ** ages(flat.mask))
+        return shared | {"user": self.solve(shared, flat, weights)}
+
+    def kernel(
+        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples, wide: bool = False
+    ) -> tuple[Upload, dict[str, int]]:
+        """`client` for a cohort, compiled; `wide` as in `cohort_sums`."""
+        total, finite = self.cohort_sums(download.params, examples, wide)
+        if not self.sends_counts(download):
+            total["sums"] = total["sums"][:, :-1].contiguous()
+        return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
+
+    def cohort_sums(
+        self, params: Params, examples: CohortExamples, wide: bool = False
+    ) -> tuple[Params, NDArray[np.bool_]]:
+        """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
+        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding."""
+        shared = {name: value.numpy() for name, value in params.items()}
+        item, ones = shared["item"], np.ones(len(examples.inputs), np.float32)
+        table, targets, alpha0 = item, ones, self.alpha0
+        if self.ratings:
+            table = np.concatenate([item, np.ones((len(item), 1), np.float32)], 1)
+            targets, alpha0 = examples.targets - shared["item_bias"][examples.inputs] - shared["mean"], 0.0
+        p = table.shape[1]
+        gram = np.zeros((p, p), np.float32) if self.ratings else alpha0 * shared["gram"]
+        prior = self.lam * alpha0 * self.model.catalogue
+        users, finite = kernels.solve_people(
+            examples.starts, examples.inputs, targets, ones, table, gram, self.lam, prior
+        )
+        residuals = ones
+        if self.ratings:
+            bias = np.repeat(users[:, -1], examples.lengths)
+            residuals = (examples.targets - bias - shared["mean"]).astype(np.float32)
+            users[:, -1] = 1.0
+        sums = np.zeros((len(item), p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
+        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, len(item), finite)
+        kernels.sum_outer(starts, people, entries, residuals, users, sums)
+        total = {"sums": torch.from_numpy(sums)}
+        if not self.ratings:
+            usable = torch.from_numpy(users[finite]).double()
+            square = _upper(usable.T @ usable)
+            total["square"] = square if wide else square.float()
+        return total, finite
+
+
+def unread_by_solver(task: str, values: Values) -> dict[str, str]:
+    """Settings that methods with FedALS's exact solves do not read."""
+    unread = {"loss": "its solves are exact for the squared loss"}
+    if task == "ratings":
+        unread["alpha0"] = "items without a rating say nothing about ratings"
+    return unread
+
+
+fedals = define(
+    defaults={
+        "ranking": {"rounds": 8, "patience": 0},
+        "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
+    },
+    unread=unread_by_solver,
+)(FedALS)
+
+
+def _upper(square: Tensor) -> Tensor:
+    """[p, p] -> its upper triangle by rows, [p (p + 1) / 2]."""
+    i, j = torch.triu_indices(*square.shape)
+    return square[i, j]
+
+
+def _full(upper: Tensor, size: int) -> Tensor:
+    """The inverse of `_upper`."""
+    i, j = torch.triu_indices(size, size)
+    out = torch.zeros(size, size)
+    out[i, j] = upper
+    out[j, i] = upper
+    return out
+
+
+def _split_sums(sums: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of every item's sums: x x' (upper triangle), r x, and the number of people where it was sent."""
+    triangle = size * (size + 1) // 2
+    count = sums[:, triangle + size] if sums.shape[1] > triangle + size else None
+    return sums[:, :triangle], sums[:, triangle : triangle + size], count
+
+
+def _solve_items(outer: Tensor, vector: Tensor, strength: Tensor, gram: NDArray[np.float64]) -> Tensor:
+    """Every item's exact vector. Noise can leave a system without an inverse: its eigenvalues are then clamped to 0,
+    so that no direction is less certain than `strength` says and what is only noise stays small."""
+    item = torch.from_numpy(kernels.solve_items(outer.numpy(), vector.numpy(), strength.numpy(), gram))
+    lost = ~torch.isfinite(item).all(1) & torch.isfinite(outer).all(1) & torch.isfinite(vector).all(1)
+    if lost.any():
+        systems = torch.stack([_full(row, len(gram)) for row in outer[lost]]).double() + torch.from_numpy(gram)
+        values, turn = torch.linalg.eigh(systems)
+        values = values.clamp(min=0) + strength[lost][:, None]
+        item[lost] = ((turn @ ((turn.mT @ vector[lost].double()[..., None]) / values[..., None]))[..., 0]).float()
+    return item

@@ -1,0 +1,239 @@
+"""FedRAP: Federated Recommendation with Additive Personalization (Li, Long, Zhou; ICLR 2024).
+
+A person sees every item as common + own: score_j = <u, C_j + D_j> + b. C is shared; u, b and D stay with the person. A
+batch of B examples costs, with means over its rows (so with multiplicity, and only over rows that were drawn),
+    mean BCE - lam_a mean (D_j - C_j)^2 + mu_a mean |C_j|        lam_a, mu_a: lam, mu x schedule(round a)
+The released code never reads its schedule, decays every entry of u, b, D and C at every step, and shrinks its learning
+rates by the step and by the round; `released` runs it that way. Without it the schedule is real and nothing decays.
+
+Where we depart: the term in lam is concave, so own - common would grow for ever; a row whose mean square difference has
+passed `bound` is not pushed on. Decay by one factor for all rows is kept as one number per person (own rows
+are stored as D / scale) and one in the upload, so that nothing but touched rows is ever computed. `prox` is a soft
+threshold on the server: exact zeros, which the paper's penalty alone never gives.
+A person who meets C without a D of their own (on a page, by `recipe`) has u and b rebuilt against C as it stands.
+Central training is `passes=1, batch=0`: people meet in C only, so everybody's one step is a step of central descent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn import functional
+
+from fedtaste.core import (
+    CohortExamples,
+    Download,
+    Examples,
+    Fast,
+    Method,
+    Model,
+    Params,
+    People,
+    PrivateStore,
+    Release,
+    Upload,
+)
+from fedtaste.errors import SettingError
+from fedtaste.kernels import fedrap as kernels
+from fedtaste.methods.descent import Meter
+from fedtaste.methods.registry import RunContext, define, not_read
+from fedtaste.recipe import Recipe
+from fedtaste.signature import Count, NonNegative, Share, Values
+
+SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {
+    # of the round a = 0, 1, ...; square and frac are our reading of the paper's ablations
+    "tanh": lambda a: torch.tanh(a / 10),
+    "sin": lambda a: torch.sin(a / 10),
+    "square": lambda a: 1 - torch.floor(a / 10) % 2,  # ten rounds on, ten rounds off
+    "frac": lambda a: 1 / (a + 1),
+    "fixed": torch.ones_like,
+}
+
+
+class Decays(NamedTuple):
+    """The three decays of the released code, or none of them."""
+
+    weight: float = 0.0
+    step: float = 1.0
+    round: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class FedRAP:
+    """Settings, with the paper's symbols: `lr` moves u and b, `table_lr` moves C and D (both eta), `passes` are local
+    epochs; `lam` (lambda) pushes own and common apart, `mu` weights the `penalty` on C; `schedule` multiplies both.
+    `weight_decay`, `step_decay` and `round_decay` are the released code's. `parts`: common + own, only common (no D),
+    or only own (nothing is sent). `prox` and `bound`: see the module."""
+
+    model: Model
+    _: KW_ONLY
+    lr: NonNegative = 0.5
+    table_lr: NonNegative = 200.0
+    passes: Count = 10
+    lam: NonNegative = 0.1
+    mu: NonNegative = 0.1
+    penalty: Literal["l1", "l2", "none"] = "l1"
+    schedule: Literal["tanh", "sin", "square", "frac", "fixed"] = "tanh"
+    released: bool = True
+    weight_decay: NonNegative = 1e-4
+    step_decay: Share = 0.95
+    round_decay: Share = 0.97
+    parts: Literal["both", "common", "own"] = "both"
+    prox: NonNegative = 0.0
+    bound: NonNegative = 100.0
+
+    @property
+    def has_common(self) -> bool:
+        return self.parts != "own"
+
+    @property
+    def has_own(self) -> bool:
+        return self.parts != "common"
+
+    @property
+    def decays(self) -> Decays:
+        return Decays(self.weight_decay, self.step_decay, self.round_decay) if self.released else Decays()
+
+    def method(self) -> Method:
+        if self.model.kind != "additive":
+            raise SettingError(
+                "fedrap ranks with model=additive (common and own items). Leave model and task out, or use fedavg."
+            )
+        fastest, decays = max(self.lr, self.table_lr), self.decays
+        if fastest * decays.weight >= 1:
+            raise SettingError(
+                f"weight_decay={self.weight_decay:g} with a learning rate of {fastest:g} would flip the sign of every "
+                "number in one step: their product must be below 1. Lower one of them."
+            )
+        recipe = Recipe(
+            "descent", loss="bce", lr=self.lr, passes=self.passes, first=1, step_decay=decays.step,
+            round_decay=decays.round, shrink=decays.weight,
+        )  # fmt: skip
+        return Method(
+            self.init,
+            self.client,
+            self.server,
+            self.personalize,
+            rows=("item", "own"),
+            fast=Fast(self.kernel, scores=self.scores),
+            privacy=Release(curve_only=("loss",)),
+            recipe=recipe if self.has_common else None,
+        )
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        own = {"user": params["user"], "bias": params["bias"], "scale": torch.ones(())}
+        shared = {"item": params["item"]} if self.has_common else {}
+        return shared, own | ({"own": params["own"]} if self.has_own else {})
+
+    def strengths(self, round: Tensor) -> tuple[Tensor, Tensor]:
+        """(factor of the penalties, factor of the learning rates) in this round."""
+        if self.released:
+            return torch.ones(()), self.round_decay**round
+        return SCHEDULES[self.schedule](round), torch.ones(())
+
+    def cost(self, moving: Params, batch: Examples, strength: Tensor) -> Tensor:
+        """The objective of one batch."""
+        rows = {name: moving[name][batch.inputs] for name in ("common", "own") if name in moving}
+        logits = sum(rows.values(), torch.zeros(())) @ moving["user"] + moving["bias"]
+        each = functional.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none")
+        if self.parts == "both":
+            apart = ((rows["own"] - rows["common"]) ** 2).mean(1)
+            each = each - strength * self.lam * torch.where(apart < self.bound, apart, 0.0)
+        if self.has_common and self.penalty != "none":
+            size = rows["common"].abs() if self.penalty == "l1" else rows["common"] ** 2
+            each = each + strength * self.mu * size.mean(1)
+        return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+
+    def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        strength, speed = self.strengths(download.round)
+        shrink, fade, _ = self.decays
+        tables = {"common": download.params["item"]} if self.has_common else {}
+        tables |= {"own": own["own"]} if self.has_own else {}
+        sizes, vector = {"common": torch.ones(()), "own": own["scale"]}, {n: own[n] for n in ("user", "bias")}
+        loss, steps = torch.zeros(()), examples.mask.shape[0]
+        for step in range(self.passes * steps):
+            batch = Examples(*(x[step % steps] for x in examples))
+            moving = {name: sizes[name] * table for name, table in tables.items()} | vector
+            Meter.gradients += 1
+            slope, value = grad_and_value(self.cost)(moving, batch, strength)
+            live = (batch.mask.sum() > 0).float()  # a batch of pure padding is no step
+            fast, slow = live * speed * self.table_lr, live * speed * self.lr
+            sizes = {name: size * (1 - fast * shrink) for name, size in sizes.items()}
+            tables = {name: table - fast * slope[name] / sizes[name] for name, table in tables.items()}
+            vector = {name: (1 - slow * shrink) * v - slow * slope[name] for name, v in vector.items()}
+            loss = loss + value * batch.mask.sum() / (self.passes * examples.mask.sum())
+            speed = speed * fade**live
+        private = vector | {"scale": sizes["own"]} | ({"own": tables["own"]} if self.has_own else {})
+        if not self.has_common:
+            return Upload({}, torch.ones(())), private
+        scale = sizes["common"]
+        total = {"item": scale * (tables["common"] - download.params["item"]), "decay": scale - 1, "loss": loss}
+        return Upload(total, torch.ones(())), private
+
+    def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+        if not self.has_common:
+            return shared, memory
+        mean = upload.mean()
+        item = (1 + mean["decay"]) * shared["item"] + mean["item"]
+        return {"item": item.sign() * (item.abs() - self.prox).clamp(min=0) if self.prox else item}, memory
+
+    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
+        table = own["scale"] * own["own"] if self.has_own else torch.zeros_like(shared["item"])
+        tables = {"item": shared.get("item", torch.zeros_like(table)), "own": table}
+        return tables | {n: own[n] for n in ("user", "bias")}
+
+    def kernel(
+        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples
+    ) -> tuple[Upload, dict[str, int]]:
+        """`client` for a cohort, compiled."""
+        strength, rate = (float(x) for x in self.strengths(download.round))
+        return kernels.clients(
+            download.params.get("item"), cast(kernels.PagedStore, store), people, examples, parts=self.parts, passes=self.passes,
+            lr=self.lr * rate, table_lr=self.table_lr * rate, lam=self.lam * strength,
+            mu=self.mu * strength if self.penalty != "none" else 0.0, square=self.penalty == "l2",
+            shrink=self.decays.weight, step_decay=self.decays.step, bound=self.bound,
+        )  # fmt: skip
+
+    def scores(
+        self, shared: Params, store: PrivateStore, people: People, candidates: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """`personalize` and the model's score for many people, compiled."""
+        return kernels.scores(shared.get("item"), cast(kernels.PagedStore, store), people, candidates)
+
+
+def _unread(task: str, values: Values) -> dict[str, str]:
+    released, parts = bool(values["released"]), values["parts"]
+    others = ("schedule",) if released else ("weight_decay", "step_decay", "round_decay")
+    unread = not_read(others, f"released={str(released).lower()} does not read it")
+    if parts != "both":
+        unread |= not_read(("lam", "bound"), f"parts={parts} has nothing to keep apart")
+    if parts == "own":
+        unread |= not_read(("mu", "penalty", "prox"), "parts=own has no common table")
+    if values["penalty"] == "none":
+        unread["mu"] = "penalty=none does not read it"
+    return unread
+
+
+def _notes(context: RunContext) -> tuple[str, ...]:
+    if context.preset or {"lr", "table_lr"} & context.chosen:
+        return ()
+    return ("FedRAP's rates are the paper's for ML-100K; other data may want another table_lr and lr.",)
+
+
+fedrap = define(
+    defaults={"ranking": {"model": "additive", "rounds": 100, "lr": 0.5, "batch": 2048, "patience": 0}},
+    presets={
+        ("ranking", "ml-100k"): {"lr": 0.5, "table_lr": 200.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 0.1},
+        ("ranking", "ml-1m"): {"lr": 0.5, "table_lr": 1000.0, "weight_decay": 1e-4, "lam": 0.01, "mu": 0.01},
+        ("ranking", "lastfm"): {"lr": 0.01, "table_lr": 100.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 1.0},
+    },
+    unread=_unread,
+    notes=_notes,
+)(FedRAP)

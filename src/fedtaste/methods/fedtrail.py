@@ -1,0 +1,301 @@
+"""FedTrail: recommendation from counts that everybody sends once. People are served from their own recent items.
+
+A history i_1..i_L, oldest first; age a = 0 for the newest; m items; n_i people have item i. A device sends, once,
+    pairs  C[p, q] = sum over positions x < y <= x + window of fade^(y-x-1), i_x = p and i_y = q     m m numbers
+    both   x x', x its 0/1 item vector: the upper half                                               m (m + 1) / 2
+    items  x                                                                                         m
+The server normalises the sums, and the device computes what its person is served:
+    T trail    N[p, q] = C[p, q] / ((n_p + shrink)^from_power (n_q + shrink)^to_power)
+               s_q = sum_{a < reach} (mix fast^a + (1 - mix) slow^a) N[i_{L-a}, q]
+    P factors  V = E sqrt(e), the top k eigenpairs of S G S with S = diag((n + 10)^-1/2), mean squared row norm 1; then
+               FedALS's way of serving (own vector solved exactly, own recency)
+    I als      FedALS itself, which goes on for its rounds; the counts are sent in the first round only
+Two parts are added as z-scores over the catalogue. Messages are dense, because sparse ones would reveal the history: on
+ML-100K 11 MB (pairs) and 6 MB (both) per person, once. N is as large; the ledger counts it in every round's download,
+although with FedALS nobody reads it before the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+
+from fedtaste.core import (
+    CohortExamples,
+    Download,
+    Examples,
+    Fast,
+    Method,
+    Model,
+    Params,
+    People,
+    PrivateStore,
+    Upload,
+)
+from fedtaste.errors import SettingError
+from fedtaste.kernels import als as kernels
+from fedtaste.kernels import pair_counts
+from fedtaste.methods.descent import ages, flat_examples
+from fedtaste.methods.fedals import FedALS
+from fedtaste.methods.registry import RunContext, define, not_read
+from fedtaste.params import nest, unnest
+from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
+from fedtaste.wire.packing import int8
+
+MOST_ITEMS = 31_622  # beyond, a table of items x items passes 4 GB
+SOFT = 10.0  # imaginary people of every item, so that rare items do not dominate the eigenvectors
+COUNTS = ("pairs", "both", "items")
+
+
+@dataclass(frozen=True, eq=False)
+class FedTrail:
+    """Settings (the module has the formulas). `parts`: what scores are made of. Counting: `window`, `fade`. Normalising:
+    `from_power`, `to_power`, `shrink`. Serving by the trail: two speeds `fast` and `slow` with the weight `mix`, over
+    the newest `reach` items. Factors and FedALS: `lam`, `alpha0`, `recency`, `floor` as in FedALS. `keep` downloads
+    only that many largest entries of a row of N (0: all); `bits` 8 downloads N and V as bytes with one scale per row,
+    and the device computes with what it decodes."""
+
+    model: Model
+    _: KW_ONLY
+    parts: Literal["trail", "factors", "trail+factors", "trail+als"] = "trail+factors"
+    window: Count = 5
+    fade: Share = 0.85
+    from_power: NonNegative = 0.6
+    to_power: NonNegative = 0.3
+    shrink: NonNegative = 5.0
+    mix: Share = 0.7
+    fast: Share = 0.6
+    slow: Share = 0.93
+    reach: Count = 100
+    lam: NonNegative = 0.01
+    alpha0: NonNegative = 0.3
+    recency: Share = 0.75
+    floor: Share = 0.02
+    keep: CountOrNone = 0
+    bits: Literal[32, 8] = 32
+
+    @property
+    def trail(self) -> bool:
+        return "trail" in self.parts
+
+    @property
+    def factors(self) -> bool:
+        return "factors" in self.parts
+
+    @property
+    def als(self) -> bool:
+        return "als" in self.parts
+
+    @property
+    def inner(self) -> FedALS:
+        """FedALS, for its rounds and for its way of serving."""
+        return FedALS(self.model, lam=self.lam, alpha0=self.alpha0, recency=self.recency, floor=self.floor)
+
+    @property
+    def powers(self) -> NDArray[np.float32]:
+        """The weight of a pair by its distance, [window]."""
+        return self.fade ** np.arange(self.window, dtype=np.float32)
+
+    def method(self) -> Method:
+        m = self.model.catalogue
+        if self.model.kind != "factorization":
+            raise SettingError(
+                "fedtrail ranks with model=factorization. Leave model out, or use fedals for ratings, fedsgd for "
+                "features."
+            )
+        if m > MOST_ITEMS:
+            raise SettingError(
+                f"fedtrail counts items x items, and {m:,} items would take {4e-9 * m * m:.0f} GB: at most "
+                f"{MOST_ITEMS:,} are possible. Use fedals, or leave rare items out of the data."
+            )
+        if self.keep > m:
+            raise SettingError(f"keep must be from 1 to {m:,} (the items), or 0 for all, got {self.keep}.")
+        fast = Fast(self.kernel, partial(self.kernel, wide=True), bulk=m * m)
+        return Method(self.init, self.client, self.server, self.personalize, "history", fast=fast)
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        m, width = params["item"].shape
+        shared = self.inner.init(params)[0] if self.als else {}
+        if self.factors:
+            shared |= _pack("item", torch.zeros(m, width), 0, self.bits) | {"gram": torch.zeros(width, width)}
+        if self.trail:
+            shared |= _pack("trail", torch.zeros(m, m), self.keep, self.bits)
+        return shared, self.sent(0.0)
+
+    def sent(self, value: float) -> Params:
+        """What stays with a person: whether their counts were sent. With FedALS the number of the round says it."""
+        return {} if self.als else {"told": torch.tensor(value)}
+
+    def sends_counts(self, download: Download) -> bool:
+        return not self.als or float(download.round) == 0
+
+    def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        m = self.model.catalogue
+        total = self.inner.client(download, {}, examples)[0].total if self.als else {}
+        if self.sends_counts(download):
+            new = 1 - own["told"] if own else torch.ones(())  # counts that were sent before become zeros
+            items, _, mask = flat_examples(examples)
+            total["items"] = torch.zeros(m).index_add(0, items, new * mask)
+            if self.trail:
+                total["pairs"] = _pairs(items, new * mask, self.powers, m)
+            if self.factors:
+                total["both"] = _both(items, new * mask, m)
+        return Upload(total, torch.ones(())), self.sent(1.0)
+
+    def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+        after, counts = dict(shared), {n: v for n, v in memory.items() if n in COUNTS}
+        if self.als:
+            sums = Upload({n: v for n, v in upload.total.items() if n not in COUNTS}, upload.weight)
+            learnt, begun = self.inner.server(shared, unnest("als", memory), sums)
+            after, memory = after | learnt, nest("als", begun)
+        if "items" not in upload.total or not upload.total["items"].any():  # nobody sent anything new
+            return after, memory | counts
+        counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
+        if self.trail:
+            table = _normalise(counts, self.from_power, self.to_power, self.shrink)
+            after |= _pack("trail", table, self.keep, self.bits)
+        if self.factors:
+            after |= _pack("item", _eigenfactors(counts, shared["gram"].shape[0]), 0, self.bits)
+            table = _unpack("item", after)
+            after["gram"] = table.T @ table
+        return after, memory | counts
+
+    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
+        scores, m = [], self.model.catalogue
+        if self.trail:
+            items, _, mask = flat_examples(examples)
+            age = ages(mask)
+            weight = mask * (age < self.reach) * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
+            scores.append(torch.zeros(m).index_add(0, items, weight) @ _unpack("trail", shared, m))
+        if self.factors or self.als:
+            table = _unpack("item", shared)
+            user = self.inner.personalize({"item": table, "gram": shared["gram"]}, {}, examples)["user"]
+            scores.append(table @ user)
+        blend = scores[0] if len(scores) == 1 else _z_scores(scores[0]) + _z_scores(scores[1])
+        return {"item": blend[:, None], "user": torch.ones(1)}  # the model's product is the score itself
+
+    def kernel(
+        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples, wide: bool = False
+    ) -> tuple[Upload, dict[str, int]]:
+        """`client` for a cohort, compiled; `wide`: FedALS's sums in double precision."""
+        finite = np.ones(len(people), bool)
+        total: Params = {}
+        if self.als:
+            total, finite = self.inner.cohort_sums(download.params, examples, wide)
+        if self.sends_counts(download):
+            new = finite if self.als else store.gather(people)["told"].numpy() == 0
+            histories = (examples.starts, examples.inputs)
+            starts, who, entries = kernels.by_item(*histories, self.model.catalogue, new)
+            total["items"] = torch.from_numpy(np.diff(starts).astype(np.float32))
+            if self.trail:
+                pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
+                total["pairs"] = torch.from_numpy(pairs)
+            if self.factors:
+                total["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who))
+        store.put(people, {n: v.expand(len(people)) for n, v in self.sent(1.0).items()})
+        return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
+
+
+def _unread(task: str, values: Values) -> dict[str, str]:
+    parts = str(values["parts"])
+    unread = {"loss": "it counts and solves, and descends no loss"}
+    if parts != "trail+als":
+        unread["spread"] = "there is nothing to start from"
+    if "trail" not in parts:
+        trail = ("window", "fade", "from_power", "to_power", "shrink", "mix", "fast", "slow", "reach", "keep")
+        unread |= not_read(trail, f"parts={parts} has no trail")
+    if parts == "trail":
+        unread |= not_read(("k", "lam", "alpha0", "recency", "floor"), "parts=trail has no factors")
+    return unread
+
+
+def _notes(context: RunContext) -> tuple[str, ...]:
+    if context.values["parts"] != "trail+als" or context.everybody:
+        return ()
+    return ("Only the people who answer in the first round send counts: parts=trail+als asks for them once.",)
+
+
+fedtrail = define(
+    defaults={"ranking": {"rounds": 1, "patience": 0}},
+    variants={"parts=trail+als": {"rounds": 8}},
+    unread=_unread,
+    notes=_notes,
+)(FedTrail)
+
+
+def _pairs(items: Tensor, mask: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
+    """C of one person, [m, m]."""
+    at, weight = [items[:0]], [mask[:0]]
+    for step in range(min(len(powers), len(items) - 1)):
+        early, late = slice(None, len(items) - 1 - step), slice(step + 1, None)
+        at.append(items[early] * m + items[late])
+        weight.append(float(powers[step]) * mask[early] * (mask[late] > 0))
+    return torch.zeros(m * m).index_add(0, torch.cat(at), torch.cat(weight)).reshape(m, m)
+
+
+def _both(items: Tensor, mask: Tensor, m: int) -> Tensor:
+    """The upper half of x x' by rows, [m (m + 1) / 2]."""
+    a, b = items[:, None], items[None]
+    place = a * m - a * (a - 1) // 2 + b - a
+    return torch.zeros(m * (m + 1) // 2).index_add(
+        0, place.flatten(), (mask[:, None] * (mask > 0) * (a <= b)).flatten()
+    )
+
+
+def _normalise(counts: Params, from_power: float, to_power: float, shrink: float) -> Tensor:
+    """N [m, m]: how often q follows p, beyond how often either is taken."""
+    people = counts["items"].clamp(min=0) + shrink  # noise may have made it negative
+    size = (people**from_power)[:, None] * people**to_power
+    return torch.where(counts["pairs"] > 0, counts["pairs"] / size, 0.0)
+
+
+def _eigenfactors(counts: Params, k: int) -> Tensor:
+    """V [m, k], from the upper half of the Gram matrix of everybody's items."""
+    scale = (counts["items"].double().clamp(min=0) + SOFT).rsqrt()
+    m = len(scale)
+    upper = torch.zeros(m, m, dtype=torch.float64)
+    upper[torch.ones(m, m, dtype=torch.bool).triu()] = counts["both"].double()
+    square = (upper + upper.triu(1).T) * scale * scale[:, None]
+    if m > 4 * k + 400:  # a few of many: iterate, from a fixed start
+        pairs = eigsh(square.numpy(), k, v0=np.ones(m), which="LA")
+        values, vectors = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
+    else:
+        values, vectors = torch.linalg.eigh(square)
+    factors = vectors[:, -k:] * values[-k:].clamp(min=0).sqrt()
+    size = (factors**2).sum(1).mean().sqrt()
+    return (factors / torch.where(size > 0, size, 1.0)).float()
+
+
+def _pack(name: str, table: Tensor, keep: int, bits: int) -> Params:
+    """A table [m, p] as it is downloaded: all of it or the `keep` largest entries per row, as numbers or as bytes."""
+    out: Params = {}
+    if keep:
+        at = table.topk(keep).indices.sort().values
+        table, out = table.gather(1, at), {f"{name}.at": at.short()}
+    if bits == 8:
+        encoded = int8(table)
+        out[f"{name}.scale"], table = encoded["scale"], encoded["values"]
+    return out | {name: table}
+
+
+def _unpack(name: str, shared: Params, width: int = 0) -> Tensor:
+    """The table that `_pack` encoded; entries that were not kept are zero."""
+    table = shared[name]
+    if f"{name}.scale" in shared:
+        table = table * shared[f"{name}.scale"][:, None]
+    if f"{name}.at" not in shared:
+        return table
+    return torch.zeros(len(table), width).scatter(1, shared[f"{name}.at"].long(), table)
+
+
+def _z_scores(scores: Tensor) -> Tensor:
+    """Scores [m] with mean 0 and spread 1, so that two kinds can be added; equal scores become 0."""
+    spread = scores.std(correction=0)
+    return (scores - scores.mean()) / torch.where(spread > 0, spread, 1.0)

@@ -1,0 +1,142 @@
+"""Mixtures of a personal and the shared model: APFL (Deng et al. 2020) and LG-Mix (Jiang et al., ICLR 2024).
+
+APFL     a person is served alpha v + (1 - alpha) w; v learns in the mixture, and alpha may learn too
+LG-Mix   a person's model takes a part c of its own change and 1 - c of everybody's, by how fast each converges. The
+         spread T of the last layer's inputs on the person's own examples measures that: T_own with the own model after
+         training, T_shared with the shared one. c is the mean of T_own / (T_own + T_shared) over the rounds. Both use
+         the kept statistics of batch norm, so that equal models give one half.
+
+Settings: `lr` is a learning rate and `passes` are local epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Le
+from torch import Tensor
+
+from fedtaste.core import Download, Examples, Method, Model, Params, Upload
+from fedtaste.errors import SettingError
+from fedtaste.methods.descent import batches, change, descend, flat_examples, slope, step, touched
+from fedtaste.methods.personal_rows import PersonalRows
+from fedtaste.methods.registry import define
+from fedtaste.params import dot, nest, pick, select, split, unnest
+from fedtaste.signature import Count, NonNegative, Share
+
+LEAVES = ("own", "seen", "last")  # of LG-Mix: the own model, the shared one it was mixed with, the own last change
+
+
+@define(
+    defaults={
+        "ranking": {"rounds": 20, "passes": 3, "alpha": 0.05, "alpha_lr": 0.0},
+        "ratings": {"alpha": 0.25},  # not searched, only reasoned
+    },
+)
+def apfl(
+    model: Model,
+    *,
+    lr: NonNegative = 1.0,
+    passes: Count = 1,
+    alpha: Share = 0.5,
+    alpha_lr: NonNegative = 0.1,
+) -> Method:
+    """Each batch takes one step of w and one of v in the mixture. The share of v starts at `alpha` and descends with
+    the rate `alpha_lr`; 0 leaves it there."""
+    copies = PersonalRows(model)
+
+    def init(params: Params) -> tuple[Params, Params]:
+        shared, personal = split(params, model.private)
+        return shared, personal | copies.init(shared) | {"alpha": torch.tensor(float(alpha))}
+
+    def mix(v: Params, w: Params, share: Tensor) -> Params:
+        return {name: share * v[name] + (1 - share) * value for name, value in w.items()}
+
+    def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        g, personal = download.params, copies.personal(own, "alpha")
+        w, v, share = g, copies.load(g, own), own["alpha"]
+        for batch in batches(examples, passes):
+            w_slope, w_buffers = slope(model, w | personal, batch, w)
+            mix_slope, mix_buffers = slope(model, mix(v, w, share) | personal, batch, [*w, *personal])
+            towards = dot(select(mix_slope, w_slope), {name: v[name] - w[name] for name in w})
+            v = step(v, {name: share * mix_slope[name] for name in w_slope}, mix_buffers, lr, batch, v)
+            w = step(w, w_slope, w_buffers, lr, batch, w)
+            personal = step(personal, select(mix_slope, personal), {}, lr, batch, ())
+            share = step({"": share}, {"": towards}, {}, alpha_lr, batch, ())[""].clamp(0, 1)
+        return change(w, g, examples.mask.sum()), copies.store(v, own, examples) | personal | {"alpha": share}
+
+    def personalize(shared: Params, own: Params, examples: Examples) -> Params:
+        return mix(copies.serve(shared, own, examples), shared, own["alpha"]) | copies.personal(own, "alpha")
+
+    return Method(init, client, personalize=personalize, rows=copies.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LGMix:
+    """`trace`: spread around the mean, or around zero. `share` from 0 to 1 fixes c; below 0 it is measured."""
+
+    model: Model
+    _: KW_ONLY
+    lr: NonNegative = 0.01
+    passes: Count = 1
+    trace: Literal["covariance", "gram"] = "covariance"
+    share: Annotated[float, Le(1)] = -1.0
+
+    def method(self) -> Method:
+        if self.model.features is None and self.share < 0:
+            raise SettingError(
+                "lgmix needs the inputs of the model's last layer, and this model has no `features`. Use another model."
+            )
+        rows = (*self.model.rows, *(f"{leaf}.{name}" for leaf in LEAVES for name in self.model.rows))
+        return Method(self.init, self.client, personalize=self.personalize, rows=rows)
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        shared, personal = split(params, self.model.private)
+        zeros = {name: torch.zeros_like(value) for name, value in shared.items()}
+        own = nest("own", shared) | nest("seen", shared) | nest("last", zeros)
+        ratio = torch.full((), 0.5 if self.share < 0 else self.share)
+        return shared, personal | own | {"ratio": ratio, "turns": torch.zeros(())}
+
+    def personal(self, own: Params) -> Params:
+        """The private parameters that are personal by nature."""
+        return split(own, (*(f"{leaf}.*" for leaf in LEAVES), "ratio", "turns"))[0]
+
+    def mix(self, shared: Params, own: Params) -> Params:
+        """w + c x own last change + (1 - c) x the others' change since: computed when it is needed, not when sent."""
+        w, seen, last = (unnest(leaf, own) for leaf in LEAVES)
+        c = own["ratio"]
+        return {n: w[n] + c * last[n] + (1 - c) * (g - seen[n]) for n, g in shared.items()}
+
+    def spread(self, params: Params, examples: Examples) -> Tensor:
+        """T: the trace of the covariance (or of the second moments) of the last layer's inputs."""
+        assert self.model.features is not None
+        mask = examples.mask[:, None] / examples.mask.sum().clamp(min=1)
+        inputs = torch.where(mask > 0, self.model.features(params, examples.inputs), 0.0)
+        middle = (inputs * mask).sum(0) if self.trace == "covariance" else torch.zeros(())
+        return ((inputs - middle) ** 2 * mask).sum()
+
+    def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        g, personal = download.params, self.personal(own)
+        w = self.mix(g, own)
+        after = descend(self.model, w | personal, examples, self.lr, [*w, *personal], self.passes)
+        last = {name: after[name] - value for name, value in w.items()}
+        ratio, turns = own["ratio"], own["turns"]
+        if self.share < 0:
+            flat = flat_examples(examples)
+            mine, theirs = self.spread(after, flat), self.spread(after | g, flat)
+            ratio = (turns * ratio + mine / (mine + theirs).clamp(min=1e-12)) / (turns + 1)
+        reach = touched(g, self.model.rows, examples)
+        stored: Params = {}
+        for leaf, new in zip(LEAVES, (w, g, last)):
+            stored |= nest(leaf, pick(reach, new, unnest(leaf, own)))
+        weight = examples.mask.sum()
+        upload = Upload({n: weight * v for n, v in last.items()}, weight)
+        return upload, stored | {"ratio": ratio, "turns": turns + 1} | select(after, personal)
+
+    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
+        return self.mix(shared, own) | self.personal(own)
+
+
+lgmix = define(defaults={"ranking": {"rounds": 20, "passes": 3, "server_lr": 1.0}})(LGMix)

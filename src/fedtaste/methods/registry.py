@@ -1,0 +1,101 @@
+"""MethodSpec: a federated method together with its defaults, the settings it does not read, and its notes.
+
+A method's own file attaches them with `define`, so that nothing else has to know the method:
+
+    @define(defaults={"ranking": {"rounds": 3, "lr": 1.0}})
+    def local(model: Model, *, lr: NonNegative = 1.0, passes: Count = 5) -> Method: ...
+
+A method with many settings is a frozen dataclass whose fields are the settings and which has `method() -> Method`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Generic, NamedTuple, ParamSpec, Protocol
+
+from torch import Tensor
+
+from fedtaste.core import Method
+from fedtaste.signature import Values, check_bounds, settings_of
+
+P = ParamSpec("P")
+
+
+class Algorithm(Protocol):
+    """A method written as a class: its fields are the settings."""
+
+    def method(self) -> Method: ...
+
+
+class RunContext(NamedTuple):
+    """What the notes of a method may depend on."""
+
+    values: Values  # every setting in force
+    chosen: frozenset[str]  # the settings that the user gave
+    preset: bool  # the method has settings for this very data set
+    everybody: bool  # everybody takes part in every round
+
+
+@dataclass(frozen=True)
+class PublicValues:
+    """What a run tells every method that has a setting of the same name. They follow from the wire and from the task,
+    so `--set` does not accept them. All of them are public."""
+
+    noise: float = 0.0  # standard deviation of the noise on a sum, as a multiple of the largest upload
+    clip: float = 1.0  # largest norm of an upload
+    people: int = 0  # how many people learn; 0 where there is no wire
+    features: Tensor | None = None  # [items, columns], where the server is
+    feature_count: int = 0  # columns of `features`, also where the table itself is not known
+    counts_once: bool = False  # everybody takes part in every round, so constant parts need to be sent only once
+
+    def read_by(self, method: Callable[..., object]) -> dict[str, object]:
+        """The values that this method has a setting for."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in settings_of(method)}
+
+
+PUBLIC_NAMES = frozenset(f.name for f in fields(PublicValues))
+
+
+@dataclass(eq=False)
+class MethodSpec(Generic[P]):
+    """A method's factory, callable like the factory itself; it checks bounds before it builds."""
+
+    factory: Callable[P, Method | Algorithm]
+    defaults: Mapping[str, Values] = field(default_factory=dict)
+    """Settings, rounds, tolerance and patience by task: ranking, ratings, regression, labels, pictures."""
+    variants: Mapping[str, Values] = field(default_factory=dict)
+    """Rounds, tolerance and patience that another setting changes, by "setting=value"."""
+    presets: Mapping[tuple[str, str], Values] = field(default_factory=dict)
+    """What a paper chose for a data set, by (task, data)."""
+    unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {}
+    """Settings that the method does not read on this task with these values, each with the reason."""
+    notes: Callable[[RunContext], tuple[str, ...]] = lambda context: ()
+    """What the user of a run should know."""
+
+    def __post_init__(self) -> None:
+        self.__wrapped__ = self.factory  # inspect.signature and doctest look through
+        self.__doc__, self.__module__ = self.factory.__doc__, self.factory.__module__
+        self.__name__ = getattr(self.factory, "__name__", "method")
+
+    def __call__(self, *args: P.args, **settings: P.kwargs) -> Method:
+        check_bounds(self.factory, settings)
+        result = self.factory(*args, **settings)
+        return result if isinstance(result, Method) else result.method()
+
+
+def define(
+    *,
+    defaults: Mapping[str, Values] | None = None,
+    variants: Mapping[str, Values] | None = None,
+    presets: Mapping[tuple[str, str], Values] | None = None,
+    unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {},
+    notes: Callable[[RunContext], tuple[str, ...]] = lambda context: (),
+) -> Callable[[Callable[P, Method | Algorithm]], MethodSpec[P]]:
+    """Decorator: make a MethodSpec of a function that returns a Method, or of a class that has `method()`."""
+    return lambda factory: MethodSpec(factory, defaults or {}, variants or {}, presets or {}, unread, notes)
+
+
+def not_read(names: tuple[str, ...], reason: str) -> dict[str, str]:
+    """The same reason for several settings."""
+    return dict.fromkeys(names, reason)

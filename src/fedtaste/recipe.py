@@ -1,0 +1,42 @@
+"""Recipe: how one person is rebuilt from shared parameters by plain arithmetic, in Python and in a browser.
+
+serving/rebuild.py has the arithmetic. This module imports no torch, so that a process that only serves starts fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+from pydantic import StringConstraints
+
+from fedtaste.signature import CountOrNone, NonNegative, Share
+
+Repeats = Annotated[int, Ge(1), Le(1000)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The numbers of a rebuild. What a method does not know (examples, seed, start) is filled in at export."""
+
+    solver: Literal["ridge", "descent"]
+    lam: NonNegative = 0.0
+    prior: NonNegative = 0.0  # ridge: imaginary examples, so that the regularisation is lam (examples + prior)
+    alpha0: NonNegative = 0.0  # ridge: weight of every item that the person did not take
+    recency: Share = 1.0  # of an ordered list: the weight of a like is floor + (1 - floor) recency^age
+    floor: Share = 0.0
+    loss: Literal["bce", "squared"] = "squared"
+    lr: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    passes: Repeats = 1
+    rounds: Repeats = 1
+    first: Annotated[int, Ge(0), Le(1)] = 0  # the round number whose draws (negatives, order) come first
+    moves: bool = False  # descent: the rows of the person's items move along with the person's vector
+    step_decay: Share = 1.0  # factor of the learning rate after each step
+    round_decay: Share = 1.0  # factor of the learning rate after each round
+    shrink: Share = 0.0  # weight decay
+    examples: Literal["history", "samples"] = "history"
+    negatives: Annotated[int, Ge(0), Le(100)] = 0
+    batch: CountOrNone = 0
+    seed: Annotated[str, StringConstraints(pattern="^[0-9]{1,20}$")] = "0"  # as text: numbers of JavaScript end at 2^53
+    start: tuple[float, ...] = ()

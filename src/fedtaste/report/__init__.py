@@ -1,0 +1,1 @@
+"""HTML reports, tables and plots of finished runs and comparisons."""

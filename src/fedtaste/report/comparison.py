@@ -1,0 +1,28 @@
+"""The report of a comparison: compute the trade-off between its results, write report.html and compare.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.heterogeneity import heterogeneity
+from fedtaste.experiment.result import Comparison, RunResult
+from fedtaste.report.curves import DataShape
+from fedtaste.report.html import write_report
+from fedtaste.report.trade_off import Tradeoff, trade_off
+from fedtaste.tasks.base import Task
+
+
+def conclude(
+    results: list[RunResult], task: Task, path: Path, seed: int, shape: DataShape | None, lost: dict[str, str],
+    axes: tuple[str, ...] = (),
+) -> tuple[Path, Tradeoff | None]:  # fmt: skip
+    """(the report's path, the trade-off between the results)."""
+    measured = heterogeneity(task, seed)
+    if any(result.privacy for result in results):  # what is measured without noise is for the owner alone
+        path.chmod(0o700)
+    tradeoff, folders = trade_off(results, measured, axes), [Path(result.run) for result in results]
+    report = write_report(results, path, data=shape, runs=folders, tradeoff=tradeoff)
+    comparison = Comparison(runs=tuple(folder.name for folder in folders), heterogeneity=measured, left_out=lost)
+    RunFolder(path).write("compare.json", (comparison.model_copy(update={"axes": axes}) if axes else comparison).dump())
+    return report, tradeoff

@@ -1,0 +1,119 @@
+"""The two plots of a trade-off: quality against bytes with its front, and quality along a swept setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedtaste.experiment.result import RunResult
+from fedtaste.report.numbers import decimals, human_bytes, interval_text
+from fedtaste.report.style import (
+    COLOURS,
+    INK,
+    MARKERS,
+    MUTED,
+    Plot,
+    drawable,
+    figure,
+    finish,
+    legend,
+    line,
+    log_axis,
+    short,
+    short_bytes,
+)
+from fedtaste.report.tables import Column, method_name
+from fedtaste.report.trade_off import BY_KEY, Sweep, Tradeoff, method_key
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LEVELS = {"local": (0, (1, 1.5)), "fedavg": (0, (5, 2)), "centralised": (0, (5, 2, 1, 2))}  # dashes of the levels
+
+
+def front_plot(tradeoff: Tradeoff) -> Plot | None:
+    """Every run as a point with its interval; a step line through those that nothing beats."""
+    paid, values, title = tradeoff.costs["bytes"], tradeoff.values, tradeoff.quality.title
+    places = [i for i, (cost, value) in enumerate(zip(paid, values)) if cost is not None and value is not None]
+    sent = [cost for i in places if (cost := paid[i])]
+    if len(places) < 2 or not sent:
+        return None
+    drawing, axes = figure(f"Trade-off: test {title} against bytes", "bytes up and down, all people and rounds", title)
+    log_axis(axes, "x", min(sent), max(sent), short_bytes)
+    left, right = axes.get_xlim()
+    front = sorted((paid[i] or left, value) for i in tradeoff.fronts["bytes"] if (value := values[i]) is not None)
+    costs, levels = zip(*front, (right, front[-1][1]))
+    axes.step(costs, levels, where="post", color=MUTED, lw=6, alpha=0.25, label="front", solid_capstyle="butt")
+    for i in places:
+        _point(axes, tradeoff, i, paid[i] or 0, values[i] or 0)
+    words = [_describe(tradeoff, i, paid[i] or 0, decimals(values[i] or 0)) for i in places]
+    legend(drawing, axes)
+    caption = f"Test {title} and all traffic of every run. On the grey front, no run is as good for fewer bytes."
+    caption += " Bars are 95 % intervals." if any(tradeoff.intervals) else ""
+    caption += " A dotted level is a run that sends nothing." if len(sent) < len(places) else ""
+    return finish("tradeoff", drawing, f"Scatter plot of test {title} by bytes. " + "; ".join(words) + ".", caption)
+
+
+def _describe(tradeoff: Tradeoff, i: int, cost: float, value: str) -> str:
+    interval = tradeoff.intervals[i]
+    spread = f" [{interval_text(interval)}]" if interval else ""
+    where = f": {value}{spread} at {human_bytes(cost)}" if cost else f" sends nothing and has {value}{spread}"
+    return f"{tradeoff.names[i]}{where}{', on the front' if i in tradeoff.fronts['bytes'] else ''}"
+
+
+def _point(axes: Axes, tradeoff: Tradeoff, i: int, cost: float, value: float) -> None:
+    colour, marker, interval = COLOURS[i % 7], MARKERS[(i + i // 7) % 7], tradeoff.intervals[i]
+    name = drawable(tradeoff.names[i])
+    if not cost:  # nothing sent has no place on a logarithmic axis
+        axes.axhline(value, color=colour, ls=(0, (1, 1.5)), lw=2, label=name)
+        return
+    if interval:
+        axes.vlines(cost, *interval, color=colour, lw=1.8)
+    size = 12 if i == tradeoff.choice else 9
+    axes.plot(cost, value, marker, color=colour, ms=size, mec=INK, mew=1.6 if i == tradeoff.choice else 0.8, label=name)
+
+
+def sweep_plot(tradeoff: Tradeoff, results: Sequence[RunResult]) -> Plot | None:
+    """Personal and shared model along the swept setting, and the levels of what has no such setting."""
+    sweep, quality = tradeoff.sweep, tradeoff.quality
+    if sweep is None or sum(tradeoff.values[i] is not None for i in sweep.places) < 2:
+        return None
+    drawing, axes = figure(f"Sweep: test {quality.title} by {drawable(sweep.key)}", drawable(sweep.key), quality.title)
+    stem, _, last = quality.key.rpartition(".")
+    shared = BY_KEY.get(f"{stem}.global_{last}")
+    if shared and all(shared.value(results[i]) is None for i in sweep.places):
+        shared = None
+    _band(axes, sweep, results, quality, 0, "personal models" if shared else quality.title)
+    if shared:
+        _band(axes, sweep, results, shared, 1, "shared model alone")
+    levels = [(i, v) for i, v in enumerate(tradeoff.values) if v is not None and method_key(results[i]) in LEVELS]
+    for i, level in levels:
+        dash = LEVELS[method_key(results[i])]
+        axes.axhline(level, color=MUTED, ls=dash, lw=1.8, label=drawable(method_name(results[i].method)))
+    if sweep.values[0] > 0:
+        log_axis(axes, "x", sweep.values[0], sweep.values[-1], short)
+    legend(drawing, axes)
+    words = []
+    for i, x in zip(sweep.places, sweep.values):
+        if (value := tradeoff.values[i]) is not None:
+            other = shared.value(results[i]) if shared else None
+            beside = f", shared model {decimals(other)}" if other else ""
+            words.append(f"{sweep.key}={x:g}: {decimals(value)}{beside}")
+    words += [f"{tradeoff.names[i]} {decimals(level)}" for i, level in levels]
+    caption = f"Test {quality.title} for every {sweep.key} tried."
+    caption += " Bands are 95 % intervals." if any(tradeoff.intervals) else ""
+    caption += f" The smaller {sweep.key}, the more personal." if sweep.degree else ""
+    caption += f" Level lines: runs without {sweep.key}." if levels else ""
+    alt = f"Line plot of test {quality.title} by {sweep.key}. {'; '.join(words)}."
+    return finish("sweep", drawing, alt, caption)
+
+
+def _band(axes: Axes, sweep: Sweep, results: Sequence[RunResult], column: Column, colour: int, label: str) -> None:
+    """A line with its intervals as a band."""
+    runs = [(x, column.value(results[i]), column.interval(results[i])) for i, x in zip(sweep.places, sweep.values)]
+    known = [(x, y) for x, y, _ in runs if y is not None]
+    line(axes, colour, label, [x for x, _ in known], [y for _, y in known], markevery=1)
+    wide = [(x, *interval) for x, _, interval in runs if interval]
+    if wide:
+        x, low, high = zip(*wide)
+        axes.fill_between(x, low, high, color=COLOURS[colour], alpha=0.15, lw=0)

@@ -1,0 +1,317 @@
+"""The HTTP API of `fedtaste serve --api`, without the HTTP: text and bytes come in, a status and JSON go out.
+
+    GET  /v1/openapi.json    the description that openapi.py writes for this catalogue
+    GET  /v1/health          that the server runs, and with which model
+    GET  /v1/items           the catalogue, in pages
+    POST /v1/recommend       the best items for somebody, from what they like
+
+There is no search: what a person types would stand in an address, and proxies write addresses into their logs. The
+catalogue is public, so clients search in a copy of their own. Nothing is stored or logged between two requests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from fedtaste import __version__
+from fedtaste.errors import DataError, FedtasteError
+from fedtaste.serving.openapi import (
+    LONGEST,
+    MOST,
+    MOST_ITEMS,
+    PAGE,
+    CatalogueItem,
+    Error,
+    Health,
+    Page,
+    RecommendRequest,
+    describe,
+)
+from fedtaste.serving.recommendation import Json
+from fedtaste.serving.recommender import Recommender
+from fedtaste.text import did_you_mean
+
+MAX_BODY = 64 * 1024
+MAX_DIGITS = 30
+ECHO = 80  # characters of a wrong value that an error may repeat
+FIELDS = tuple(RecommendRequest.model_fields)
+ROUTES = {"/v1/openapi.json": "GET", "/v1/health": "GET", "/v1/items": "GET", "/v1/recommend": "POST"}
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Json
+    headers: dict[str, str] = {}
+
+
+class Refused(Exception):
+    """A request that cannot be answered: a status, a sentence, and the field at fault."""
+
+    def __init__(self, status: int, sentence: str, field: str | None = None, **headers: str) -> None:
+        super().__init__(sentence)
+        self.status, self.field, self.headers = status, field, headers
+
+    def answer(self) -> Answer:
+        return Answer(self.status, Error(error=str(self), field=self.field).dump(), self.headers)
+
+
+class Api:
+    """Answers requests about one bundle; `answer` may be called by many threads."""
+
+    def __init__(self, recommender: Recommender) -> None:
+        self.recommender = recommender
+        manifest = recommender.bundle.manifest
+        health = Health(
+            status="ok",
+            fedtaste=__version__,
+            name=manifest.name,
+            method=manifest.method,
+            task=recommender.task,
+            items=manifest.items,
+            scale=recommender.scale,
+        )
+        self.health = health.dump()
+        self.description = describe(recommender, health, self._items(0, 2))
+
+    def answer(self, method: str, target: str, content_type: str | None, body: bytes) -> Answer:
+        """`target` is a path with its query; every mistake in a request becomes an answer with a sentence."""
+        try:
+            return Answer(200, self._route(method, target, content_type, body))
+        except Refused as refused:
+            return refused.answer()
+
+    def _route(self, method: str, target: str, content_type: str | None, body: bytes) -> Json:
+        path, _, query = target.partition("?")
+        allowed = ROUTES.get(path)
+        if allowed is None:
+            raise Refused(404, f"{quote(path)} is not an address of this API. There are: {', '.join(ROUTES)}.")
+        if method != allowed and not (method == "HEAD" and allowed == "GET"):
+            allow = allowed + ", HEAD" * (allowed == "GET")
+            raise Refused(405, f"{path} takes {allowed}, got {cut(method)}.", Allow=allow)
+        if path == "/v1/recommend":
+            return self.recommend(parse_body(content_type, body))
+        if path == "/v1/items":
+            return self.page(query)
+        return self.health if path == "/v1/health" else self.description
+
+    def page(self, query: str) -> Json:
+        parameters = parse_query(query)
+        start = parse_count(parameters.get("start", "0"), "start", 0, 999_999_999)
+        limit = parse_count(parameters.get("limit", "100"), "limit", 1, PAGE)
+        items = self._items(start, start + limit)
+        return Page(items=items, start=start, total=self.recommender.bundle.manifest.items).dump()
+
+    def _items(self, start: int, end: int) -> tuple[CatalogueItem, ...]:
+        items = self.recommender.bundle.items
+        rows = zip(items.names[start:end], items.titles[start:end], items.genres[start:end])
+        return tuple(
+            CatalogueItem(item=name, title=title, genres=tuple(items.genre_names[at] for at in genres))
+            for name, title, genres in rows
+        )
+
+    def recommend(self, body: Json) -> Json:
+        """The answer to a JSON object; 422 where a value does not fit."""
+        request = check_request(body, self.recommender)
+        titles = {"likes": request.likes, "dislikes": request.dislikes, "ratings": tuple(request.ratings)}
+        unknown = self._unknown(titles, refuse=request.unknown == "refuse")
+        try:
+            answer = self.recommender.recommend(
+                [title for title in request.likes if title not in unknown],
+                dislikes=[title for title in request.dislikes if title not in unknown],
+                ratings={title: value for title, value in request.ratings.items() if title not in unknown} or None,
+                n=request.n,
+                adventurous=request.adventurous,
+                timed=request.timed,
+            )
+        except FedtasteError as error:  # likes and ratings have been checked; what is left is about dislikes
+            raise Refused(422, str(error), "dislikes") from None
+        return answer.model_copy(update={"unknown": tuple(unknown)}).dump()
+
+    def _unknown(self, titles: dict[str, tuple[str, ...]], *, refuse: bool) -> dict[str, None]:
+        """The titles that are not in the catalogue, each once; with `refuse` the first of them is refused."""
+        unknown: dict[str, None] = {}
+        for field, texts in titles.items():
+            for text in texts:
+                if text in unknown or self.recommender.titles.get(text) is not None:
+                    continue
+                if refuse:
+                    try:
+                        self.recommender.titles.find(text)
+                    except DataError as error:
+                        hint = 'Or send "unknown": "skip" to leave such titles out.'
+                        raise Refused(422, f"{error} {hint}", field) from None
+                unknown[text] = None
+        return unknown
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= ECHO else text[: ECHO - 1] + "…"
+
+
+def quote(value: object) -> str:
+    """A value as JSON, cut where it is long."""
+    return cut(json.dumps(value, ensure_ascii=False))
+
+
+# From bytes to values
+
+
+def parse_body(content_type: str | None, body: bytes) -> Json:
+    """The JSON object of a body: strict, so that two readers of it cannot disagree."""
+    if not re.fullmatch(r'application/json(\s*;\s*charset="?utf-8"?)?', (content_type or "").strip().lower()):
+        got = f"is {quote(content_type)}" if content_type else "is missing"
+        raise Refused(415, f"Content-Type {got}; it must be application/json, in UTF-8.", "Content-Type")
+    if len(body) > MAX_BODY:
+        raise too_large(len(body))
+    try:
+        value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_int,
+            parse_float=_float,
+        )
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise _not_json("a text holds half of a surrogate pair") from None
+    except UnicodeDecodeError as error:
+        raise _not_json(f"byte {error.start + 1} of it is not UTF-8") from None
+    except RecursionError:
+        raise _not_json("it is nested hundreds of levels deep") from None
+    except json.JSONDecodeError as error:
+        raise _not_json(f"{error.msg.lower()} at line {error.lineno}, column {error.colno}") from None
+    if not isinstance(value, dict):
+        raise Refused(422, f'The body is {quote(value)}; it must be an object, as in {{"likes": ["A title"]}}.', "body")
+    return value
+
+
+def too_large(size: int | None) -> Refused:
+    got = "more" if size is None else f"{size:,} bytes"
+    return Refused(413, f"The body has {got}; at most {MAX_BODY:,} bytes are read. Send fewer titles.", "body")
+
+
+def _not_json(why: str) -> Refused:
+    example = '{"likes": ["A title"]}'
+    return Refused(400, f"The body cannot be read as JSON: {why}. Send an object, as in {example}.", "body")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> Json:
+    if len(dict(pairs)) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise _not_json(f"the name {quote(twice)} is there twice")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> float:
+    raise _not_json(f"{text} is not a number in JSON")
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise _not_json(f"a number has {len(text):,} digits, and at most {MAX_DIGITS} are read")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _not_json(f"the number {cut(text)} is too large")
+    return value
+
+
+def parse_query(query: str) -> dict[str, str]:
+    """The parameters of /v1/items."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=10)
+    except ValueError:
+        raise Refused(422, "There are more than 10 parameters; give start and limit only.") from None
+    for at, (name, _) in enumerate(pairs):
+        if name not in ("start", "limit"):
+            raise Refused(422, did_you_mean(cut(name), ("start", "limit"), "parameter"), cut(name))
+        if name in dict(pairs[:at]):
+            raise Refused(422, f"{name} is there twice; give it once.", name)
+    return dict(pairs)
+
+
+def parse_count(text: str, field: str, low: int, high: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise Refused(422, f"{field} is {quote(text)}; it must be a whole number from {low} to {high:,}.", field)
+    return int(text)
+
+
+# From values to a request
+
+
+def check_request(body: Json, recommender: Recommender) -> RecommendRequest:
+    """A typed request; 422 with a sentence where a value does not fit."""
+    for name in body:
+        if name not in FIELDS:
+            raise Refused(422, did_you_mean(cut(name), FIELDS, "field"), cut(name))
+    timed, unknown = body.get("timed", False), body.get("unknown", "refuse")
+    values: Json = {
+        "likes": _titles(body.get("likes", []), "likes"),
+        "dislikes": _titles(body.get("dislikes", []), "dislikes"),
+        "ratings": _ratings(body.get("ratings", {}), recommender),
+        "n": _n(body.get("n", 10)),
+        "adventurous": _number(body.get("adventurous", 0), "adventurous", -1, 1),
+        "timed": timed,
+        "unknown": unknown,
+    }
+    if not isinstance(timed, bool):
+        raise Refused(422, f"timed is {quote(timed)}; it must be true or false.", "timed")
+    if unknown not in ("refuse", "skip"):
+        raise Refused(422, f'unknown is {quote(unknown)}; it must be "refuse" or "skip".', "unknown")
+    return RecommendRequest.model_validate(values)
+
+
+def _n(value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ITEMS:
+        raise Refused(422, f"n is {quote(value)}; it must be a whole number from 1 to {MOST_ITEMS}.", "n")
+    return value
+
+
+def _number(value: object, field: str, low: float, high: float, of: str = "") -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        message = f"{field}{of} is {quote(value)}; it must be a number from {low:g} to {high:g}."
+        raise Refused(422, message, field)
+    return float(value)
+
+
+def _title(value: object, field: str) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
+        got = quote(value) + (f", {len(value):,} characters" if isinstance(value, str) and value else "")
+        raise Refused(422, f"{field} has {got}; a title must be a text of 1 to {LONGEST} characters.", field)
+    return value
+
+
+def _titles(value: object, field: str) -> list[str]:
+    if not isinstance(value, list):
+        raise Refused(422, f'{field} is {quote(value)}; it must be a list of titles, as in ["A title"].', field)
+    _few(len(value), field)
+    return [_title(entry, field) for entry in value]
+
+
+def _ratings(value: object, recommender: Recommender) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise Refused(422, f'ratings is {quote(value)}; it must be an object, as in {{"A title": 5}}.', "ratings")
+    _few(len(value), "ratings")
+    if value and recommender.task != "ratings":
+        message = "This model ranks and knows no stars. Send titles in likes and dislikes, and no ratings."
+        raise Refused(422, message, "ratings")
+    low, high = recommender.scale
+    return {
+        _title(title, "ratings"): _number(stars, "ratings", low, high, f" of {quote(title)}")
+        for title, stars in value.items()
+    }
+
+
+def _few(entries: int, field: str) -> None:
+    if entries > MOST:
+        raise Refused(422, f"{field} has {entries:,} entries; at most {MOST:,} are read. Send fewer.", field)

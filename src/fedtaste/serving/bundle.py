@@ -1,0 +1,254 @@
+"""The bundle format: a static folder with shared parameters, a catalogue and the page, every file pinned by its hash.
+
+manifest.json    what it is, the recipe, and a hash of every other file (index.html and sw.js hold the manifest's hash)
+items.json       names, titles, genres            popularity.u8, map.i16    a byte, and a place in the plane, per item
+item.i8 + scale.f32, or item.f32; offset.f32      the tables, little-endian, row by row
+vectors.json     people and their lists, as Python computes them: the page checks itself against these
+index.html, *.js, style.css, sw.js, icon.svg      the page            MODEL_CARD.md, LICENCES.md
+
+A bundle may come from elsewhere, so everything in it is checked when it is read. This module needs no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedtaste.errors import RunError
+from fedtaste.recipe import Recipe
+from fedtaste.serving.rebuild import Floats, Tables
+from fedtaste.serving.recommendation import Json
+
+FORMAT = "fedtaste-bundle-1"
+OLD_NAME = "tacit"  # of this project until 0.7.0: its bundles have the format tacit-bundle-1 and name their version so
+UNPINNED = ("manifest.json", "index.html", "sw.js")  # the other two hold the hash of manifest.json
+LARGEST = 2**30  # bytes of one file
+Bound = Annotated[float, Field(ge=-1000, le=1000)]
+Precision = Literal["int8", "float32"]
+
+
+class Entry(BaseModel):
+    """A file of the bundle."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    bytes: int = Field(ge=0, le=LARGEST)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class About(BaseModel):
+    """What the page tells about the model."""
+
+    model_config = ConfigDict(extra="forbid")
+    title: str
+    lines: list[str]
+    licence: list[str]
+    measured: list[tuple[str, str]]
+
+
+class Manifest(BaseModel):
+    """manifest.json."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    format: str
+    fedtaste: str
+    name: str
+    task: Literal["ranking", "ratings"]
+    method: str
+    precision: Precision
+    items: int = Field(ge=1, le=10_000_000)
+    k: int = Field(ge=1, le=10_000)
+    ones: bool
+    scale: tuple[Bound, Bound]
+    integer_steps: bool
+    tables: dict[Literal["offset"], bool]
+    recipe: Recipe
+    people: int = Field(ge=0)
+    about: About
+    files: dict[str, Entry]
+    entrance: dict[str, str]  # hashes of index.html and sw.js with the place of the manifest's own hash left open
+
+
+class Items(BaseModel):
+    """items.json."""
+
+    model_config = ConfigDict(strict=True)
+    names: list[str]
+    titles: list[str]
+    genres: list[list[Annotated[int, Field(ge=0)]]]  # numbers of genre names
+    genre_names: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """The contents of a bundle, without the page."""
+
+    manifest: Manifest
+    items: Items
+    tables: Tables
+    popularity: NDArray[np.uint8]  # [m]
+    places: Floats  # [m, 2] on the map
+
+    @property
+    def names(self) -> list[str]:
+        return self.items.names
+
+    @property
+    def titles(self) -> list[str]:
+        return self.items.titles
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_bundle(path: Path) -> tuple[Bundle, dict[str, bytes]]:
+    """(contents, the bytes of every file that may be served). Refuses changed, incomplete and foreign bundles."""
+    contents = {name: _read_file(path, name) for name in UNPINNED}
+    manifest = _read_manifest(path, contents["manifest.json"])
+    pin = sha256(contents["manifest.json"])
+    for name in ("index.html", "sw.js"):
+        if sha256(_without_pin(contents[name], pin)) != manifest.entrance.get(name):
+            raise _changed(path, name, "it was edited, or belongs to another manifest.json")
+    for name, entry in manifest.files.items():
+        if name != Path(name).name or name in UNPINNED or name.startswith("."):
+            raise RunError(f"{path}/manifest.json names {name!r}, which is not a plain file name. Export again.")
+        contents[name] = _read_file(path, name)
+        if len(contents[name]) != entry.bytes or sha256(contents[name]) != entry.sha256:
+            raise _changed(path, name, "its hash is not the one in manifest.json")
+    return parse(manifest, contents, path), contents
+
+
+def _read_manifest(path: Path, content: bytes) -> Manifest:
+    fields = _parse_json(path, "manifest.json", content)
+    if fields.get("format") != FORMAT:
+        raise RunError(f"{path} was written by {writer(fields)}; this fedtaste reads {FORMAT!r}. Export the run again.")
+    try:
+        return Manifest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path}/manifest.json is not as exported: {where}: {first['msg']}. Export again.") from None
+
+
+def writer(manifest: Json) -> str:
+    """Which program wrote a manifest of another format, and in which format: `tacit 0.7.0 in format 'tacit-bundle-1'`."""
+    version = next((f"{name} {manifest[name]}"[:40] for name in ("fedtaste", OLD_NAME) if name in manifest), "")
+    return f"{version or 'an unknown program'} in format {str(manifest.get('format'))[:40]!r}"
+
+
+def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
+    """The bundle out of its files' bytes."""
+    m, k, (low, high) = manifest.items, manifest.k, manifest.scale
+    if low >= high:
+        raise RunError(f"{path}/manifest.json has a scale from {low:g} to {high:g}. Export again.")
+    if manifest.recipe.solver == "descent" and len(manifest.recipe.start) != k + manifest.ones:
+        raise RunError(f"{path}/manifest.json has a start of {len(manifest.recipe.start)} numbers. Export again.")
+    files = _Arrays(contents, path)
+    if manifest.precision == "int8":
+        item = files.read("item.i8", "i1", m, k).astype(np.float32)
+        item = item * files.read("scale.f32", "<f4", m).astype(np.float32)[:, None]
+    else:
+        item = files.read("item.f32", "<f4", m, k).astype(np.float32)
+    offset = files.read("offset.f32", "<f4", m).astype(np.float64) if manifest.tables.get("offset") else None
+    return Bundle(
+        manifest,
+        _parse_items(path, contents.get("items.json", b""), m),
+        Tables(item.astype(np.float64), offset, manifest.ones),
+        files.read("popularity.u8", "u1", m).astype(np.uint8),
+        files.read("map.i16", "<i2", m, 2).astype(np.float64),
+    )
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """Reads arrays out of the files of a bundle, and refuses those of another size and numbers that are not finite."""
+
+    contents: dict[str, bytes]
+    path: Path
+
+    def read(self, name: str, kind: str, *shape: int) -> NDArray[np.generic]:
+        dtype = np.dtype(kind)
+        if name not in self.contents:
+            raise RunError(f"{self.path} has no {name}, which its manifest needs. Export again.")
+        content = self.contents[name]
+        if len(content) != int(np.prod(shape)) * dtype.itemsize:
+            raise RunError(
+                f"{self.path}/{name} holds {len(content):,} bytes; {' x '.join(map(str, shape))} numbers of "
+                f"{dtype.itemsize} bytes are needed. Export again."
+            )
+        array: NDArray[np.generic] = np.frombuffer(content, dtype).reshape(shape)
+        if dtype.kind == "f" and not np.isfinite(array.astype(np.float64)).all():
+            raise RunError(
+                f"{self.path}/{name} holds numbers that are not finite. Export a model that has not diverged."
+            )
+        return array
+
+
+def _parse_items(path: Path, content: bytes, m: int) -> Items:
+    fields = _parse_json(path, "items.json", content)
+    for name in ("names", "titles", "genres"):
+        column = fields.get(name)
+        if not isinstance(column, list) or len(column) != m:
+            raise RunError(f"{path}/items.json does not hold {m:,} {name}. Export again.")
+    try:
+        items = Items.model_validate(fields)
+        if any(genre >= len(items.genre_names) for genres in items.genres for genre in genres):
+            raise ValueError("a genre has no name")
+    except ValueError:
+        raise RunError(f"{path}/items.json holds something that is no title, name or genre. Export again.") from None
+    return items
+
+
+def _read_file(path: Path, name: str) -> bytes:
+    try:
+        status = (path / name).stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            raise RunError(f"{path}/{name} is no regular file of at most {LARGEST:,} bytes. Export again.")
+        return (path / name).read_bytes()
+    except OSError as error:
+        if name == "manifest.json":
+            raise RunError(
+                f"{path} is not a bundle: it has no manifest.json. Make one: `fedtaste export RUN DIR`."
+            ) from error
+        raise RunError(f"{path} lacks {name} ({error.strerror}). Restore it from a copy, or export again.") from error
+
+
+def _parse_json(path: Path, name: str, content: bytes) -> Json:
+    try:
+        value = json.loads(content)
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        return value
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}/{name} cannot be read ({error}). Restore it from a copy, or export again.") from error
+
+
+def integrity(pin: str) -> str:
+    """A SHA-256 as HTML writes it."""
+    return "sha256-" + base64.b64encode(bytes.fromhex(pin)).decode()
+
+
+def with_pin(content: bytes, pin: str) -> bytes:
+    """index.html or sw.js with the manifest's hash in its place."""
+    return content.replace(b"{{manifest}}", integrity(pin).encode()).replace(b"{{version}}", pin.encode())
+
+
+def _without_pin(content: bytes, pin: str) -> bytes:
+    """The inverse of `with_pin`."""
+    return content.replace(integrity(pin).encode(), b"{{manifest}}").replace(pin.encode(), b"{{version}}")
+
+
+def _changed(path: Path, name: str, why: str) -> RunError:
+    return RunError(
+        f"{path}/{name} is not the file that was exported: {why}. Nothing was computed with it. Restore it from a "
+        "copy, or export again with `fedtaste export`."
+    )

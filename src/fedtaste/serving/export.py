@@ -1,0 +1,350 @@
+"""Export a finished run as a bundle: a static folder with the page and everything it needs, for any web server.
+
+run folder -> plan -> recipe and tables -> (int8) -> popularity, map, vectors, card -> hashes -> index.html, sw.js
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedtaste import __version__
+from fedtaste.engine.run import begin
+from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.plan import Plan
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.methods import METHODS, build
+from fedtaste.models import additive, factorization
+from fedtaste.recipe import Recipe
+from fedtaste.serving.bundle import (
+    FORMAT,
+    OLD_NAME,
+    UNPINNED,
+    Entry,
+    Items,
+    Manifest,
+    Precision,
+    integrity,
+    parse,
+    sha256,
+    with_pin,
+)
+from fedtaste.serving.item_map import place
+from fedtaste.serving.model_card import describe, licences, model_card
+from fedtaste.serving.rebuild import Taste
+from fedtaste.serving.recommend import Catalogue, OpenRun, one_person
+from fedtaste.serving.recommendation import Json
+from fedtaste.serving.recommender import Recommender
+from fedtaste.tasks.serve import passes
+from fedtaste.wire.packing import int8
+
+Log = Callable[[str], None]
+CHECKED = (1, 3, 12, 40)  # likes of the invented people in vectors.json
+SHOWN, SAMPLE = 20, 200  # items of a list; invented people over whom int8 is compared with float32
+NAMES = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M", "lastfm": "Last.fm", "synthetic": "A made-up catalogue"}
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a bundle needs of a run."""
+
+    settings: Settings
+    result: RunResult
+    items: Catalogue
+    recipe: Recipe
+    item: NDArray[np.float32]  # [m, k]
+    offset: NDArray[np.float32] | None
+    ones: bool
+    private: bool  # trained with differential privacy: nothing may be published that its promise does not cover
+
+
+def export(run: Path, out: Path, *, float32: bool = False, log: Log = lambda text: None) -> Manifest:
+    """Write the bundle of a run into a folder that is new, empty, or a bundle: all of it or nothing."""
+    model = gather(run)
+    _check_target(out)
+    log("Placing the items on the map")
+    contents = bundle_files(model, "float32" if float32 else "int8", log)
+    _write_folder(out, contents)
+    return Manifest.model_validate_json(contents["manifest.json"])
+
+
+def gather(path: Path) -> TrainedModel:
+    """The recipe and the tables of a finished run; refuses methods that have none."""
+    run = OpenRun.open(path)
+    plan = run.plan(replace(run.facts, timed=True))
+    if plan.method.recipe is None:
+        raise SettingError(
+            f"{run.settings.method} cannot be rebuilt in a browser with these settings: it has no recipe. Methods that "
+            f"have one: {', '.join(_exportable())}."
+        )
+    start = begin(plan.method, plan.model, one_person(plan, run.facts), plan.seed)
+    params = run.folder.model(start.shared) | start.private.initial
+    arrays = {name: value.numpy().astype(np.float32) for name, value in params.items()}
+    if not all(np.isfinite(value).all() for value in arrays.values()):
+        raise RunError(f"{path} holds numbers that are not finite. Export a model that has not diverged.")
+    offset = arrays["item_bias"] + arrays["mean"] if plan.model.kind == "rating_factorization" else None
+    first: list[float] = arrays.get("start.user", arrays.get("user", np.zeros(0))).tolist()
+    first = [*first, float(arrays["bias"])] if "bias" in arrays else first
+    rounds = passes(replace(start, round=run.result.rounds)) if start.private.initial else 1
+    return TrainedModel(
+        run.settings,
+        run.result,
+        run.items,
+        _complete(plan.method.recipe, plan, run.facts.kind, rounds, tuple(first)),
+        arrays["item"],
+        offset,
+        ones=offset is not None or "bias" in arrays,
+        private=plan.wire.mechanism is not None or bool(plan.method.privacy.bounds),
+    )
+
+
+def _complete(recipe: Recipe, plan: Plan, task: str, rounds: int, start: tuple[float, ...]) -> Recipe:
+    """A method's recipe with the numbers that the run decides."""
+    return replace(
+        recipe,
+        examples=plan.method.examples,
+        batch=plan.sampling.batch,
+        seed=str(plan.seed % 2**64),
+        negatives=plan.sampling.negatives if task == "ranking" else 0,
+        rounds=rounds,
+        start=start,
+    )
+
+
+def _exportable() -> list[str]:
+    """Methods that have a recipe with their default settings."""
+    names = set()
+    for name in METHODS:
+        for model in (factorization(4, k=2), additive(4, k=2)):
+            try:
+                names |= {name} if build(name, model, {}).recipe else set()
+            except SettingError:
+                continue
+    return sorted(names)
+
+
+def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda text: None) -> dict[str, bytes]:
+    """Every file of the bundle, by name."""
+    bytes_of_popularity, origin = popularity(model)
+    contents = _tables(model, precision)
+    contents["items.json"] = _dump(_catalogue(model.items).model_dump())
+    contents["popularity.u8"] = bytes_of_popularity.tobytes()
+    contents["map.i16"] = place(model.item, bytes_of_popularity).astype("<i2").tobytes()
+    log("Computing the cases that the page checks itself with")
+    manifest = _manifest(model, precision)
+    recommender = Recommender(parse(manifest, contents, Path("bundle")))
+    overlap = None if precision == "float32" else _overlap(recommender, model, manifest, contents)
+    about = describe(model.settings, model.result, model.recipe, overlap, manifest.name)
+    contents["vectors.json"] = _dump({"cases": vectors(recommender)})
+    contents["MODEL_CARD.md"] = model_card(model.settings, model.result, about, precision, origin).encode()
+    contents["LICENCES.md"] = licences(about).encode()
+    contents = {name: content for name, content in page_files().items() if name not in UNPINNED} | contents
+    entrance = {name: sha256(content) for name, content in _unpinned(manifest.name, contents).items()}
+    files = {name: Entry(bytes=len(c), sha256=sha256(c)) for name, c in sorted(contents.items())}
+    manifest = manifest.model_copy(update={"about": about, "entrance": entrance, "files": files})
+    contents["manifest.json"] = _dump(manifest.model_dump(mode="json"))
+    return contents | entrance_files(manifest.name, contents)
+
+
+def _manifest(model: TrainedModel, precision: Precision) -> Manifest:
+    """The manifest before its files are known."""
+    result, (low, high) = model.result, model.result.scale
+    name = NAMES.get(model.settings.data, Path(model.settings.data).stem)
+    return Manifest(
+        format=FORMAT,
+        fedtaste=__version__,
+        name=name,
+        task="ratings" if result.task == "ratings" else "ranking",
+        method=model.settings.method,
+        precision=precision,
+        items=model.item.shape[0],
+        k=model.item.shape[1],
+        ones=model.ones,
+        scale=(low, high),
+        integer_steps=all(float(x).is_integer() for x in (low, high)) and high - low <= 10,
+        tables={"offset": model.offset is not None},
+        recipe=model.recipe,
+        people=result.members,
+        about=describe(model.settings, result, model.recipe, None, name),
+        files={},
+        entrance={},
+    )
+
+
+def _tables(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
+    """The item table and the offsets as bytes."""
+    if precision == "float32":
+        out = {"item.f32": model.item.astype("<f4").tobytes()}
+    else:
+        parts = int8(torch.from_numpy(model.item))
+        out = {
+            "item.i8": parts["values"].numpy().tobytes(),
+            "scale.f32": parts["scale"].numpy().astype("<f4").tobytes(),
+        }
+    return out if model.offset is None else out | {"offset.f32": model.offset.astype("<f4").tobytes()}
+
+
+def popularity(model: TrainedModel) -> tuple[NDArray[np.uint8], str]:
+    """(a byte for every item, a sentence on its origin). Counts are not covered by a promise of differential privacy;
+    a private model's own offsets or vector lengths take their place."""
+    counts = np.array(model.items["counts"], np.float64)
+    if model.private or not counts.any():
+        size = model.offset if model.offset is not None else np.linalg.norm(model.item, axis=1)
+        size = size.astype(np.float64) - min(0.0, float(size.min()))
+        return _as_bytes(size), "How popular items are is read from the model itself; no counts are in it."
+    return _as_bytes(np.log1p(counts)), "How many people took each item, roughly: a byte, on a logarithmic scale."
+
+
+def _as_bytes(size: NDArray[np.float64]) -> NDArray[np.uint8]:
+    return (255 * size / (size.max() or 1.0)).round().astype(np.uint8)
+
+
+def _catalogue(items: Catalogue) -> Items:
+    """Titles and genres, the genres as numbers, the most common first."""
+    genres = [[word.strip() for word in re.split(r"[,|]", text) if word.strip()] for text in items.get("genres") or []]
+    genres = genres or [[] for _ in items["names"]]
+    count = Counter(word for words in genres for word in words)
+    names = sorted(count, key=lambda word: (-count[word], word))
+    number = {word: at for at, word in enumerate(names)}
+    numbers = [[number[word] for word in dict.fromkeys(words)] for words in genres]
+    return Items(names=items["names"], titles=items["titles"], genres=numbers, genre_names=names)
+
+
+def _invent_people(recommender: Recommender, sizes: list[int], seed: int) -> list[Taste]:
+    """People who do not exist, with so many likes; popular items are liked more often."""
+    rng, m = np.random.default_rng(seed), recommender.bundle.manifest.items
+    weights = 0.02 + recommender.popularity
+    low, high = recommender.scale
+    people = []
+    for size in sizes:
+        items = rng.choice(m, min(size + 2, m), replace=False, p=weights / weights.sum()).astype(np.int64)
+        likes, dislikes = (items[:-2], items[-2:]) if len(items) > 2 else (items[:1], items[:0])
+        steps = rng.integers(0, 5, len(likes)) / 4
+        values = low + steps * (high - low) if recommender.task == "ratings" else np.ones(len(likes))
+        people.append(Taste(likes, values, dislikes if recommender.task == "ranking" and size > 3 else dislikes[:0]))
+    return people
+
+
+def vectors(recommender: Recommender) -> list[Json]:
+    """Test cases: people and what Python recommends to them. The page computes the same before it is used."""
+    people = _invent_people(recommender, list(CHECKED), 7)
+    nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
+    cases = [(taste, 0.0) for taste in [nobody, *people]]
+    cases += [(people[2]._replace(timed=True), 0.0), (people[2], 0.7), (people[3], -0.4)]
+    out = []
+    for taste, lean in cases:
+        best = recommender.rank(taste, SHOWN, lean)
+        out.append(
+            {
+                "likes": [[int(i), float(v)] for i, v in zip(taste.likes, taste.values)],
+                "dislikes": taste.dislikes.tolist(),
+                "timed": taste.timed,
+                "adventurous": lean,
+                "popular": best.popular,
+                "items": best.items.tolist(),
+                "scores": best.scores.tolist(),
+                "because": best.because,
+                "you": best.place,
+            }
+        )
+    return out
+
+
+def _overlap(recommender: Recommender, model: TrainedModel, manifest: Manifest, contents: dict[str, bytes]) -> float:
+    """The share of a first twenty that int8 keeps of float32, averaged over invented people."""
+    wide = manifest.model_copy(update={"precision": "float32"})
+    exact = Recommender(parse(wide, contents | _tables(model, "float32"), Path("bundle")))
+    people = _invent_people(recommender, [3 + at % 40 for at in range(SAMPLE)], 8)
+    pairs = [(recommender.rank(taste, SHOWN).items, exact.rank(taste, SHOWN).items) for taste in people]
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in pairs if len(b)]))
+
+
+def page_files() -> dict[str, bytes]:
+    """The page's own files, from the package."""
+    folder = resources.files("fedtaste.serving") / "web"
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file() and entry.name[0] != "."}
+
+
+def entrance_files(name: str, contents: dict[str, bytes]) -> dict[str, bytes]:
+    """index.html and sw.js of a bundle that has its manifest."""
+    pin = sha256(contents["manifest.json"])
+    return {file: with_pin(content, pin) for file, content in _unpinned(name, contents).items()}
+
+
+def _unpinned(name: str, contents: dict[str, bytes]) -> dict[str, bytes]:
+    """index.html, which pins styles and scripts, and sw.js; both with a placeholder for the manifest's hash."""
+    page = {file: content.decode() for file, content in page_files().items() if file in UNPINNED}
+    text = page["index.html"].replace("{{title}}", html.escape(name))
+    text = re.sub(r"\{\{integrity:([\w.-]+)\}\}", lambda match: integrity(sha256(contents[match[1]])), text)
+    cached = ["./", "manifest.json", *sorted(n for n in contents if n != "manifest.json" and not n.endswith(".md"))]
+    return {"index.html": text.encode(), "sw.js": page["sw.js"].replace("{{files}}", json.dumps(cached)).encode()}
+
+
+def _check_target(out: Path) -> None:
+    """Refuse a folder that holds anything but a bundle."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise RunError(f"{out} is not a folder. Give a new one, as in `fedtaste export RUN site`.")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    try:
+        manifest = json.loads((out / "manifest.json").read_bytes())
+        bundle = str(manifest["format"]).startswith(("fedtaste-bundle-", f"{OLD_NAME}-bundle-"))
+        own = {*UNPINNED, *manifest["files"]} if bundle else set()
+    except (OSError, ValueError, TypeError, KeyError):
+        own = set()
+    if not own:
+        raise RunError(f"{out} is not empty, and what is in it is not a bundle. Give a new folder.")
+    others = sorted({entry.name for entry in out.iterdir()} - own)
+    if others:
+        raise RunError(
+            f"{out} holds a bundle and also {', '.join(others[:3])}, which would be lost. Move that away, or "
+            "export into a new folder and copy it over."
+        )
+
+
+def _write_folder(out: Path, contents: dict[str, bytes]) -> None:
+    """Write all files into a new folder beside `out`, then rename it; what was there is deleted last."""
+    try:
+        out = out.absolute()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        try:
+            for name, content in contents.items():
+                (temporary / name).write_bytes(content)
+            temporary.chmod(0o755)
+            if out.exists() and not any(out.iterdir()):  # keep the folder: it may be a process's working directory
+                for name in contents:
+                    os.replace(temporary / name, out / name)
+                temporary.rmdir()
+            elif out.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
+                os.replace(out, old)
+                os.replace(temporary, out)
+                shutil.rmtree(old)
+            else:
+                os.replace(temporary, out)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise RunError(
+            f"{out} cannot be written ({error.strerror}). Choose another folder, or free some space."
+        ) from error
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

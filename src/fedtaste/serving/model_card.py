@@ -1,0 +1,134 @@
+"""The model card, the licence notes, and the lines about the model that the page of a bundle shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtaste import __version__
+from fedtaste.data.sources import SOURCES
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.recipe import Recipe
+from fedtaste.report.privacy_statement import statement_rows
+from fedtaste.serving.bundle import About, Precision
+
+REBUILT = {
+    "ridge": "Your vector is solved exactly from what you pick (one small linear system).",
+    "descent": "Your vector is rebuilt from what you pick by a few steps of gradient descent.",
+}
+PURPOSE = """## What it is for
+Recommending items of this one catalogue to anybody, on that person's own device: the page rebuilds a person's vector
+from what they pick and sends nothing. It is not meant for decisions about people."""
+LIMITS = """## Limits
+- It knows what was popular with the people it learnt from, and no item that came later.
+- "Because you liked" is the model's own arithmetic: the picks that add most to an item's score. It is not a cause.
+- The map is a projection to two dimensions: near means alike, far means little."""
+NOT_PUBLISHED = """
+
+Accuracy is not in this card: it was measured on people's data without noise, which no promise of privacy covers. The
+run folder has it, for its owner."""
+LEAKY = " **The published protocol leaks test items into training; read these figures as a memory test.**"
+
+
+def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: float | None, name: str) -> About:
+    """What the page tells about the model."""
+    source = SOURCES.get(settings.data.partition(":")[0].lower())
+    origin = source.about if source else "data of the publisher's own"
+    terms = source.terms if source else "The publisher's own data: ask the publisher for its terms."
+    where = "over a real federation" if result.federation else "on simulated devices"
+    lines = [
+        f"Learnt with {result.method} from {result.members:,} people, {where}.",
+        f"It knows {result.items:,} items. Source: {origin}.",
+        REBUILT[recipe.solver],
+        _privacy_sentence(result),
+    ]
+    licence = [f"Data: {terms}", "Page and program: fedtaste, MIT licence."]
+    return About(title=name, lines=lines, licence=licence, measured=_measured(result, overlap))
+
+
+def _measured(result: RunResult, overlap: float | None) -> list[tuple[str, str]]:
+    """What was measured after training, in words. Of a private run no accuracy: it is computed from people's data
+    without noise, so no promise of privacy covers it."""
+    rows: list[tuple[str, str]] = []
+    groups = ((result.seen, "people who took part"), (result.new, "people it had never seen"))
+    for scores, who in () if result.privacy else groups:
+        if scores and scores.sampled and scores.full:
+            sampled, full = scores.sampled, scores.full
+            few = f"in the first ten for {sampled['hr@10']:.1%} (NDCG {sampled['ndcg@10']:.3f})"
+            rows.append((f"{who}, the next item among 100", few))
+            rows.append(
+                (f"{who}, the next item among all {result.items:,}", f"in the first ten for {full['hr@10']:.1%}")
+            )
+        elif scores and (rmse := scores.metric("rmse")) is not None:
+            rows.append((f"{who}, ratings", f"off by {rmse:.2f} (root of the mean square)"))
+    if overlap is not None:
+        rows.append(("one byte per number instead of four", f"{overlap:.1%} of a first twenty stay the same"))
+    return rows
+
+
+def _privacy_sentence(result: RunResult) -> str:
+    privacy = result.privacy
+    if privacy is None or privacy.epsilon is None:
+        return "Training made no promise of differential privacy."
+    numbers = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.2g}"
+    return f"Training promised differential privacy to every person: {numbers}."
+
+
+def _privacy_lines(result: RunResult) -> list[str]:
+    """The whole privacy statement of a run, line by line."""
+    privacy = result.privacy
+    first = _privacy_sentence(result)
+    if privacy is None or privacy.epsilon is None:
+        first = "No promise of differential privacy: that nothing of one person can be read out of it is not proven."
+    return [first, *(f"{name}: {'; '.join(lines)}" for name, lines in statement_rows(privacy))]
+
+
+def model_card(settings: Settings, result: RunResult, about: About, precision: Precision, origin: str) -> str:
+    """MODEL_CARD.md; `origin` says where the popularity of the items comes from."""
+    chosen = ", ".join(f"{name}={value}" for name, value in result.settings.items())
+    training = f"""## How it was made
+fedtaste {__version__}, method `{result.method}`, data `{Path(settings.data).name}`,
+protocol {settings.protocol}, seed {settings.seed}, {result.rounds} rounds. Tables are {precision}.
+
+Settings: {chosen}."""
+    contents = f"""## What this bundle tells
+- One vector for each item, learnt from everybody. It holds no person's history or vector.
+- {origin}"""
+    parts = [
+        f"# Model card: {about.title}",
+        _bullets(about.lines),
+        PURPOSE,
+        training,
+        _measured_section(settings, result, about),
+        contents,
+        f"## Privacy\n{_bullets(_privacy_lines(result))}",
+        LIMITS,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured_section(settings: Settings, result: RunResult, about: About) -> str:
+    rows = "\n".join(f"| {label} | {text} |" for label, text in about.measured)
+    table = f"| what | result |\n|---|---|\n{rows}" if rows else "Nothing that may be published."
+    if result.privacy:
+        return f"## What was measured\n{table}{NOT_PUBLISHED}"
+    return f"""## What was measured
+{table}
+
+Measured by `fedtaste run` on held-out items, under the {settings.protocol} protocol; the run's result.json
+has more.{LEAKY if settings.protocol == "published" else ""} There a person's items stand in the order of time. What is
+picked on the page has no such order, which costs methods that weight recent items some accuracy."""
+
+
+def licences(about: About) -> str:
+    """LICENCES.md."""
+    return f"""# Licence notes
+
+{_bullets(about.licence)}
+
+Titles and genres come from the data set, whose terms hold for them. Whoever publishes this folder must be allowed to.
+"""
+
+
+def _bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

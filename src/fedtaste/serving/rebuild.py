@@ -1,0 +1,198 @@
+"""Rebuild a person's vector from shared parameters and what they like, by arithmetic that a browser can do as well.
+
+    features f_j = [v_j, 1?]     score_j = f_j . u + o_j          v: the item table, o: offsets (ratings), u: the person
+
+    ridge      u = [alpha0 V'V + sum w f f' + lam (sum w + prior) I]^-1 sum w f (target - o)
+    descent    `rounds` times `passes` over the examples in batches, u -= lr gradient; with `moves` the rows of the
+               examples move along and are thrown away, as on a device that takes part and sends nothing
+
+A method whose people can be rebuilt so has a Recipe. `rebuild` is its meaning in Python, web/worker.js in JavaScript;
+both compute in double precision and draw the same negatives. A dislike is one more example, with target 0 and the
+weight of a like. This module needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtaste.data.interactions import splitmix
+from fedtaste.recipe import Recipe
+
+Floats = NDArray[np.float64]
+Items = NDArray[np.int64]
+SERVE = 6  # the stream of draws for serving, of data/sampling.py, which is not imported as it needs torch
+LEAN = 0.7  # how strongly `adventurous` leans
+MEDIAN_STEPS = 30  # of Weiszfeld's iteration
+
+
+class Tables(NamedTuple):
+    """The shared parameters that a person is rebuilt from."""
+
+    item: Floats  # [m, k]
+    offset: Floats | None  # [m]
+    ones: bool  # a constant 1 is a feature too
+
+    def features(self, items: Items) -> Floats:
+        rows = self.item[items]
+        return np.concatenate([rows, np.ones((len(rows), 1))], 1) if self.ones else rows
+
+    def offsets(self, items: Items) -> Floats:
+        return np.zeros(len(items)) if self.offset is None else self.offset[items]
+
+    def scores(self, user: Floats) -> Floats:
+        """Scores of the whole catalogue."""
+        out = self.item @ user[: self.item.shape[1]]
+        out = out + user[-1] if self.ones else out
+        return out if self.offset is None else out + self.offset
+
+
+class Taste(NamedTuple):
+    """What a person says: items they like (or rate), oldest first, each once; and items they dislike."""
+
+    likes: Items
+    values: Floats
+    dislikes: Items
+    timed: bool = False  # whether the order is one of time
+
+
+class Person(NamedTuple):
+    """A rebuilt person, and the pull of each like: like i has the share pulls[i] . f_j in the score of item j."""
+
+    user: Floats
+    pulls: Floats  # [likes, p]
+
+
+def gram_matrix(recipe: Recipe, tables: Tables) -> Floats | None:
+    """alpha0 V'V, computed once for all people."""
+    return recipe.alpha0 * tables.item.T @ tables.item if recipe.alpha0 else None
+
+
+def rebuild(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -> Person | None:
+    """The person, or None where there are no likes or the arithmetic fails."""
+    if not len(taste.likes):
+        return None
+    person = _ridge(recipe, tables, gram, taste) if recipe.solver == "ridge" else _descent(recipe, tables, taste)
+    return person if person is not None and np.isfinite(person.user).all() else None
+
+
+def _ridge(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -> Person | None:
+    items, targets = _examples(recipe, tables, taste, recipe.first)
+    weights = np.ones(len(items))
+    if taste.timed and recipe.examples == "history":
+        ages = np.arange(len(taste.likes))[::-1]
+        weights[: len(ages)] = recipe.floor + (1 - recipe.floor) * recipe.recency**ages
+    f = tables.features(items)
+    system = (f * weights[:, None]).T @ f + recipe.lam * (weights.sum() + recipe.prior) * np.eye(f.shape[1])
+    system = system if gram is None else system + gram
+    right = weights * (targets - tables.offsets(items))
+    try:
+        np.linalg.cholesky(system)
+    except np.linalg.LinAlgError:
+        return None
+    solved = np.linalg.solve(system, f.T)  # [p, examples]
+    return Person(solved @ right, _rows_of_likes(items, (solved * right).T, taste))
+
+
+def _descent(recipe: Recipe, tables: Tables, taste: Taste) -> Person:
+    user, k = np.array(recipe.start), tables.item.shape[1]
+    slopes = np.zeros(len(tables.item))  # how far each item has moved the person, along its own features
+    for round in range(recipe.rounds):
+        items, targets = _examples(recipe, tables, taste, recipe.first + round)
+        rows, at = np.unique(items, return_inverse=True)
+        f, o, common, speed = tables.features(rows), tables.offsets(rows), 0.0, recipe.round_decay**round
+        batch = recipe.batch or len(items)
+        for begin in [*range(0, len(items), batch)] * recipe.passes:
+            here, target = at[begin : begin + batch], targets[begin : begin + batch]
+            score = f[here] @ user + o[here] + common
+            error = _sigmoid(score) - target if recipe.loss == "bce" else 2 * (score - target)
+            by_row = np.bincount(here, error / len(here), len(rows))
+            step = recipe.lr * speed
+            keep = 1 - step * recipe.shrink
+            moved = keep * user - step * (by_row @ f)
+            slopes *= keep
+            slopes[rows] -= step * by_row
+            if recipe.moves:
+                f[:, :k] -= step * by_row[:, None] * user[:k]
+            if recipe.moves and tables.offset is not None:
+                o, common = o - step * by_row, common - step * by_row.sum()
+            user, speed = moved, speed * recipe.step_decay
+    return Person(user, slopes[taste.likes][:, None] * tables.features(taste.likes))
+
+
+def _examples(recipe: Recipe, tables: Tables, taste: Taste, draw: int) -> tuple[Items, Floats]:
+    """(items, targets) that a device computes with; every dislike last, with target 0."""
+    items, targets = taste.likes, taste.values
+    if recipe.examples == "samples":
+        items, targets = _samples(recipe, len(tables.item), taste, draw)
+    return np.concatenate([items, taste.dislikes]), np.concatenate([targets, np.zeros(len(taste.dislikes))])
+
+
+def _samples(recipe: Recipe, catalogue: int, taste: Taste, draw: int) -> tuple[Items, Floats]:
+    """The likes and drawn negatives, shuffled: `samples` of data/sampling.py for one person, without compiled code."""
+    key = _mix(_mix(_mix(int(recipe.seed), SERVE), draw), 0)
+    mentioned = np.concatenate([taste.likes, taste.dislikes])
+    missing = 0 if len(mentioned) >= catalogue else recipe.negatives * len(taste.likes)
+    marked = np.zeros(catalogue, bool)
+    marked[mentioned] = True
+    parts, counter = [taste.likes], 0
+    while missing:
+        numbers = _numbers(key, counter, 2 * missing + 16) % np.uint64(catalogue)
+        free = np.flatnonzero(~marked[numbers])[:missing]
+        parts.append(numbers[free].astype(np.int64))
+        missing -= len(free)
+        counter += len(numbers) if missing else int(free[-1]) + 1
+    items = np.concatenate(parts)
+    targets = np.zeros(len(items))
+    targets[: len(taste.likes)] = 1.0 if recipe.negatives else taste.values.astype(np.float32)
+    places = np.arange(len(items) - 1, 0, -1)
+    others = _numbers(key, counter, len(places)) % (places + 1).astype(np.uint64)
+    order = list(range(len(items)))
+    for place, other in zip(places.tolist(), others.tolist()):
+        order[place], order[other] = order[other], order[place]
+    return items[order], targets[order]
+
+
+def _numbers(key: int, first: int, count: int) -> NDArray[np.uint64]:
+    """The upper 53 bits of mix(key, counter) for so many counters, as in data/sampling.py."""
+    base = np.uint64((key * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019 + first) % 2**64)
+    return splitmix(np.arange(count, dtype=np.uint64) + base) >> np.uint64(11)
+
+
+def _mix(a: int, b: int) -> int:
+    return int(splitmix(np.array([(a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) % 2**64], np.uint64))[0])
+
+
+def _rows_of_likes(items: Items, by_example: Floats, taste: Taste) -> Floats:
+    """The rows of the likes, in their order; no item is an example and a dislike."""
+    order = np.argsort(items, kind="stable")
+    return by_example[order[np.searchsorted(items[order], taste.likes)]]
+
+
+def _sigmoid(x: Floats) -> Floats:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def lean(scores: Floats, popularity: Floats, adventurous: float) -> Floats:
+    """Scores leant towards (below 0) or away from (above 0) popular items.
+
+    The distance of a score from the median of the catalogue is multiplied by e^(-LEAN adventurous z), with z the
+    standardised popularity. Items near the median stay there, so no lean recommends what does not suit the person.
+    """
+    spread, median = popularity.std(), np.median(scores)
+    if not adventurous or not spread:
+        return scores
+    leant: Floats = median + (scores - median) * np.exp(-LEAN * adventurous * (popularity - popularity.mean()) / spread)
+    return leant
+
+
+def geometric_median(points: Floats) -> tuple[float, float]:
+    """The geometric median of points [n, 2]: it stands among most of them, where the mean may stand between groups."""
+    at = points.mean(0)
+    for _ in range(MEDIAN_STEPS):
+        near = 1 / np.maximum(np.hypot(*(points - at).T), 1e-9)
+        at = (near[:, None] * points).sum(0) / near.sum()
+    return float(at[0]), float(at[1])

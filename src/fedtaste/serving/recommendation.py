@@ -1,0 +1,35 @@
+"""Recommendation and Recommendations: the typed answer of `fedtaste recommend`, `Recommender` and the HTTP API."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from fedtaste.result_part import ResultPart
+
+Json = dict[str, object]
+
+
+class JsonModel(ResultPart):
+    """Base of everything that is answered as JSON. Every declared field is part of the described answer."""
+
+    model_config = ConfigDict(allow_inf_nan=True, json_schema_serialization_defaults_required=True)
+
+
+class Recommendation(JsonModel):
+    """One recommended item. `because` names the likes that add most to its score, where the model can tell."""
+
+    item: str
+    title: str
+    score: float
+    because: tuple[str, ...] = ()
+
+
+class Recommendations(JsonModel):
+    """Recommended items, best first, and what they are based on."""
+
+    items: tuple[Recommendation, ...]
+    history: tuple[str, ...] = Field(
+        validation_alias="from", serialization_alias="from", description="The titles that were understood."
+    )
+    popular: bool = Field(default=False, description="Whether nothing was known: what most people take.")
+    unknown: tuple[str, ...] = Field(default=(), description="Titles that were skipped, as they were sent.")

@@ -1,0 +1,141 @@
+"""Recommender: recommendations from an exported bundle, in Python and without torch. The page computes the same.
+
+>>> Recommender.load("bundle").recommend(likes=["Toy Story", "Star Wars"], n=10)  # doctest: +SKIP
+Recommendations(items=(Recommendation(item='172', title='Empire Strikes Back, The (1980)', score=..., ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtaste.errors import SettingError
+from fedtaste.evaluation.ranking import rank_items
+from fedtaste.serving.bundle import Bundle, read_bundle
+from fedtaste.serving.rebuild import Floats, Items, Person, Taste, geometric_median, gram_matrix, lean, rebuild
+from fedtaste.serving.recommendation import Recommendation, Recommendations
+from fedtaste.serving.titles import Titles
+
+MAPPED = 20  # the best items, whose middle is the person's place on the map
+REASONS = 2  # likes that are named for an item
+
+
+class Ranking(NamedTuple):
+    """The best items of a person, as the page shows them."""
+
+    items: Items
+    scores: Floats  # of these items
+    popular: bool  # there was nothing to go by: these are the most popular items
+    because: list[list[int]]  # for every item, the likes that add most to its score
+    place: tuple[float, float] | None  # of the person on the map
+    left: int  # how many items could be listed
+
+
+class Recommender:
+    """Recommends from a bundle. It keeps nothing between two calls; several threads may call at once."""
+
+    def __init__(self, bundle: Bundle, files: Mapping[str, bytes] | None = None) -> None:
+        self.bundle = bundle
+        self.files = dict(files or {})  # what `fedtaste serve` hosts
+        self.task, self.scale = bundle.manifest.task, bundle.manifest.scale
+        self.recipe, self.tables = bundle.manifest.recipe, bundle.tables
+        self.popularity: Floats = bundle.popularity / 255.0
+        self.titles = Titles(bundle.names, bundle.titles, bundle.popularity.tolist())
+        self.gram = gram_matrix(self.recipe, self.tables)
+
+    @staticmethod
+    def load(path: Path | str) -> Recommender:
+        """Read the bundle in this folder; every file is checked against its hash first."""
+        return Recommender(*read_bundle(Path(path)))
+
+    def recommend(
+        self,
+        likes: Iterable[str] = (),
+        *,
+        dislikes: Iterable[str] = (),
+        ratings: Mapping[str, float] | None = None,
+        n: int = 10,
+        adventurous: float = 0.0,
+        timed: bool = False,
+    ) -> Recommendations:
+        """The n best items for a person.
+
+        Likes are titles or names of items, oldest first; `timed` says that the order is one of time, so that recent
+        ones count for more. `ratings` are for a model of ratings, where a like counts as the best rating.
+        `adventurous`: -1 leans towards popular items, 1 away from them.
+        """
+        taste = self.taste(likes, dislikes, ratings, timed)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")
+        if not isinstance(adventurous, (int, float)) or not -1 <= adventurous <= 1:
+            raise SettingError(f"adventurous must be a number from -1 to 1, got {adventurous!r}.")
+        best, names, titles = self.rank(taste, n, adventurous), self.bundle.names, self.bundle.titles
+        rows = zip(best.items.tolist(), best.scores.tolist(), best.because)
+        return Recommendations(
+            items=tuple(
+                Recommendation(
+                    item=names[at], title=titles[at], score=round(score, 6), because=tuple(titles[i] for i in because)
+                )
+                for at, score, because in rows
+            ),
+            history=tuple(titles[at] for at in taste.likes),
+            popular=best.popular,
+        )
+
+    def taste(
+        self,
+        likes: Iterable[str] = (),
+        dislikes: Iterable[str] = (),
+        ratings: Mapping[str, float] | None = None,
+        timed: bool = False,
+    ) -> Taste:
+        """What a person says, as item numbers. Of an item that is named twice the last value counts."""
+        if isinstance(likes, str) or isinstance(dislikes, str):
+            raise SettingError("likes and dislikes must each be a list of titles, as in likes=['Toy Story'].")
+        if self.task == "ranking" and ratings:
+            raise SettingError("This model knows liked or not, and no ratings. Give likes and dislikes.")
+        values: dict[int, float] = {}
+        for text, value in [*((text, self.scale[1]) for text in likes), *(ratings or {}).items()]:
+            item = self.titles.find(str(text))
+            values.pop(item, None)
+            values[item] = self._rating(value)
+        against = dict.fromkeys(self.titles.find(str(text)) for text in dislikes)
+        if self.task == "ratings" and against:
+            raise SettingError("This model knows ratings, and no dislikes. Give low ratings instead.")
+        for item in against:
+            if item in values:
+                raise SettingError(f'"{self.bundle.titles[item]}" is among the likes and the dislikes. Choose one.')
+        items = np.array(list(values), np.int64), np.array(list(values.values()), np.float64)
+        return Taste(*items, np.array(list(against), np.int64), timed)
+
+    def _rating(self, value: object) -> float:
+        low, high = self.scale
+        if not isinstance(value, (int, float)) or not low <= value <= high or math.isnan(value):
+            raise SettingError(f"Ratings must be numbers from {low:g} to {high:g}, got {str(value)[:20]}.")
+        return float(value)
+
+    def rank(self, taste: Taste, n: int, adventurous: float = 0.0) -> Ranking:
+        """The n best items for somebody with this taste, the same items as on the page."""
+        person = rebuild(self.recipe, self.tables, self.gram, taste)
+        mentioned = np.concatenate([taste.likes, taste.dislikes])
+        if person is None:
+            order = rank_items(self.popularity, mentioned, self.titles.groups)
+            best = order[:n]
+            return Ranking(best, self.popularity[best], True, [[] for _ in best], None, len(order))
+        scores = lean(self.tables.scores(person.user), self.popularity, adventurous)
+        order = rank_items(scores, mentioned, self.titles.groups)
+        place = geometric_median(self.bundle.places[order[:MAPPED]]) if len(order) else None
+        best = order[:n]
+        return Ranking(best, scores[best], False, self._because(person, taste, best), place, len(order))
+
+    def _because(self, person: Person, taste: Taste, items: Items) -> list[list[int]]:
+        """For each of these items the likes that add most to its score; of ratings, only good ones."""
+        shares = self.tables.features(items) @ person.pulls.T  # [items, likes]
+        good = taste.values > sum(self.scale) / 2
+        shares = np.where(good & (shares > 0), shares, 0.0)
+        order = np.argsort(-shares, axis=1, kind="stable")[:, :REASONS]
+        return [[int(taste.likes[i]) for i in row if share[i] > 0] for row, share in zip(order, shares)]

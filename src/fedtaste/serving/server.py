@@ -1,0 +1,191 @@
+"""The HTTP server of `fedtaste serve`: the files of a bundle, and on request the API, on the loopback address.
+
+All files are in memory before the first request, and an address is a key of a dictionary: no request can name a path on
+the disk. Nothing about a request is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import os
+import re
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+from typing import NamedTuple
+
+from fedtaste.errors import SettingError
+from fedtaste.serving.api import Api, Refused, cut
+from fedtaste.serving.http import (
+    JSON,
+    TEXT,
+    Connection,
+    Reply,
+    Request,
+    accepts_gzip,
+    api_reply,
+    busy,
+    content_type,
+    refusal,
+    render,
+)
+
+PARALLEL = 256  # requests in work at once; as many more connections may wait
+PATIENCE = 10.0  # seconds that a request may take to arrive
+Accepted = socket.socket | tuple[bytes, socket.socket]  # as socketserver types it
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".json": JSON, ".svg": "image/svg+xml", ".md": TEXT, ".txt": TEXT,
+}  # fmt: skip
+
+
+class File(NamedTuple):
+    """A file as it is sent: as it is, and compressed where that is shorter."""
+
+    kind: str
+    body: bytes
+    packed: bytes | None
+    tag: str
+
+
+def in_memory(files: Mapping[str, bytes]) -> dict[str, File]:
+    """The files by address."""
+    by_address = {}
+    for name, body in files.items():
+        kind = CONTENT_TYPES.get(PurePath(name).suffix)
+        packed = gzip.compress(body, 9, mtime=0) if kind else b""
+        smaller = packed if 0 < len(packed) < len(body) else None
+        tag = hashlib.sha256(body).hexdigest()[:32]
+        by_address[f"/{name}"] = File(kind or "application/octet-stream", body, smaller, tag)
+    return by_address | {"/": by_address["/index.html"]}
+
+
+def check_host(name: str) -> str:
+    """A name for --allow-host, in lower case."""
+    if not re.fullmatch(r"([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", name):
+        raise SettingError(
+            "--allow-host must be the name that browsers ask for, as in films.example or films.example:8443, without "
+            f"https:// and without *, got {cut(name)!r}."
+        )
+    return name.lower()
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Listens once constructed; `serve_forever` answers."""
+
+    daemon_threads, block_on_close = True, False
+    allow_reuse_address = os.name != "nt"
+    request_queue_size = 256
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        *,
+        port: int = 0,
+        api: Api | None = None,
+        hosts: Iterable[str] = (),
+        parallel: int = PARALLEL,
+        patience: float = PATIENCE,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        allowed = [check_host(name) for name in hosts]
+        self.files, self.api, self.patience, self.log = in_memory(files), api, patience, log
+        self.work, self.connections = threading.Semaphore(parallel), threading.Semaphore(2 * parallel)
+        try:
+            super().__init__(("127.0.0.1", port), Connection)
+        except OverflowError:
+            raise SettingError(f"--port must be a number from 0 to 65535, got {port}.") from None
+        except OSError as error:
+            why = "another program listens there" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
+            raise SettingError(
+                f"Port {port} cannot be used: {why}. Choose another with --port, or --port 0 for a free one."
+            ) from None
+        self.port = int(self.server_address[1])
+        self.url = f"http://127.0.0.1:{self.port}/"
+        own = ("127.0.0.1", "localhost", "[::1]")
+        self.hosts = {*allowed, *(f"{name}:{self.port}" for name in own), *(own if self.port == 80 else ())}
+
+    def process_request(self, request: Accepted, client_address: object) -> None:
+        if not self.connections.acquire(blocking=False):
+            assert isinstance(request, socket.socket)  # not a datagram
+            request.setblocking(False)
+            with contextlib.suppress(OSError):
+                request.send(render(busy(JSON), close=True))
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.connections.release()
+            raise
+
+    def process_request_thread(self, request: Accepted, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
+    def handle_error(self, request: Accepted, client_address: object) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, OSError):
+            self._bug(error)
+
+    def _bug(self, error: BaseException) -> None:
+        """Log where an error was raised, and not its text, which may hold what was sent."""
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        place = f"{PurePath(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else "?"
+        self.log(f"A bug in fedtaste, at {place}: {type(error).__name__}. Please report it.")
+
+    def reply(self, request: Request) -> Reply:
+        kind = content_type(request.target)
+        if not self.work.acquire(blocking=False):
+            return busy(kind)
+        try:
+            self._check_host_header(request.headers.get("host", ""))
+            if not request.target.startswith("/v1/"):
+                return self._file(request)
+            if self.api is None:
+                raise Refused(404, "There is no API here. Start it with `fedtaste serve --api`.")
+            headers = request.headers
+            return api_reply(self.api.answer(request.method, request.target, headers.get("content-type"), request.body))
+        except Refused as refused:
+            return refusal(refused, kind)
+        except Exception as error:  # noqa: BLE001 (a bug must not end the server)
+            self._bug(error)
+            return refusal(Refused(500, "This is a bug in fedtaste. Please report what was sent."), kind)
+        finally:
+            self.work.release()
+
+    def _check_host_header(self, host: str) -> None:
+        """Refuse other names, so that no site can reach this server by a name that it points at this machine."""
+        host = host.lower()
+        if host not in self.hosts and re.sub(r":[0-9]+$", "", host) not in self.hosts:
+            raise Refused(
+                421,
+                f"The Host {cut(host)!r} is not one that this server answers for: those are 127.0.0.1:{self.port} and "
+                f"localhost:{self.port}. If the name is yours, start with --allow-host NAME.",
+                "Host",
+            )
+
+    def _file(self, request: Request) -> Reply:
+        path = request.target.partition("?")[0]
+        file = self.files.get(path)
+        if file is None:
+            raise Refused(404, f"There is no {cut(path)} here. The page is at /.")
+        if request.method not in ("GET", "HEAD"):
+            raise Refused(405, f"A file takes GET or HEAD, got {request.method}.", Allow="GET, HEAD")
+        packed = file.packed if accepts_gzip(request.headers.get("accept-encoding", "")) else None
+        tag = f'"{file.tag}{"-gzip" if packed else ""}"'
+        headers = {"Content-Type": file.kind, "Cache-Control": "no-cache", "ETag": tag}
+        headers |= {"Vary": "Accept-Encoding"} if file.packed else {}
+        tags = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]
+        if tag in tags or "*" in tags:
+            return Reply(304, b"", headers)
+        return Reply(200, packed or file.body, headers | ({"Content-Encoding": "gzip"} if packed else {}))

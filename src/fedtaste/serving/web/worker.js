@@ -1,0 +1,351 @@
+// Computes recommendations on the person's device: rebuilds the person's vector and ranks the catalogue.
+// The same arithmetic, in double precision, as fedtaste/serving/rebuild.py; it is checked against the cases of
+// vectors.json whenever the page loads.
+// f_j is the row of item j (with a constant 1 appended where the model has one), o_j its offset:
+//   score_j = f_j . u + o_j        u is the person, rebuilt from their list every time it changes
+"use strict";
+
+// Draws: splitmix64 in two 32-bit halves; `hi` and `lo` hold the last number -----------------------------------------
+
+let hi = 0, lo = 0;
+
+/** (hi, lo) *= (bh, bl) modulo 2^64; the upper half of lo * bl comes from 16-bit limbs. */
+function times(bh, bl) {
+  const a0 = lo & 0xffff, a1 = lo >>> 16, b0 = bl & 0xffff, b1 = bl >>> 16;
+  const first = Math.imul(a1, b0) + (Math.imul(a0, b0) >>> 16) | 0;
+  const second = Math.imul(a0, b1) + (first & 0xffff) | 0;
+  const carried = Math.imul(a1, b1) + (first >>> 16) + (second >>> 16) | 0;
+  hi = Math.imul(hi, bl) + Math.imul(lo, bh) + carried | 0;
+  lo = Math.imul(lo, bl);
+}
+
+/** (hi, lo) += (bh, bl) */
+function plus(bh, bl) {
+  const low = (lo >>> 0) + (bl >>> 0);
+  hi = hi + bh + (low > 0xffffffff ? 1 : 0) | 0;
+  lo = low | 0;
+}
+
+/** x ^= x >> bits, for bits below 32 */
+function fold(bits) {
+  lo ^= (hi << (32 - bits)) | (lo >>> bits);
+  hi ^= hi >>> bits;
+}
+
+/** A well-mixed 64-bit number from two, left in (hi, lo). */
+function mix(ah, al, bh, bl) {
+  hi = ah | 0, lo = al | 0;
+  times(0x9e3779b9, 0x7f4a7c15), plus(bh, bl), plus(0x632be59b, 0xd9b4e019);
+  fold(30), times(0xbf58476d, 0x1ce4e5b9);
+  fold(27), times(0x94d049bb, 0x133111eb);
+  fold(31);
+}
+
+/** A number in [0, n): the upper 53 bits of mix(key, counter) modulo n. */
+function below(keyHi, keyLo, counter, n) {
+  mix(keyHi, keyLo, 0, counter);
+  return ((hi >>> 0) * 0x200000 + (lo >>> 11)) % n;
+}
+
+/** The key of one draw by person 0 in the stream SERVE (6), left in (hi, lo); the seed is digits. */
+function keyOf(seed, number) {
+  const wide = BigInt.asUintN(64, BigInt(seed));
+  mix(Number(wide >> 32n), Number(wide & 0xffffffffn), 0, 6);
+  mix(hi, lo, 0, number);
+  mix(hi, lo, 0, 0);
+}
+
+/** {items, targets}: the likes; where the recipe samples, also `negatives` x as many items from outside the person's
+ * list with target 0, all shuffled by draw `number`; every dislike last, with target 0. */
+function examples({ m, recipe }, { likes, targets: said, dislikes, marks }, number) {
+  const drawn = recipe.examples === "samples", full = likes.length + dislikes.length >= m;
+  const end = likes.length * (drawn && !full ? 1 + recipe.negatives : 1);
+  const items = new Int32Array(end + dislikes.length), targets = new Float64Array(end + dislikes.length);
+  items.set(likes);
+  items.set(dislikes, end);
+  targets.set(drawn ? Float32Array.from(said) : said); // as devices draw them
+  if (!drawn) return { items, targets };
+  keyOf(recipe.seed, number);
+  const keyHi = hi, keyLo = lo;
+  let counter = 0;
+  for (let at = likes.length; at < end; at++) {
+    do items[at] = below(keyHi, keyLo, counter++, m); while (marks[items[at]] !== 0);
+  }
+  for (let at = end - 1; at > 0; at--) {
+    const other = below(keyHi, keyLo, counter++, at + 1);
+    [items[at], items[other]] = [items[other], items[at]];
+    [targets[at], targets[other]] = [targets[other], targets[at]];
+  }
+  return { items, targets };
+}
+
+// Linear algebra: row-major, of a symmetric matrix only the lower triangle -------------------------------------------
+
+function dot(a, ai, b, bi, size) {
+  let sum = 0;
+  for (let c = 0; c < size; c++) sum += a[ai + c] * b[bi + c];
+  return sum;
+}
+
+/** A += weight f f' */
+function addOuter(A, table, start, p, weight) {
+  for (let r = 0; r < p; r++) {
+    const scaled = weight * table[start + r];
+    for (let c = 0, at = r * p; c <= r; c++) A[at + c] += scaled * table[start + c];
+  }
+}
+
+/** A becomes L with A = L L'; false where A is not positive definite. */
+function cholesky(A, p) {
+  for (let r = 0; r < p; r++) {
+    for (let c = 0; c < r; c++) A[r * p + c] = (A[r * p + c] - dot(A, r * p, A, c * p, c)) / A[c * p + c];
+    const left = A[r * p + r] - dot(A, r * p, A, r * p, r);
+    if (!(left > 0 && left < Infinity)) return false;
+    A[r * p + r] = Math.sqrt(left);
+  }
+  return true;
+}
+
+/** x becomes (L L')^-1 x */
+function solve(L, x, p) {
+  for (let r = 0; r < p; r++) x[r] = (x[r] - dot(L, r * p, x, 0, r)) / L[r * p + r];
+  for (let r = p - 1; r >= 0; r--) {
+    x[r] /= L[r * p + r];
+    for (let c = 0; c < r; c++) x[c] -= L[r * p + c] * x[r];
+  }
+  return x;
+}
+
+// The person: u, and of every like its `pull`; its share in score_j is pull_i f_i . (L L')^-1 f_j --------------------
+
+/** A = alpha0 V'V + sum w f f' + lam (sum w + prior) I;  u = A^-1 sum w f (target - o);  pull = w (target - o) */
+function ridge(model, person) {
+  const { recipe, p, table, offset } = model;
+  const { items, targets } = examples(model, person, recipe.first);
+  const aged = person.timed && recipe.examples === "history", newest = person.likes.length - 1;
+  const pull = new Float64Array(person.likes.length), u = new Float64Array(p), A = Float64Array.from(model.gram);
+  let total = 0;
+  items.forEach((item, e) => {
+    const like = person.marks[item] - 1;
+    const weight = aged && like >= 0 ? recipe.floor + (1 - recipe.floor) * recipe.recency ** (newest - like) : 1;
+    const part = weight * (targets[e] - offset[item]);
+    addOuter(A, table, item * p, p, weight);
+    for (let c = 0; c < p; c++) u[c] += part * table[item * p + c];
+    if (like >= 0) pull[like] = part;
+    total += weight;
+  });
+  for (let c = 0; c < p; c++) A[c * p + c] += recipe.lam * (total + recipe.prior);
+  return cholesky(A, p) ? { u: solve(A, u, p), pull, L: A } : null;
+}
+
+/** Descent from `start`: u -= s (sum g_e f_e + shrink u), g_e the slope of a batch's mean loss. Where the recipe
+ * `moves`, rows and offsets step along, on copies that every round makes anew. pull_i = -sum s g_i, shrunk alike. */
+function descend(model, person) {
+  const { recipe, m, k, p, table, offset } = model;
+  const u = Float64Array.from(recipe.start), slope = new Float64Array(p);
+  const pull = new Float64Array(person.likes.length), slots = new Int32Array(m);
+  for (let r = 0; r < recipe.rounds; r++) {
+    const { items, targets } = examples(model, person, recipe.first + r), count = items.length;
+    const rows = new Float64Array(count * p), levels = new Float64Array(count), g = new Float64Array(count);
+    let used = 0, mean = 0, speed = recipe.round_decay ** r;
+    for (const item of items) {
+      if (slots[item]) continue;
+      for (let c = 0; c < p; c++) rows[used * p + c] = table[item * p + c];
+      levels[used] = offset[item];
+      slots[item] = ++used;
+    }
+    const size = recipe.batch || count, batches = Math.ceil(count / size);
+    for (let step = 0; step < recipe.passes * batches; step++) {
+      const begin = (step % batches) * size, end = Math.min(begin + size, count);
+      const s = recipe.lr * speed, keep = 1 - s * recipe.shrink;
+      slope.fill(0);
+      for (let e = begin; e < end; e++) {
+        const slot = slots[items[e]] - 1;
+        const score = dot(rows, slot * p, u, 0, p) + levels[slot] + mean;
+        const miss = recipe.loss === "bce" ? 1 / (1 + Math.exp(-score)) - targets[e] : 2 * (score - targets[e]);
+        g[e] = miss / (end - begin);
+        for (let c = 0; c < p; c++) slope[c] += g[e] * rows[slot * p + c];
+      }
+      for (let i = 0; i < pull.length; i++) pull[i] *= keep;
+      for (let e = begin; e < end; e++) {
+        const slot = slots[items[e]] - 1, like = person.marks[items[e]] - 1, by = s * g[e];
+        if (like >= 0) pull[like] -= by;
+        if (recipe.moves) for (let c = 0; c < k; c++) rows[slot * p + c] -= by * u[c];
+        if (recipe.moves && model.shifts) levels[slot] -= by, mean -= by;
+      }
+      for (let c = 0; c < p; c++) u[c] = keep * u[c] - s * slope[c];
+      speed *= recipe.step_decay;
+    }
+    for (const item of items) slots[item] = 0;
+  }
+  return { u, pull, L: null };
+}
+
+// The catalogue for this person --------------------------------------------------------------------------------------
+
+/** [mean, population standard deviation] */
+function moments(values) {
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length)];
+}
+
+/** final_j = base + (score_j - base) e^(-0.7 adventurous z_j): base the median, z standardised popularity. */
+function finals({ p, table, offset, popularity }, u, adventurous) {
+  const scores = offset.map((level, j) => dot(table, j * p, u, 0, p) + level);
+  const [mean, spread] = moments(popularity);
+  if (adventurous === 0 || spread === 0) return scores;
+  const sorted = scores.slice().sort(), half = sorted.length >> 1, base = (sorted[half] + sorted.at(-half - 1)) / 2;
+  const by = -0.7 * adventurous / spread;
+  return scores.map((score, j) => base + (score - base) * Math.exp(by * (popularity[j] - mean)));
+}
+
+/** The `count` highest, ties by number, each title once, none of `passed`; sorts only items that can be among them. */
+function best({ m, titleOf, distinct }, values, passed, count) {
+  const least = Float64Array.from(values).sort()[Math.max(distinct - passed.size - count, 0)];
+  const near = [], seen = new Set(passed);
+  for (let j = 0; j < m; j++) if (values[j] >= least) near.push(j);
+  near.sort((a, b) => values[b] - values[a] || a - b);
+  return near.filter((j) => !seen.has(titleOf[j]) && seen.add(titleOf[j])).slice(0, count);
+}
+
+/** Up to two likes with the largest positive share in the score of item j, largest first; of ratings only good ones. */
+function because({ p, table, middle }, { likes, targets }, { pull, L }, j) {
+  const y = table.slice(j * p, j * p + p);
+  if (L) solve(L, y, p);
+  let first = -1, second = -1, most = 0, next = 0;
+  likes.forEach((item, i) => {
+    const share = targets[i] > middle ? pull[i] * dot(table, item * p, y, 0, p) : 0;
+    if (share > most) [second, next, first, most] = [first, most, item, share];
+    else if (share > next) [second, next] = [item, share];
+  });
+  return [first, second].filter((item) => item >= 0);
+}
+
+/** Where a person stands on the map: the geometric median of these items, by 30 turns of Weiszfeld from their mean. */
+function stand({ map }, items) {
+  if (items.length === 0) return null;
+  let x = 0, y = 0;
+  for (let turn = 0; turn <= 30; turn++) {
+    let sumX = 0, sumY = 0, sum = 0;
+    for (const item of items) {
+      const near = turn === 0 ? 1 : 1 / Math.max(Math.hypot(map[2 * item] - x, map[2 * item + 1] - y), 1e-9);
+      sumX += near * map[2 * item];
+      sumY += near * map[2 * item + 1];
+      sum += near;
+    }
+    [x, y] = [sumX / sum, sumY / sum];
+  }
+  return { x, y };
+}
+
+/** The answer to a `rank` message, but for its id. */
+function rank(model, message) {
+  const begun = performance.now(), person = personOf(model, message), { n, adventurous } = message;
+  const passed = new Set([...person.likes, ...person.dislikes].map((item) => model.titleOf[item]));
+  let rebuilt = null;
+  if (person.likes.length) rebuilt = model.recipe.solver === "ridge" ? ridge(model, person) : descend(model, person);
+  const popular = !rebuilt?.u.every(Number.isFinite); // no likes, or nothing to go by
+  const values = popular ? model.popularity.map((byte) => byte / 255) : finals(model, rebuilt.u, adventurous);
+  const top = best(model, values, passed, Math.max(n, 20));
+  const items = top.slice(0, n).map((item) => ({
+    item, score: values[item], because: popular ? [] : because(model, person, rebuilt, item),
+  }));
+  const you = popular ? null : stand(model, top.slice(0, 20));
+  return { popular, items, you, left: model.distinct - passed.size, ms: performance.now() - begun };
+}
+
+// Messages: inputs are checked, and mistakes are answered with a sentence ---------------------------------------------
+
+class Refusal extends Error {}
+const refuse = (reason) => { throw new Refusal(reason); };
+
+/** The person of a `rank` message: `marks` holds i + 1 for like i, and -1 for a dislike. */
+function personOf({ m, low, high, ratings }, { likes, dislikes, timed, adventurous, n }) {
+  if (!Array.isArray(likes) || !Array.isArray(dislikes)) refuse("A list of likes and one of dislikes were expected.");
+  if (ratings && dislikes.length) refuse("This model knows ratings, not dislikes. Give a low rating instead.");
+  if (!Number.isInteger(n) || n < 1) refuse("How many to list must be a whole number from 1 on.");
+  if (!Number.isFinite(adventurous) || Math.abs(adventurous) > 1) refuse("Adventurous is a number from -1 to 1.");
+  const marks = new Int32Array(m);
+  const mark = (item, as) => {
+    if (!Number.isInteger(item) || !(item in marks)) refuse(`There is no such item: the catalogue has ${m} items.`);
+    if (marks[item] !== 0) refuse("An item is on the list twice. Keep one of the two.");
+    marks[item] = as;
+  };
+  likes.forEach((like, i) => {
+    mark(like?.item, i + 1);
+    const fine = Number.isFinite(like.value) && like.value >= low && like.value <= high;
+    if (!fine) refuse(`A ${ratings ? "rating" : "like"} has a value that is no number from ${low} to ${high}.`);
+  });
+  dislikes.forEach((item) => mark(item, -1));
+  const targets = Float64Array.from(likes, ({ value }) => (ratings ? value : 1));
+  return { likes: Int32Array.from(likes, ({ item }) => item), targets, dislikes, marks, timed: timed === true };
+}
+
+/** The model of a `load` message. */
+function modelOf({ manifest, files }) {
+  if (manifest?.format !== "fedtaste-bundle-1") refuse("This bundle is of another version. Export it again.");
+  const { items: m, k, recipe, scale: [low, high] } = manifest, p = k + (manifest.ones ? 1 : 0);
+  const array = (what, name, Type, size) => {
+    const bytes = files[name]?.byteLength ?? 0, expected = size * Type.BYTES_PER_ELEMENT;
+    if (bytes !== expected) refuse(`The ${what} (${name}) holds ${bytes} bytes, expected ${expected}.`);
+    return new Type(files[name]);
+  };
+  const json = (name) => JSON.parse(new TextDecoder().decode(files[name] ?? refuse(`The file ${name} is missing.`)));
+  const small = manifest.precision === "int8", shifts = manifest.tables.offset;
+  const raw = array("item table", small ? "item.i8" : "item.f32", small ? Int8Array : Float32Array, m * k);
+  const scale = small ? array("table of scales", "scale.f32", Float32Array, m) : new Float32Array(m).fill(1);
+  const offset = Float64Array.from(shifts ? array("offset table", "offset.f32", Float32Array, m) : new Float32Array(m));
+  const popularity = Float64Array.from(array("popularity table", "popularity.u8", Uint8Array, m));
+  const map = array("map", "map.i16", Int16Array, 2 * m);
+  const { titles } = json("items.json"), { cases } = json("vectors.json");
+  if (titles.length !== m) refuse(`items.json holds ${titles.length} titles, expected ${m}. Export the bundle again.`);
+  if (!["ridge", "descent"].includes(recipe.solver)) refuse("This page cannot compute with this kind of model.");
+  const table = new Float64Array(m * p).fill(1), gram = new Float64Array(p * p), numbers = new Map();
+  for (let j = 0; j < m; j++) {
+    for (let c = 0; c < k; c++) table[j * p + c] = Math.fround(raw[j * k + c] * scale[j]);
+    if (recipe.alpha0) addOuter(gram, table, j * p, p, recipe.alpha0);
+    if (!numbers.has(titles[j])) numbers.set(titles[j], numbers.size);
+  }
+  return {
+    m, k, p, recipe, low, high, middle: (low + high) / 2, ratings: manifest.task === "ratings", shifts, cases,
+    table, gram, offset, popularity, map, titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size,
+  };
+}
+
+/** Compares this arithmetic with Python's: {cases, worst}, the largest difference of a score. */
+function check(model) {
+  let worst = 0;
+  for (const { likes, popular, items, scores, because: reasons, ...rest } of model.cases) {
+    const given = likes.map(([item, value]) => ({ item, value }));
+    const got = rank(model, { ...rest, likes: given, n: items.length || 1 });
+    const lists = [got.popular, got.items.map(({ item }) => item), got.items.map((one) => one.because)];
+    const off = got.items.map(({ score }, at) => Math.abs(score - scores[at]));
+    const same = JSON.stringify(lists) === JSON.stringify([popular, items, reasons]);
+    if (!same || !off.every((by, at) => by <= 1e-6 * Math.max(1, Math.abs(scores[at])))) {
+      refuse("This browser computes other lists than the model's maker did, so nothing is recommended.");
+    }
+    worst = Math.max(worst, ...off);
+  }
+  return { cases: model.cases.length, worst };
+}
+
+let loaded = null;
+
+function answer(data) {
+  if (data?.type === "rank") return { type: "ranked", ...rank(loaded ?? refuse("The model is not loaded."), data) };
+  if (data?.type !== "load") refuse("The page asked for something that is unknown here.");
+  const begun = performance.now();
+  loaded = null;
+  const model = modelOf(data), proof = check(model);
+  loaded = model;
+  return { type: "ready", ...proof, ms: performance.now() - begun };
+}
+
+self.onmessage = ({ data }) => {
+  try {
+    self.postMessage({ id: data?.id, ...answer(data) });
+  } catch (error) {
+    const reason = error instanceof Refusal ? error.message : `This could not be computed (${error.message}).`;
+    self.postMessage({ type: "failed", id: data?.id, reason });
+  }
+};

@@ -1,0 +1,162 @@
+"""The ranking task: which item does a person take next? Splits, training data, validation and test of item rankings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedtaste.core import Method, People
+from fedtaste.data import splits
+from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some
+from fedtaste.data.user_files import BroughtSplit
+from fedtaste.errors import DataError
+from fedtaste.evaluation import protocol
+from fedtaste.evaluation.protocol import HeldOut, RankingMetrics, rank_full, rank_sampled
+from fedtaste.federation import Federation, of_histories, pooled
+from fedtaste.result_part import JsonObject
+from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, count_learners
+from fedtaste.tasks.serve import personalise
+from fedtaste.text import count
+
+MOST_EVALUATED = 20_000  # people: ranking whole catalogues for everybody would be people x items
+MOST_VALIDATED = 5_000  # people who choose the round: enough for a third digit, whatever the size of the data
+MEMORY_CURVE, MEMORY_ROUND = (1, 2, 5, 10, 20, 30, 50, 100), 50  # rounds of remembering: the curve, and the one told
+
+
+class Ranking(Task):
+    """Rank items by how likely a person takes them next. Histories count as taken or not; values are not used.
+
+    clean       trains on the training part, chooses the round on validation, then trains on both
+    published   trains on the training part, and chooses the round on the test part (evaluation/protocol.py)
+    """
+
+    selection = ("ndcg@10", 1)
+
+    def __init__(self, data: TaskData, *, protocol_name: str, new_people: float, seed: int) -> None:
+        parts = data.histories
+        self.seed, self.catalogue, self.published = seed, data.items, protocol_name == "published"
+        self.train, self.valid = parts["train"], parts["valid"]
+        self.test = HeldOut(parts["test"], parts["test_negatives"])
+        self.choosing = self.test if self.published else HeldOut(self.valid, parts["valid_negatives"])
+        self.learnt = self.train if self.published else self.train.then(self.valid)  # in the final phase
+        self.forbidden = self.valid.then(parts["test"]) if self.published else None
+        self.people = self.train.people
+        self.left_out = np.flatnonzero(splits.held_out_people(self.people, new_people, seed))
+        self.evaluated = some(np.flatnonzero(parts["test"].lengths), MOST_EVALUATED, key_of(seed, SPLIT, 6))
+        if not len(self.evaluated):
+            raise DataError(
+                f"Nobody in {data.name} has two interactions or more, so nothing can be held out. Bring longer "
+                "histories."
+            )
+        self.newcomers = np.intersect1d(self.left_out, self.evaluated)
+        choosers = np.setdiff1d(np.flatnonzero(self.choosing.positives.lengths), self.left_out)
+        self.choosers = some(choosers, MOST_VALIDATED, key_of(seed, SPLIT, 5))
+        self.validates = bool(len(self.choosers))
+        self.interactions = len(self.train) + len(self.valid) + len(parts["test"])
+        self.facts = Facts("ranking", data.items, data.timed, people=count_learners(self.learnt, self.left_out))
+        self.notes = data.notes + self._describe_limits(data.name)
+
+    def federation(self, phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
+        members = np.setdiff1d(np.arange(self.people), self.left_out if without is None else without)
+        federation = self._devices(self.train if phase == "search" else self.learnt, sampling, members=members)
+        return pooled(federation) if method.pooled else federation
+
+    def _devices(
+        self, histories: Histories, sampling: Sampling, *, members: People | None = None, stream: int = TRAIN
+    ) -> Federation:
+        return of_histories(
+            histories, self.catalogue, negatives=sampling.negatives, batch=sampling.batch, seed=self.seed,
+            members=members, forbidden=self.forbidden, stream=stream,
+        )  # fmt: skip
+
+    def validation(self, served: Served) -> RankingMetrics:
+        devices = self._devices(self.train, served.sampling, stream=SERVE)
+        people = personalise(served, devices, self.choosers, None)
+        chosen = self.choosing
+        ranks = rank_sampled(people, chosen.positives.take(self.choosers), chosen.negatives.take(self.choosers))
+        return RankingMetrics.of_ranks(ranks)
+
+    def evaluate(self, served: Served, people: People, passes: int | None) -> RankingMetrics:
+        devices = self._devices(self.learnt, served.sampling, stream=SERVE)
+        ready = personalise(served, devices, people, passes)
+        positives = self.test.positives.take(people)
+        sampled = rank_sampled(ready, positives, self.test.negatives.take(people))
+        return RankingMetrics.of_ranks(sampled, rank_full(ready, self.learnt.take(people), positives, self.catalogue))
+
+    def leak(self) -> JsonObject:
+        rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks
+        curve = protocol.memoriser(self.learnt, self.forbidden, self.test, self.catalogue, self.seed, rounds=rounds)
+        memory = dict(curve)[MEMORY_ROUND]
+        popular = protocol.popularity_hr(np.bincount(self.learnt.items, minlength=self.catalogue), self.test)
+        return {
+            "memoriser_hr@10": round(memory, 6),
+            "popularity_hr@10": round(popular, 6),
+            "leaks": protocol.beyond_chance(memory, popular, len(self.evaluated)),
+            **({"memoriser_curve": [[n, round(hr, 6)] for n, hr in curve]} if self.published else {}),
+        }
+
+    def _describe_limits(self, name: str) -> tuple[str, ...]:
+        """Notes about people for whom training or evaluation is not what one expects."""
+        tested, learnt = self.test.positives.lengths > 0, self.learnt.lengths
+        notes: tuple[str, ...] = ()
+        if strangers := int(((learnt == 0) & tested).sum()):
+            notes += (f"{count(strangers, 'person has', 'people have')} test items but no history: nothing to go by.",)
+        room = self.catalogue - learnt - (self.forbidden.lengths if self.forbidden else 0)
+        if stuck := int(((room <= 0) & (learnt > 0)).sum()):
+            people = count(stuck, "person", "people")
+            notes += (f"For {people} no item is left to draw as a negative: they learn without.",)
+        certain = int(((self.test.negatives.lengths == 0) & tested).sum())
+        if certain == int(tested.sum()):
+            raise DataError(
+                f"Everybody in {name} has touched every item, so a held-out item has nothing to be ranked against. "
+                "Bring a larger catalogue, or use --task ratings."
+            )
+        if certain:
+            people = count(certain, "person has", "people have")
+            notes += (f"{people} touched every item: nothing to rank against, a sure hit.",)
+        if len(self.evaluated) == MOST_EVALUATED:
+            notes += (f"{MOST_EVALUATED:,} of the people are judged, a seeded choice.",)
+        if len(self.choosers) == MOST_VALIDATED:
+            notes += (f"The round is chosen on {MOST_VALIDATED:,} of the people.",)
+        return notes
+
+
+def ranking_task(
+    data: Interactions | BroughtSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
+) -> Ranking:
+    """The ranking task of a data set, with the public item features that its titles and genres give."""
+    parts = split_for_ranking(data, protocol_name, split_name, seed)
+    task = Ranking(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
+    about = data.train if isinstance(data, BroughtSplit) else data
+    task.facts = task.facts.described(about.titles, about.genres)
+    return task
+
+
+def split_for_ranking(data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int) -> TaskData:
+    """What is learnt from, what chooses the round and what is evaluated; values are 1."""
+    split, timed, about = _ranking_split(data, protocol_name, split_name, seed)
+    taken = {"train": split.train, "valid": split.valid, "test": split.test}
+    parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in taken.items()}
+    parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
+    return TaskData("ranking", about.name, len(about.items), timed, parts, notes=about.notes + split.notes)
+
+
+def _ranking_split(
+    data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int
+) -> tuple[splits.Split, bool, Interactions]:
+    """(the split, whether the data have time, the data that it is of)."""
+    if isinstance(data, BroughtSplit):
+        timed = data.train.time is not None
+        about = data.train.require().noted(*data.notes, *(() if timed else ("No time in the data: recency is off.",)))
+        return splits.brought(data, seed), timed, about
+    data.require()
+    timed = data.time is not None
+    histories, catalogue = data.histories(seed), len(data.items)
+    if split_name == "temporal":
+        return splits.temporal(data, seed), timed, data
+    if split_name == "random":
+        return splits.random_share(histories, catalogue, seed), timed, data
+    published = protocol_name == "published"
+    return splits.leave_one_out(histories, catalogue, seed, shared_negatives=published, timed=timed), timed, data

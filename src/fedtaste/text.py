@@ -1,0 +1,30 @@
+"""Plural forms, and suggestions for misspelt names, for messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> count(1, "item"), count(2000, "item"), count(2, "person", "people")
+    ('1 item', '2,000 items', '2 people')
+    """
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def did_you_mean(got: str, known: Iterable[str], kind: str) -> str:
+    """The error message for an unknown name, with the nearest known one and the list of all.
+
+    >>> did_you_mean("fedrepp", ["fedrep", "fedper"], "method")
+    '"fedrepp" is not a method. Did you mean "fedrep"? Methods: fedper, fedrep.'
+    """
+    names = sorted(known)
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(got.lower(), list(by_lower), n=3, cutoff=0.6)
+    article = "an" if kind[0] in "aeiou" else "a"
+    hint = f' Did you mean "{by_lower[close[0]]}"?' if close else ""
+    many = kind.replace("value of", "values of") if kind.startswith("value of") else f"{kind}s"
+    return f'"{got}" is not {article} {kind}.{hint} {many.capitalize()}: {", ".join(names)}.'

@@ -1,0 +1,252 @@
+"""Parse `--wire clip=1.0,noise=0.8,secure`, check it, and assemble the stages, the noise and the privacy mechanism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from fedtaste.core import Download, Examples, Method, Model, Params, Stage, chain
+from fedtaste.errors import SettingError
+from fedtaste.text import did_you_mean
+from fedtaste.wire import stages
+from fedtaste.wire.accounting import Mechanism, solve
+from fedtaste.wire.noise import fine_step, modular_step, rounding_cost
+from fedtaste.wire.robust_sums import RULES, check_memory
+from fedtaste.wire.secure_sums import FEWEST, SecureSum
+
+MOST_ROUNDING = 0.01  # of the sensitivity: above it, the modulus is 2^64
+StageList = tuple[tuple[str, float | None], ...]  # names and values, in order
+ORDER = ("sparsify", "quantise", "clip", "local", "noise", "secure")
+VALUELESS = ("secure", "bound", "median", "noise", "local")  # may stand without a value: noise is solved for then
+
+
+class Range(NamedTuple):
+    """Valid values of a stage."""
+
+    valid: Callable[[float], bool]
+    expected: str
+    example: str
+
+
+_SHARE = Range(lambda x: 0 < x < 0.5, "a share of hostile people below one half", "0.1")
+_NOISE = Range(lambda x: 0.01 <= x <= 1e6, "a multiple of the clip from 0.01 to a million", "0.8")
+RANGES = {
+    "sparsify": Range(lambda x: 0 < x < 1, "a share of the numbers between 0 and 1", "0.1"),
+    "quantise": Range(lambda x: x in range(2, 17), "2 to 16 bits", "8"),
+    "clip": Range(lambda x: 1e-12 < x < 1e12, "a positive norm", "1.0"),
+    "local": _NOISE,
+    "noise": _NOISE,
+    "secure": Range(lambda x: x == int(x) and x >= 3, "a group of 3 people or more", "10"),
+    "bound": Range(lambda x: 0 < x < 1e12, "a positive norm", "1.0"),
+    "trim": _SHARE,
+    "krum": _SHARE,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Wire:
+    """A method with the stages that its uploads pass."""
+
+    method: Method  # with a memory of what it did not send, where the wire sparsifies
+    stage: Stage
+    mechanism: Mechanism | None  # what an accountant may count; None where nothing is promised
+    noisy: bool  # noise is added, promised or not
+    notes: tuple[str, ...] = ()
+
+
+def parse(text: str) -> StageList:
+    """The stages of a wire string; SettingError where a name, a value, the order or a combination is wrong.
+
+    >>> parse("clip=1.0,noise=0.8,secure")
+    (('clip', 1.0), ('noise', 0.8), ('secure', None))
+    """
+    parsed: list[tuple[str, float | None]] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in ORDER and name not in RULES:
+            raise SettingError(did_you_mean(name, [*ORDER, *RULES], "stage") + f" In order: {', '.join(ORDER)}.")
+        parsed.append((name, _value(name, value if equals else None)))
+    names = [name for name, _ in parsed]
+    _check_combination(names)
+    right = sorted(names, key=[*ORDER, *RULES].index)
+    if names != right:
+        parts = text.replace(" ", "").split(",")
+        shown = ",".join(part for name in right for part in parts if part.split("=")[0] == name)
+        raise SettingError(f"--wire {text} is out of order. Devices apply {' -> '.join(right)}: --wire {shown}.")
+    return tuple(parsed)
+
+
+def _value(name: str, text: str | None) -> float | None:
+    if text is None and name in VALUELESS:
+        return None
+    if name == "median":
+        raise SettingError(f"median takes no value in --wire, got median={text}. Write median.")
+    try:
+        number = float(text) if text else math.nan
+    except ValueError:
+        number = math.nan
+    valid, expected, example = RANGES[name]
+    if not valid(number):
+        got = name if text is None else f"{name}={text}"
+        raise SettingError(f"{name} in --wire needs {expected}, as in {name}={example}; got {got}.")
+    return number
+
+
+def _check_combination(names: list[str]) -> None:
+    """Refuse stages that cannot stand together, with the reason."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise SettingError(f"{twice} stands more than once in --wire. Keep one.")
+    rules = [name for name in names if name in RULES]
+    if len(rules) > 1:
+        raise SettingError(f"--wire can have one rule that replaces the sum, got {' and '.join(rules)}. Keep one.")
+    for name, why in {
+        "secure": "reads single uploads, which secure sums hide",
+        "noise": "is not a sum, and the noise is measured for a sum: no epsilon would be true",
+        "local": "would compare noise and not people",
+    }.items():
+        if rules and name in names:
+            raise SettingError(f"{rules[0]} {why}. Leave {rules[0]} or {name} out.")
+    if "local" in names and "noise" in names:
+        raise SettingError("--wire can have local noise (on every upload) or noise (on the sum), not both. Keep one.")
+
+
+def assemble(
+    requested: StageList, method: Method, likes: Sequence[Params], *, everybody: int, rate: float = 1.0,
+    multiplier: float | None = None,
+) -> Wire:  # fmt: skip
+    """The wire of this method. `likes` has one of its uploads for each round that differs, `everybody` is the number of
+    people, `rate` the chance to be in a round's cohort, and `multiplier` the noise that was solved for, if any."""
+    values, notes, like = dict(requested), [], likes[0]
+    limit, bounds = values.get("clip"), method.privacy.bounds
+    _check_method(values, method, like)
+    if bounds and limit:
+        notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
+        limit = None
+    before: list[Stage] = []
+    if values.get("sparsify"):
+        method, stage = stages.sparsify(method, float(values["sparsify"] or 0), like)
+        before.append(stage)
+        notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
+    if values.get("quantise"):
+        before.append(stages.quantise(int(values["quantise"] or 0)))
+    noise = multiplier or values.get("noise") or values.get("local") or 0.0
+    protection = _Protection(method, limit, noise, "local" in values, everybody, likes)
+    parts = [*before, *protection.stages("secure" in values, values.get("secure"))]
+    if any(name in RULES for name in values):
+        check_memory(math.ceil(min(rate, 1) * everybody), like)
+    parts += [RULES[name](value, method.rows) for name, value in requested if name in RULES]
+    stage = chain(*parts)
+    if "secure" in values:  # whole tables of integers, even where quantise or sparsify would write less
+        stage = replace(stage, message_layout=parts[-1].message_layout)
+    mechanism = None
+    if noise and (bounds or limit is not None):
+        shares = tuple(share for _, share in bounds)
+        secure, grouped = "secure" in values, bool(values.get("secure"))
+        mechanism = Mechanism(noise, rate, shares, "local" in values, secure, grouped)
+    return Wire(method, stage, mechanism, bool(noise), tuple(notes))
+
+
+def _check_method(values: dict[str, float | None], method: Method, like: Params) -> None:
+    """Refuse stages that this method has no use for."""
+    if method.pooled and values:
+        raise SettingError("--wire means nothing for a method that holds everybody's data. Leave it out.")
+    if not like and values:
+        raise SettingError("--wire would change nothing: this method sends nothing. Leave it out.")
+    refused = [name for name in values if name not in ("clip", "noise", "secure")]
+    if method.privacy.bounds and refused:
+        raise SettingError(f"{refused[0]} is not for this method, which bounds its own uploads. Leave it out.")
+
+
+@dataclass(frozen=True, eq=False)
+class _Protection:
+    """Clipping, noise and secure sums, which depend on each other: they share a bound and an integer grid."""
+
+    method: Method
+    limit: float | None  # the clip
+    noise: float  # the multiplier; 0: none
+    local: bool  # the noise is on every upload, and not on the sum
+    people: int
+    likes: Sequence[Params]
+
+    def stages(self, secure: bool, group: float | None) -> list[Stage]:
+        """`secure`: with secure sums, of `group` people or, where that is None, of the whole cohort."""
+        facts, out, step = self.method.privacy, [], None
+        if secure:
+            secure_sum, step = self._secure_sum(None if group is None else int(group))
+            out = [secure_sum.stage()]
+        if not self.noise:  # with noise, the noise stage clips and rounds to the grid in one step
+            return [stages.clip(self.limit, facts.curve_only), *out] if self.limit else out
+        if self.local:
+            return [stages.local(self.noise, self.limit, facts.curve_only), *out]
+        unsent = facts.curve_only if self.limit else ()
+        return [stages.noise(self.noise, self.limit, facts.bounds, step, unsent), *out]
+
+    def _secure_sum(self, group: int | None) -> tuple[SecureSum, float | None]:
+        """(the secure sum, the step of the grid that it can carry). With noise the modulus is 2^32 where the grid that
+        fits costs less than 1 % of accuracy, and 2^64 otherwise; without noise numbers are at most the clip."""
+        people = self.people
+        if group is not None and group > people:
+            raise SettingError(f"secure in --wire needs a group of at most {people:,}, everybody; got secure={group}.")
+        if self.noise and self.local:
+            return SecureSum(group, most=people, words=64), None
+        if not self.noise:
+            return SecureSum(group, clip=self.limit, most=people), None
+        releases = self.method.privacy.bounds or ((self.limit or 1.0, 1.0),)
+        largest = 2 * group if group else people  # the last group takes the rest
+        least = max(FEWEST, (group or people) // 2 + 1)
+        sizes = [sum(value.numel() for value in like.values()) for like in self.likes]
+        for bits in (32, 64):
+            step = max(modular_step(c, self.noise / math.sqrt(share), largest, least, bits) for c, share in releases)
+            worst = max(rounding_cost(c, step, size) for (c, _), size in zip(releases, sizes))
+            if worst <= MOST_ROUNDING:
+                finest = min(fine_step(c) for c, _ in releases)
+                return SecureSum(group, most=people, words=bits), step if bits == 32 else max(step, finest)
+        raise SettingError(
+            f"Noise of {self.noise:.3g} x the bound is too large for a secure sum of {people:,} people: 64 bits cannot "
+            "hold it together with the uploads. Use a larger --epsilon, or less noise."
+        )
+
+
+def multiplier_for(
+    requested: StageList, epsilon: float | None, delta: float, rounds: int, rate: float, bounded: bool
+) -> float | None:
+    """The noise multiplier that --epsilon needs; None without --epsilon. `bounded`: the method bounds its uploads
+    itself, and its rounds share one budget."""
+    values = dict(requested)
+    named = next((name for name in ("noise", "local") if name in values), None)
+    if epsilon is None:
+        if named and values[named] is None:
+            raise SettingError(f"{named} in --wire needs a number, as in {named}=0.8, or --epsilon 3.")
+        return None
+    if named and values[named] is not None:
+        raise SettingError(
+            f"--epsilon {epsilon:g} solves for the noise, and --wire has {named}={values[named]:g}. Give one."
+        )
+    if not bounded and "clip" not in values:
+        raise SettingError(
+            f"--epsilon {epsilon:g} needs a bound on one person's upload, or no noise would be enough. Add clip, as in "
+            "--wire clip=1.0."
+        )
+    noise = solve(epsilon, delta, 1 if bounded else rounds, rate, named == "local")
+    return noise * 1.0001 if bounded else noise  # the accountant's grid is coarser for three releases than one
+
+
+def upload_of(method: Method, model: Model, inputs: torch.Tensor, down: Download | None = None) -> Params:
+    """An upload of this method as an example of its names, whole shapes and types. `inputs` is one example,
+    [1, 1, ...]; `down` is what the device received (default: the first round's)."""
+    shared, private = method.init(model.init(torch.Generator().manual_seed(0)))
+    one = torch.ones(1, 1)
+    upload, _ = method.client(down or Download(shared, torch.tensor(0.0)), private, Examples(inputs, one, one))
+    return {name: value.detach() for name, value in upload.total.items()}
+
+
+def uploads_of(method: Method, model: Model, inputs: torch.Tensor) -> list[Params]:
+    """An example upload for each round of a method that sends something else in every round; otherwise one."""
+    shared, _ = method.init(model.init(torch.Generator().manual_seed(0)))
+    rounds = range(max(len(method.privacy.bounds), 1))
+    return [upload_of(method, model, inputs, Download(shared, torch.tensor(float(round)))) for round in rounds]

@@ -1,1 +1,0 @@
-"""What crosses between a device and the server: messages, their size, and what is refused at the door."""

@@ -1,0 +1,170 @@
+"""Laws that every federated method obeys, as functions of a row of a table; tests/test_laws.py has the table.
+
+A method passes when its row (settings that keep tiny worlds lively, tasks, and for every setting another value) passes
+every law: tests/test_new_method.py shows it for a method that no other file knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from fedtaste.core import Download, Examples
+from fedtaste.engine.checkpoint import load_state, same_bytes, save_state
+from fedtaste.engine.run import Round, begin, run
+from fedtaste.federation import of_histories
+from fedtaste.methods import METHODS
+from fedtaste.signature import settings_of
+from support.flower_worlds import clients_of, facts_of, nodes_of, over_flower, private_of
+from support.states import assert_close, everything, trained
+from support.worlds import FEATURES, ITEMS, PEOPLE, histories, world
+
+PICTURES = 2e-3  # tolerance: batch norm over a handful of examples amplifies rounding
+ROUNDS = 3  # of `Row.baseline`
+VARIANT = ("solver", "parts", "keep", "schedule", "rate", "route")  # settings that distinguish rows of one method
+_baselines: dict[str, Round] = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with settings, and the tasks it is held to the laws on."""
+
+    name: str
+    settings: dict[str, Any]
+    tasks: list[str]
+    others: dict[str, Any]  # another value of every setting, which must change the result
+    unread: frozenset[str] = field(default=frozenset())  # settings that change nothing with these
+
+    @property
+    def label(self) -> str:
+        return "-".join([self.name, *(str(self.settings[key]) for key in VARIANT if key in self.settings)])
+
+    def baseline(self, task: str) -> Round:
+        """The last of three rounds, trained once per process. Most laws compare with it."""
+        key = f"{self.name} {self.settings} {task}"  # a tensor among the settings stands with its values
+        if key not in _baselines:
+            _baselines[key] = trained(self.name, self.settings, task, rounds=ROUNDS)[-1]
+        return _baselines[key]
+
+
+def flower_trains_the_same_state_as_the_simulator(row: Row, task: str, folder: Path) -> None:
+    """Three nodes with a third of the people each, every message as bytes, against everybody on one machine."""
+    method, model, federation = world(row.name, row.settings, task)
+    expected = row.baseline(task).state
+    grid, plan, nodes = nodes_of(method, model, federation, facts_of(task, federation), folder)
+    state = over_flower(clients_of(grid, plan), plan)
+    tolerance = PICTURES if task == "pictures" else 1e-6
+    assert_close(state.shared, expected.shared, tolerance)
+    private = private_of(plan, nodes, federation, base=3)
+    assert_close(private, expected.private.gather(np.arange(federation.people)), max(tolerance, 1e-5))
+
+
+def loop_vmap_and_kernel_train_the_same_state(row: Row, task: str, folder: Path) -> None:
+    method, _, _ = world(row.name, row.settings, task)
+    oracle = trained(row.name, row.settings, task, rounds=2, backend="loop")[-1]
+    for backend in ("vmap", "kernel") if method.fast.kernel else ("vmap",):
+        other = trained(row.name, row.settings, task, rounds=2, backend=backend)[-1]
+        assert_close(everything(oracle.state), everything(other.state), PICTURES if task == "pictures" else 1e-5)
+        assert oracle.up_bytes == other.up_bytes and oracle.rejected == other.rejected
+
+
+def nothing_private_is_in_an_upload(row: Row, task: str, folder: Path) -> None:
+    method, model, federation = world(row.name, row.settings, task)
+    state = begin(method, model, federation)
+    own = {n: v[0] for n, v in state.private.gather(np.array([0])).items()}
+    examples = Examples(*(x[0] for x in federation.examples(np.array([0]), 0, method.examples).pad()))
+    upload, _ = method.client(Download(state.shared, torch.tensor(0.0)), own, examples)
+    assert not set(upload.total) & set(own)
+    vectors = {"user", "user_gmf", "user_mlp"}  # never leave, whatever a method calls private
+    assert not vectors & set(upload.total)
+
+
+def same_seed_gives_the_same_bytes_whatever_the_number_of_threads(row: Row, task: str, folder: Path) -> None:
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        single = everything(trained(row.name, row.settings, task, rounds=ROUNDS)[-1].state)
+    finally:
+        numba.set_num_threads(before)
+    assert same_bytes(everything(row.baseline(task).state), single)
+
+
+def padded_examples_change_nothing(row: Row, task: str, folder: Path) -> None:
+    method, model, federation = world(row.name, row.settings, task)
+    state = begin(method, model, federation)
+    download = Download(state.shared, torch.tensor(0.0))
+    for person in (0, 5):
+        own = {n: v[0] for n, v in state.private.gather(np.array([person])).items()}
+        examples = federation.examples(np.array([person]), 0, method.examples)
+        plain, padded = (Examples(*(x[0] for x in examples.pad(extra=extra))) for extra in (0, 3))
+        one, two = method.client(download, own, plain), method.client(download, own, padded)
+        assert_close(one[0].total, two[0].total, 1e-6)
+        assert one[0].weight == two[0].weight
+        served = [method.personalize(state.shared, own, some) for some in (plain, padded)]
+        assert_close(served[0], served[1], 1e-5)
+
+
+def order_of_clients_changes_nothing(row: Row, task: str, folder: Path) -> None:
+    back = trained(row.name, row.settings, task, rounds=ROUNDS, members=np.arange(PEOPLE)[::-1])[-1].state
+    tolerance = PICTURES if task == "pictures" else 1e-5
+    assert_close(everything(row.baseline(task).state), everything(back), tolerance)
+
+
+def resumed_training_ends_with_the_same_bytes(row: Row, task: str, folder: Path) -> None:
+    method, model, federation = world(row.name, row.settings, task)
+    first = list(run(method, model, federation, rounds=1, seed=1))[-1].state
+    save_state(folder / "state", first, {})
+    loaded, _ = load_state(folder / "state", begin(method, model, federation, seed=1))
+    resumed = list(run(method, model, federation, rounds=ROUNDS, seed=1, state=loaded))[-1].state
+    assert same_bytes(everything(row.baseline(task).state), everything(resumed))
+
+
+Law = Callable[[Row, str, Path], None]
+LAWS: tuple[Law, ...] = (
+    same_seed_gives_the_same_bytes_whatever_the_number_of_threads,
+    resumed_training_ends_with_the_same_bytes,
+)
+FEDERATED_LAWS: tuple[Law, ...] = (  # of methods whose clients are apart
+    flower_trains_the_same_state_as_the_simulator,
+    loop_vmap_and_kernel_train_the_same_state,
+    nothing_private_is_in_an_upload,
+    padded_examples_change_nothing,
+    order_of_clients_changes_nothing,
+)
+
+
+def setting_changes_the_result(row: Row, key: str) -> None:
+    """In at least one task: in what is learnt, or in what a person is served."""
+    other = row.settings | {key: row.others[key]}
+    assert any(
+        not same_bytes(
+            _outcome(row.baseline(task), row.name, row.settings, task),
+            _outcome(trained(row.name, other, task, rounds=ROUNDS)[-1], row.name, other, task),
+        )
+        for task in row.tasks
+    )
+
+
+def _outcome(last: Round, name: str, settings: dict[str, Any], task: str) -> dict[str, torch.Tensor]:
+    """All that was learnt, and the parameters that person 0 is served with."""
+    method, _, federation = world(name, settings, task)
+    if task not in FEATURES:
+        federation = of_histories(histories(task), ITEMS, negatives=0)
+    examples = Examples(*(x[0] for x in federation.examples(np.array([0]), 0, method.examples).pad()))
+    own = {n: v[0] for n, v in last.state.private.gather(np.array([0])).items()} if not method.pooled else {}
+    return everything(last.state) | method.personalize(last.state.shared, own, examples)
+
+
+def row_changes_every_setting_that_the_method_reads(row: Row) -> None:
+    """Settings are keyword-only with types and defaults, and the row has another value for each of them."""
+    settings = settings_of(METHODS[row.name])
+    assert set(row.others) == settings.keys() - row.unread
+    for name, parameter in settings.items():
+        assert parameter.annotation is not parameter.empty, name
+        assert parameter.default is not parameter.empty, name

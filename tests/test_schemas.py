@@ -1,0 +1,79 @@
+"""JSON schemas: the committed files are those of the models, and what the commands print validates."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtaste.experiment.result import ComparisonResult, RunResult
+from fedtaste.result_part import ResultPart
+from support.command import fedtaste
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+from schemas import FOLDER, SCHEMAS, schema_text  # noqa: E402
+
+TINY = ("--data", "synthetic:30x24x300", "--rounds", "2", "--threads", "1", "--json")
+NAMES = {"string": str, "integer": int, "number": (int, float), "object": dict, "array": list, "boolean": bool}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_committed_schema_is_that_of_the_model(name):
+    assert (FOLDER / f"{name}.json").read_text("utf-8") == schema_text(SCHEMAS[name]), "run benchmarks/schemas.py"
+    assert {path.stem for path in FOLDER.iterdir()} == set(SCHEMAS)
+
+
+def fits(value: object, schema: dict, definitions: dict) -> bool:
+    """Whether a JSON value is of the schema: types, required and unknown keys. Enough of the standard for ours."""
+    if "$ref" in schema:
+        return fits(value, definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        return any(fits(value, part, definitions) for part in schema["anyOf"])
+    if schema.get("type") == "null" or "type" not in schema:
+        return value is None or "type" not in schema
+    if not isinstance(value, NAMES[schema["type"]]) or isinstance(value, bool) != (schema["type"] == "boolean"):
+        return False
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        return set(schema.get("required", ())) <= set(value) and all(
+            fits(part, known[key], definitions) if key in known
+            else others if isinstance(others, bool) else fits(part, others, definitions)
+            for key, part in value.items()
+        )  # fmt: skip
+    if isinstance(value, list):
+        items = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
+        return len(items) == len(value) and all(fits(v, s, definitions) for v, s in zip(value, items))
+    return True
+
+
+def validates(printed: str, model: type[ResultPart], name: str) -> None:
+    """The output is a dump of the model, key for key, and of the committed schema."""
+    value = json.loads(printed)
+    assert model.model_validate_json(printed, strict=True).dump() == value
+    schema = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    assert fits(value, schema, schema["$defs"]) and not fits(value | {"unknown": 1}, schema, schema["$defs"])
+    assert not fits({key: part for key, part in value.items() if key != next(iter(value))}, schema, schema["$defs"])
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--wire secure=10", "--wire clip=1,noise=1", "--task ratings", "--protocol published"]
+)
+def test_what_run_prints_validates(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    method = "fedmf" if "noise" in words else "fedals"
+    said = fedtaste("run", *TINY, "--method", method, *words.split(), "--out", "run")
+    validates(said.out, RunResult, "run")
+    assert json.loads(Path("run/result.json").read_text()) == json.loads(said.out)
+    present = set(json.loads(said.out)) & {"secure", "federation", "by_client", "weights", "true_weights"}
+    assert present == ({"secure"} if "secure" in words else set())
+
+
+def test_what_compare_prints_validates(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = fedtaste("compare", *TINY, "--methods", "popularity,fedals", "--axes", "accuracy,bytes", "--out", "both")
+    validates(said.out, ComparisonResult, "compare")
+    assert re.search(r'"bytes": \d+[,}]', said.out)  # whole numbers stay whole
