@@ -1,4 +1,4 @@
-"""`fedtaste export`, the bundle's format, and `Recommender`: the same lists as `fedtaste recommend`, and nothing foreign."""
+"""`fedtaste export`, the format of a bundle, and `Recommender`: the lists of `fedtaste recommend`, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtaste.serving.item_map import place
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import recommend
 from fedtaste.serving.recommender import Recommender
-from support.bundles import MODELS, bundle_of, learnt_of, run_of
+from support.bundles import MODELS, bundle_of, export_source, run_of
 from support.command import fedtaste
 
 NOBODY = np.zeros(0, np.int64)
@@ -32,8 +32,8 @@ def films():
 
 
 @pytest.fixture
-def copy(tmp_path):
-    """A bundle that a test may damage."""
+def bundle(tmp_path):
+    """A copy of a bundle that a test may damage."""
     shutil.copytree(bundle_of("fedals"), tmp_path / "bundle")
     return tmp_path / "bundle"
 
@@ -43,13 +43,13 @@ def titles_of(recommender, items):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_bundle_lists_what_fedtaste_recommend_lists(name):
+def test_a_float32_bundle_gives_the_lists_of_fedtaste_recommend(name):
     mine, rng = Recommender.load(bundle_of(name, float32=True)), np.random.default_rng(1)
     for _ in range(3):
         likes = titles_of(mine, rng.choice(len(mine.bundle.titles), rng.integers(2, 12), replace=False))
         theirs = recommend(run_of(name), likes=likes, n=20)
         ours = mine.recommend(likes, n=20)
-        if name != "fedrap":  # there a device also grows a table of its own; the bundle has the common part
+        if name != "fedrap":  # its devices also train a private table; the bundle has the common part
             assert [x.title for x in ours.items] == [x.title for x in theirs.items]
             assert [x.score for x in ours.items] == pytest.approx([x.score for x in theirs.items], abs=2e-4)
         assert set(ours.history) == set(theirs.history) and not ours.popular
@@ -57,7 +57,7 @@ def test_float32_bundle_lists_what_fedtaste_recommend_lists(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_int8_keeps_nearly_every_list(name):
+def test_an_int8_bundle_keeps_95_percent_of_the_lists(name):
     small, exact = (Recommender.load(bundle_of(name, float32=wide)) for wide in (False, True))
     rng, shares = np.random.default_rng(2), []
     for _ in range(40):
@@ -68,14 +68,14 @@ def test_int8_keeps_nearly_every_list(name):
     assert np.mean(shares) >= 0.95
 
 
-def test_vectors_are_what_python_computes_after_reading_the_bundle_back(films):
+def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(films):
     for case in json.loads(films.files["vectors.json"])["cases"]:
         likes = np.array(case["likes"]).reshape(-1, 2)
         taste = Taste(likes[:, 0].astype(np.int64), likes[:, 1], np.array(case["dislikes"], np.int64), case["timed"])
-        found = films.rank(taste, 20, case["adventurous"])
-        assert found.items.tolist() == case["items"] and found.popular == case["popular"]
-        assert np.allclose(found.scores, case["scores"], rtol=1e-12)
-        assert found.because == case["because"]
+        ranking = films.rank(taste, 20, case["adventurous"])
+        assert ranking.items.tolist() == case["items"] and ranking.popular == case["popular"]
+        assert np.allclose(ranking.scores, case["scores"], rtol=1e-12)
+        assert ranking.because == case["because"]
 
 
 def test_export_twice_gives_the_same_bytes(tmp_path):
@@ -86,42 +86,42 @@ def test_export_twice_gives_the_same_bytes(tmp_path):
 
 
 def test_every_file_is_pinned_and_the_page_pins_the_manifest(films):
-    served = set(films.files)
-    assert served == set(films.bundle.manifest.files) | set(UNPINNED)
-    assert {p.name for p in bundle_of("fedals").iterdir()} == served
+    names = set(films.files)
+    assert names == set(films.bundle.manifest.files) | set(UNPINNED)
+    assert {p.name for p in bundle_of("fedals").iterdir()} == names
     page = films.files["index.html"].decode()
     assert "{{" not in page and "{{" not in films.files["sw.js"].decode()
-    for name in served:
+    for name in names:
         if name.endswith((".css", ".js")) and name not in ("sw.js", "worker.js"):  # worker.js: by the manifest
             pin = base64.b64encode(bytes.fromhex(sha256(films.files[name]))).decode()
             assert f"sha256-{pin}" in page, f"{name} is not pinned by index.html"
 
 
 @pytest.mark.parametrize("name", ["items.json", "item.i8", "worker.js", "main.js", "popularity.u8", "MODEL_CARD.md"])
-def test_a_changed_file_is_refused_by_name(copy, name):
-    content = bytearray((copy / name).read_bytes())
+def test_a_changed_file_is_refused_by_name(bundle, name):
+    content = bytearray((bundle / name).read_bytes())
     content[len(content) // 2] ^= 1
-    (copy / name).write_bytes(bytes(content))
-    with pytest.raises(RunError, match=f"{name} is not the file that was exported.*Nothing was computed with it"):
-        Recommender.load(copy)
+    (bundle / name).write_bytes(bytes(content))
+    with pytest.raises(RunError, match=f"{name} is not the file that was exported"):
+        Recommender.load(bundle)
 
 
 @pytest.mark.parametrize("name", ["index.html", "sw.js"])
-def test_a_changed_entrance_is_refused_too(copy, name):
-    (copy / name).write_bytes((copy / name).read_bytes() + b" ")
-    with pytest.raises(RunError, match=f"{name} is not the file that was exported: it was edited"):
-        Recommender.load(copy)
+def test_a_changed_page_is_refused(bundle, name):
+    (bundle / name).write_bytes((bundle / name).read_bytes() + b" ")
+    with pytest.raises(RunError, match=f"{name} is not the file that was exported"):
+        Recommender.load(bundle)
 
 
-def test_a_changed_manifest_is_refused_even_when_it_reads_well(copy):
-    text = (copy / "manifest.json").read_text()
-    (copy / "manifest.json").write_text(text.replace('"people":', '"people": 1'))
+def test_a_changed_but_valid_manifest_is_refused(bundle):
+    text = (bundle / "manifest.json").read_text()
+    (bundle / "manifest.json").write_text(text.replace('"people":', '"people": 1'))
     with pytest.raises(RunError, match=r"(index.html|sw.js) is not the file that was exported"):
-        Recommender.load(copy)
+        Recommender.load(bundle)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "error_text"),
     [
         (lambda m: m | {"format": "fedtaste-bundle-9"}, "fedtaste-bundle-9.*fedtaste-bundle-1"),
         (lambda m: {"format": "tacit-bundle-1", "tacit": "0.6.0", "name": "old"}, r"written by tacit 0\.6\.0"),
@@ -135,40 +135,40 @@ def test_a_changed_manifest_is_refused_even_when_it_reads_well(copy):
         (lambda m: [m], "not a JSON object"),
     ],
 )
-def test_a_foreign_manifest_is_refused(copy, change, said):
-    (copy / "manifest.json").write_text(json.dumps(change(json.loads((copy / "manifest.json").read_text()))))
-    with pytest.raises(RunError, match=said):
-        Recommender.load(copy)
+def test_an_invalid_manifest_is_refused(bundle, change, error_text):
+    (bundle / "manifest.json").write_text(json.dumps(change(json.loads((bundle / "manifest.json").read_text()))))
+    with pytest.raises(RunError, match=error_text):
+        Recommender.load(bundle)
 
 
-def test_a_missing_file_a_folder_without_manifest_and_broken_json(copy, tmp_path):
-    (copy / "items.json").unlink()
+def test_a_missing_file_a_missing_manifest_and_broken_json_are_refused(bundle, tmp_path):
+    (bundle / "items.json").unlink()
     with pytest.raises(RunError, match="lacks items.json"):
-        Recommender.load(copy)
+        Recommender.load(bundle)
     with pytest.raises(RunError, match="not a bundle"):
         Recommender.load(tmp_path)
-    (copy / "manifest.json").write_text("{")
+    (bundle / "manifest.json").write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        Recommender.load(copy)
+        Recommender.load(bundle)
 
 
-def repinned(copy, **changes):
-    """The bundle with other contents, pinned anew as an author of a hostile one would."""
-    manifest = json.loads((copy / "manifest.json").read_text())
-    old = sha256((copy / "manifest.json").read_bytes())
+def write_pinned(bundle, **changes):
+    """Change files of a bundle and write correct hashes, as the author of a hostile bundle would."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    old = sha256((bundle / "manifest.json").read_bytes())
     for name, content in changes.items():
-        (copy / name).write_bytes(content)
+        (bundle / name).write_bytes(content)
         manifest["files"][name] = {"bytes": len(content), "sha256": sha256(content)}
     text = json.dumps(manifest).encode()
-    (copy / "manifest.json").write_bytes(text)
+    (bundle / "manifest.json").write_bytes(text)
     for page in ("index.html", "sw.js"):
-        content = (copy / page).read_bytes().replace(old.encode(), sha256(text).encode())
+        content = (bundle / page).read_bytes().replace(old.encode(), sha256(text).encode())
         pins = [base64.b64encode(bytes.fromhex(x)) for x in (old, sha256(text))]
-        (copy / page).write_bytes(content.replace(*pins))
+        (bundle / page).write_bytes(content.replace(*pins))
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "error_text"),
     [
         ({"scale.f32": b"\0" * 12}, "scale.f32 holds 12 bytes"),
         ({"scale.f32": np.full(200, np.nan, "<f4").tobytes()}, "not finite"),
@@ -180,49 +180,49 @@ def repinned(copy, **changes):
         ({"items.json": b"[" * 100_000}, "cannot be read"),
     ],
 )  # fmt: skip
-def test_a_hostile_bundle_with_right_hashes_is_refused(copy, files, said):
-    repinned(copy, **files)
-    with pytest.raises(RunError, match=said):
-        Recommender.load(copy)
+def test_invalid_contents_with_correct_hashes_are_refused(bundle, files, error_text):
+    write_pinned(bundle, **files)
+    with pytest.raises(RunError, match=error_text):
+        Recommender.load(bundle)
 
 
-def test_recommend_says_why_and_takes_dislikes(films):
-    likes, against = titles_of(films, [3, 8, 21]), titles_of(films, [40])
-    plain = films.recommend(likes, n=15)
-    less = films.recommend(likes, dislikes=against, n=15)
-    assert plain.items != less.items
-    assert against[0] not in {x.title for x in less.items}
-    assert any(x.because for x in plain.items)
-    assert all(set(x.because) <= set(likes) for x in plain.items)
+def test_recommendations_have_reasons_and_respect_dislikes(films):
+    likes, dislikes = titles_of(films, [3, 8, 21]), titles_of(films, [40])
+    likes_only = films.recommend(likes, n=15)
+    with_dislikes = films.recommend(likes, dislikes=dislikes, n=15)
+    assert likes_only.items != with_dislikes.items
+    assert dislikes[0] not in {x.title for x in with_dislikes.items}
+    assert any(x.because for x in likes_only.items)
+    assert all(set(x.because) <= set(likes) for x in likes_only.items)
 
 
-def test_because_is_what_the_score_loses_without_the_like(films):
-    """For a ridge solve: leave out the first reason, keep the system; the score falls by its share."""
+def test_the_reason_is_the_like_with_the_largest_share_of_the_score(films):
+    """In a ridge solution the score is the sum of the shares of all likes; the reason has the largest share."""
     taste = Taste(np.array([3, 8, 21, 60]), np.ones(4), NOBODY)
-    found = films.rank(taste, 1)
-    top, why = int(found.items[0]), found.because[0][0]
+    ranking = films.rank(taste, 1)
+    top, why = int(ranking.items[0]), ranking.because[0][0]
     t, r = films.tables, films.recipe
     f = t.features(taste.likes)
     system = f.T @ f + films.gram + r.lam * (4 + r.prior) * np.eye(f.shape[1])
     shares = t.features(np.array([top]))[0] @ np.linalg.solve(system, f.T)
-    assert shares.sum() == pytest.approx(found.scores[0])
+    assert shares.sum() == pytest.approx(ranking.scores[0])
     assert int(taste.likes[shares.argmax()]) == why
 
 
-def test_nothing_known_is_a_popular_start_and_says_so(films):
-    found = films.recommend(n=5)
-    assert found.popular and found.history == () and len(found.items) == 5
+def test_without_likes_the_most_popular_items_are_recommended(films):
+    result = films.recommend(n=5)
+    assert result.popular and result.history == () and len(result.items) == 5
     fame = dict(zip(films.bundle.titles, films.bundle.popularity))
-    assert [fame[x.title] for x in found.items] == sorted(films.bundle.popularity.tolist(), reverse=True)[:5]
-    assert films.recommend(dislikes=[found.items[0].title], n=5).popular
+    assert [fame[x.title] for x in result.items] == sorted(films.bundle.popularity.tolist(), reverse=True)[:5]
+    assert films.recommend(dislikes=[result.items[0].title], n=5).popular
 
 
-def test_everything_liked_leaves_nothing_and_says_nothing_wrong(films):
+def test_nothing_is_recommended_to_a_person_who_likes_everything(films):
     assert films.recommend(films.bundle.titles, n=5).items == ()
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "error_text"),
     [
         (lambda r: r.recommend(["No Such Thing At All"]), "is not in the catalogue of 200 items"),
         (lambda r: r.recommend(n=0), "at least 1"),
@@ -234,12 +234,12 @@ def test_everything_liked_leaves_nothing_and_says_nothing_wrong(films):
         (lambda r: r.recommend(ratings={r.bundle.titles[0]: 1.0}), "liked or not"),
     ],
 )
-def test_bad_questions_are_answered_with_what_to_do(films, call, said):
-    with pytest.raises((DataError, SettingError), match=said):
+def test_wrong_arguments_of_recommend_are_refused(films, call, error_text):
+    with pytest.raises((DataError, SettingError), match=error_text):
         call(films)
 
 
-def test_ratings_models_take_stars():
+def test_ratings_models_accept_ratings_as_input():
     mine = Recommender.load(bundle_of("fedals-ratings"))
     low, high = mine.scale
     a, b = mine.bundle.titles[3], mine.bundle.titles[9]
@@ -253,26 +253,24 @@ def test_ratings_models_take_stars():
         mine.recommend(dislikes=[a])
 
 
-def test_timed_lists_weigh_what_is_recent(films):
+def test_timed_lists_give_recent_likes_more_weight(films):
     likes = titles_of(films, [3, 8, 21, 60, 77, 90])
     assert films.recommend(likes, timed=True) != films.recommend(likes)
     assert films.recommend(likes, timed=True) != films.recommend(likes[::-1], timed=True)
     assert films.recommend(likes).items == films.recommend(likes[::-1]).items, "order alone must not count"
 
 
-def test_counts_do_not_leave_where_privacy_was_promised():
-    learnt = learnt_of("fedmf")
-    told, _ = popularity(learnt)
-    other = replace(learnt, items=learnt.items | {"counts": [1] * len(learnt.items["counts"])})
-    assert not np.array_equal(popularity(other)[0], told)
-    private, said = popularity(replace(learnt, private=True))
-    assert np.array_equal(popularity(replace(other, private=True))[0], private), (
-        "an export of a private run depends on the counts"
-    )
-    assert "no counts" in said
+def test_a_private_export_does_not_depend_on_exact_counts():
+    source = export_source("fedmf")
+    counts, _ = popularity(source)
+    other = replace(source, items=source.items | {"counts": [1] * len(source.items["counts"])})
+    assert not np.array_equal(popularity(other)[0], counts)
+    private_counts, note = popularity(replace(source, private=True))
+    assert np.array_equal(popularity(replace(other, private=True))[0], private_counts)
+    assert "no counts" in note
 
 
-def test_alike_items_stand_close_on_the_map():
+def test_similar_items_are_close_on_the_map():
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(4, 6)) * 3
     item = np.concatenate([c + 0.1 * rng.normal(size=(30, 6)) for c in centres]).astype(np.float32)
@@ -287,7 +285,7 @@ def test_tiny_catalogues_have_a_map(m):
     assert place(np.eye(m, 3, dtype=np.float32), np.zeros(m, np.uint8)).shape == (m, 2)
 
 
-def test_large_catalogues_place_the_less_popular_by_their_neighbours(monkeypatch):
+def test_unpopular_items_of_large_catalogues_are_placed_near_their_neighbours(monkeypatch):
     monkeypatch.setattr("fedtaste.serving.item_map.MAPPED", 60)
     rng = np.random.default_rng(0)
     side = np.repeat([0, 1], 60)
@@ -297,40 +295,40 @@ def test_large_catalogues_place_the_less_popular_by_their_neighbours(monkeypatch
     assert (near == side).mean() > 0.95
 
 
-def test_export_refuses_what_it_cannot_do(tmp_path):
-    kept, run = tmp_path / "kept", run_of("fedals")
-    kept.mkdir()
-    (kept / "thesis.txt").write_text("mine")
-    fedtaste("export", run, kept).refused("is not empty, and what is in it is not a bundle")
-    fedtaste("export", run, kept / "thesis.txt").refused("is not a folder")
+def test_export_refuses_foreign_folders_and_leaves_them_unchanged(tmp_path):
+    folder, run = tmp_path / "kept", run_of("fedals")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    fedtaste("export", run, folder).refused("is not empty, and what is in it is not a bundle")
+    fedtaste("export", run, folder / "thesis.txt").refused("is not a folder")
     fedtaste("export", tmp_path, tmp_path / "out").refused("is not a run folder")
-    assert (kept / "thesis.txt").read_text() == "mine" and not (tmp_path / "out").exists()
+    assert (folder / "thesis.txt").read_text() == "mine" and not (tmp_path / "out").exists()
 
 
-def test_export_over_an_older_bundle_replaces_all_of_it(copy):
-    manifest = json.loads((copy / "manifest.json").read_text())
+def test_export_replaces_an_older_bundle_completely(bundle):
+    manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["files"]["left-over.js"] = {"bytes": 3, "sha256": "0" * 64}
-    (copy / "left-over.js").write_text("old")
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    told = fedtaste("export", run_of("fedals"), copy, "--float32", "--json").json
-    assert told["format"] == FORMAT and told["precision"] == "float32"
-    assert not (copy / "left-over.js").exists() and Recommender.load(copy)
-    assert not [p for p in copy.parent.iterdir() if p.name.startswith(".")], "nothing half-made is left beside it"
+    (bundle / "left-over.js").write_text("old")
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    output = fedtaste("export", run_of("fedals"), bundle, "--float32", "--json").json
+    assert output["format"] == FORMAT and output["precision"] == "float32"
+    assert not (bundle / "left-over.js").exists() and Recommender.load(bundle)
+    assert not [p for p in bundle.parent.iterdir() if p.name.startswith(".")], "no temporary file remains"
 
 
-def test_export_over_a_bundle_of_tacit_replaces_it(copy):
-    manifest = json.loads((copy / "manifest.json").read_text())
+def test_export_replaces_a_bundle_of_tacit(bundle):
+    manifest = json.loads((bundle / "manifest.json").read_text())
     old = {name: value for name, value in manifest.items() if name != "fedtaste"}
-    (copy / "manifest.json").write_text(json.dumps(old | {"format": "tacit-bundle-1", "tacit": "0.6.0"}))
-    assert export(run_of("fedals"), copy).format == FORMAT and Recommender.load(copy)
+    (bundle / "manifest.json").write_text(json.dumps(old | {"format": "tacit-bundle-1", "tacit": "0.6.0"}))
+    assert export(run_of("fedals"), bundle).format == FORMAT and Recommender.load(bundle)
 
 
-def test_export_into_a_bundle_with_something_of_somebodys_own_loses_nothing(copy):
-    (copy / ".git").mkdir()
-    (copy / "CNAME").write_text("films.example")
-    before = {path.name for path in copy.iterdir()}
-    fedtaste("export", run_of("fedals"), copy).refused(".git, CNAME", "would be lost")
-    assert {path.name for path in copy.iterdir()} == before
+def test_export_refuses_a_bundle_with_files_of_the_user(bundle):
+    (bundle / ".git").mkdir()
+    (bundle / "CNAME").write_text("films.example")
+    before = {path.name for path in bundle.iterdir()}
+    fedtaste("export", run_of("fedals"), bundle).refused(".git, CNAME", "would be lost")
+    assert {path.name for path in bundle.iterdir()} == before
 
 
 def test_export_into_an_empty_folder_keeps_the_folder(tmp_path):
@@ -341,14 +339,14 @@ def test_export_into_an_empty_folder_keeps_the_folder(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
 
 
-def test_a_pipe_in_a_bundle_is_no_file(copy):
-    (copy / "items.json").unlink()
-    os.mkfifo(copy / "items.json")
+def test_a_pipe_in_a_bundle_is_refused(bundle):
+    (bundle / "items.json").unlink()
+    os.mkfifo(bundle / "items.json")
     with pytest.raises(RunError, match="no regular file"):
-        Recommender.load(copy)
+        Recommender.load(bundle)
 
 
-def test_methods_without_a_recipe_are_named(tmp_path):
+def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
     from fedtaste.data.sources import load
     from fedtaste.experiment.folder import RunFolder
     from fedtaste.experiment.settings import Settings
@@ -363,7 +361,7 @@ def test_methods_without_a_recipe_are_named(tmp_path):
 
 
 def test_recommender_needs_no_torch():
-    """A backend that only serves should start in a blink."""
+    """A process that only serves should start fast."""
     code = (
         f"import sys; from fedtaste.serving.recommender import Recommender; r = Recommender.load({str(bundle_of('fedals'))!r}); "
         "r.recommend([r.bundle.titles[0]]); assert 'torch' not in sys.modules and 'numba' not in sys.modules"

@@ -1,4 +1,4 @@
-"""The recommendation page in chromium: its lists equal Python's, and it sends nothing, with and without a network."""
+"""The recommendation page in chromium: its lists equal those of Python, and it sends no data, with or without a network."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import pytest
 from fedtaste.serving.export import bundle_files
 from fedtaste.serving.recommender import Recommender
 from support import browser
-from support.bundles import bundle_of, learnt_of
+from support.bundles import bundle_of, export_source
 from support.pages import (
-    Counted,
-    context,
-    copied,
-    csv,
+    CountingServer,
+    browser_context,
+    csv_text,
+    expect_update,
     files_in,
+    import_file,
     ledger,
-    offer,
-    opened,
+    open_page,
     pick,
-    reloaded,
-    shown,
-    until,
-    update,
+    recommended,
+    reload_page,
+    wait_for_copy,
+    wait_until,
 )
 
-MAKERS = (".googleapis.com", ".google.com")  # chromium's own requests to its maker, whatever page is open
+VENDOR = (".googleapis.com", ".google.com")  # chromium sends requests there by itself, whatever page is open
 CLOCK = """() => {
   window.took = [];
   let begun;
@@ -46,92 +46,90 @@ CLOCK = """() => {
 
 @pytest.fixture
 def server(files):
-    with Counted(files) as server:
+    with CountingServer(files) as server:
         yield server
 
 
 @pytest.fixture
 def profile(chromium):
-    with context(chromium) as profile:
+    with browser_context(chromium) as profile:
         yield profile
 
 
-def requested(log: bytes) -> list[str]:
+def requested_urls(log: bytes) -> list[str]:
     """The addresses in chromium's network log, of all of its processes, in order."""
     events = [e for e in json.loads(log)["traceEvents"] if (e["name"], e["ph"]) == ("REQUEST_ALIVE", "b")]
     urls = [urlsplit(e["args"]["params"]["url"]) for e in sorted(events, key=lambda event: event["ts"])]
-    return [url.geturl() for url in urls if not url.scheme.startswith("chrome") and not url.netloc.endswith(MAKERS)]
+    return [url.geturl() for url in urls if not url.scheme.startswith("chrome") and not url.netloc.endswith(VENDOR)]
 
 
 def test_fifty_picks_change_the_list_and_send_no_request(chromium, profile, server, titles):
-    seen: list[str] = []
-    page = copied(opened(profile, server.url))
-    before, asked = shown(page), len(server.requests)
+    requests: list[str] = []
+    page = wait_for_copy(open_page(profile, server.url))
+    before, request_count = recommended(page), len(server.requests)
     page.evaluate(CLOCK)
-    profile.on("request", lambda request: seen.append(request.url))
+    profile.on("request", lambda request: requests.append(request.url))
     chromium.start_tracing(categories=["netlog"])
     for at, title in enumerate(random.Random(0).sample(titles, 50), 1):
         pick(page, title)
-        after = shown(page)
+        after = recommended(page)
         assert after != before and len(after) == 20
         assert page.locator("html").get_attribute("data-generation") == str(at + 1)
         before = after
     assert page.locator("#mine > li").count() == 50
-    assert (seen, server.requests[asked:]) == ([], [])
-    assert {name: ledger(page)[name] for name in ("sent", "requests", "refused")} == dict.fromkeys(
-        ("sent", "requests", "refused"), 0
-    )
+    assert (requests, server.requests[request_count:]) == ([], [])
+    assert [ledger(page)[name] for name in ("sent", "requests", "refused")] == [0, 0, 0]
     assert page.locator("#sent").inner_text().startswith("Left this device: 0 bytes")
     control = f"{server.url}LICENCES.md"  # a request that all three counts must see
     profile.new_page().goto(control)
-    assert requested(chromium.stop_tracing())[0] == seen[0] == control
-    assert server.requests[asked] == "GET /LICENCES.md"
+    assert requested_urls(chromium.stop_tracing())[0] == requests[0] == control
+    assert server.requests[request_count] == "GET /LICENCES.md"
     wall, worker = zip(*page.evaluate("window.took"))
     print(f"50 picks: median {median(wall):.1f} ms to the new list, {median(worker):.1f} in the worker")
     assert len(wall) == 50 and median(worker) < 50
 
 
 def test_page_works_and_reopens_without_a_network(chromium, profile, server, titles):
-    page = copied(opened(profile, server.url))
-    start = shown(page)
+    page = wait_for_copy(open_page(profile, server.url))
+    start = recommended(page)
     profile.set_offline(True)
     server.cut()
-    with context(chromium) as stranger, pytest.raises(Exception, match="ERR_CONNECTION_REFUSED"):
+    with browser_context(chromium) as stranger, pytest.raises(Exception, match="ERR_CONNECTION_REFUSED"):
         stranger.new_page().goto(server.url)
     for title in titles[:3]:
-        before = shown(page)
+        before = recommended(page)
         pick(page, title)
-        assert shown(page) != before
-    reloaded(page)
-    assert shown(page) == start and page.locator("#mine > li").count() == 0
-    second = opened(profile, f"{server.url}index.html")
-    assert shown(second) == start
+        assert recommended(page) != before
+    reload_page(page)
+    assert recommended(page) == start and page.locator("#mine > li").count() == 0
+    second = open_page(profile, f"{server.url}index.html")
+    assert recommended(second) == start
     for tab in (page, second):
         pick(tab, titles[5])
-        assert page.locator("#mine > li").count() == 1 and shown(tab) != start
+        assert page.locator("#mine > li").count() == 1 and recommended(tab) != start
     assert ledger(second)["requests"] == 0
 
 
-# What the browser enforces: attempts to send data, each to its own address
+# Attempts to send data, each to its own address, which the browser must block
 
 ATTEMPTS = """async (base) => {
   const blocked = new Set(), tried = [], url = (kind) => `${base}leak-${kind}`;
   addEventListener("securitypolicyviolation", (event) => blocked.add(event.blockedURI));
   const attempt = (kind, act) => {
     const { href, origin } = new URL(url(kind));
-    const told = { socket: href.replace("http", "ws"), frame: origin === location.origin ? href : origin };
-    tried.push(told[kind] ?? href);
+    const reported = { socket: href.replace("http", "ws"), frame: origin === location.origin ? href : origin };
+    tried.push(reported[kind] ?? href);
     try { act(url(kind))?.catch?.(() => 0); } catch { blocked.add(tried.at(-1)); }
   };
   const node = (tag, props, parent = document.body) => {
-    const made = Object.assign(document.createElement(tag), props);
-    parent.append(made);
-    return made;
+    const element = Object.assign(document.createElement(tag), props);
+    parent.append(element);
+    return element;
   };
-  const asked = (to) => { const made = new XMLHttpRequest(); made.open("POST", to); made.send("taste"); };
+  const sendXhr = (to) => { const request = new XMLHttpRequest(); request.open("POST", to); request.send("taste"); };
   attempt("fetch", (to) => fetch(to, { mode: "no-cors" }));
   attempt("post", (to) => fetch(to, { mode: "no-cors", method: "POST", body: "taste", keepalive: true }));
-  attempt("xhr", asked);
+  attempt("xhr", sendXhr);
   attempt("socket", (to) => { new WebSocket(to.replace("http", "ws")); });
   attempt("events", (to) => { new EventSource(to); });
   attempt("module", (to) => import(to));
@@ -154,7 +152,7 @@ ATTEMPTS = """async (base) => {
 }"""
 
 
-PLAIN = {
+UNPROTECTED = {
     "": b"<!doctype html><body><script src=make.js></script>",
     "make.js": b'new Worker(URL.createObjectURL(new Blob(["0"], { type: "text/javascript" })))',
 }
@@ -165,53 +163,51 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("where", KINDS)
-def test_exfiltration_attempts_succeed_without_the_security_policy(chromium, files, where):
-    with Counted(files) as other, browser.Site(PLAIN) as site, context(chromium) as profile:
+@pytest.mark.parametrize("place", KINDS)
+def test_exfiltration_attempts_succeed_without_the_security_policy(chromium, files, place):
+    with CountingServer(files) as other, browser.Site(UNPROTECTED) as site, browser_context(chromium) as profile:
         page = profile.new_page()
-        with page.expect_worker() as made:
+        with page.expect_worker() as worker_info:
             page.goto(site.url)
-        (page if where == "page" else made.value).evaluate(ATTEMPTS, other.url)
-        wanted = {f"/leak-{kind}" for kind in KINDS[where].split()}
-        until(page, lambda: wanted <= {line.split()[1] for line in other.requests})
+        (page if place == "page" else worker_info.value).evaluate(ATTEMPTS, other.url)
+        expected = {f"/leak-{kind}" for kind in KINDS[place].split()}
+        wait_until(page, lambda: expected <= {line.split()[1] for line in other.requests})
 
 
 @pytest.mark.parametrize("host", ["fedtaste serve", "any host, from the copy"])
 def test_security_policy_blocks_every_exfiltration_attempt(chromium, profile, files, host):
-    made = Counted(files) if host == "fedtaste serve" else browser.Site(files | {"": files["index.html"]})
-    with Counted(files) as other, made as own:
-        page = copied(opened(profile, own.url))
+    host_server = CountingServer(files) if host == "fedtaste serve" else browser.Site(files | {"": files["index.html"]})
+    with CountingServer(files) as other, host_server as site:
+        page = wait_for_copy(open_page(profile, site.url))
         if host != "fedtaste serve":
-            reloaded(page)
+            reload_page(page)
             assert page.evaluate("navigator.serviceWorker.controller !== null")
-        heard = own.requests
-        asked, refused = len(heard), 0
+        requests = site.requests
+        request_count, refused = len(requests), 0
         [worker] = page.workers
-        for where, base in [(place, base) for place in (worker, page) for base in (own.url, other.url)]:
-            tried = where.evaluate(ATTEMPTS, base)
-            until(page, lambda: not where.evaluate("open_()"))  # noqa: B023
-            refused += tried if where is page else 0
-        looked = (
-            {"sw.js"} if host != "fedtaste serve" else set()
-        )  # chromium's own look for a new version, after a reload
-        assert ({*heard[asked:]} - looked, other.requests) == (set(), [])
-        assert page.url.partition("#")[0] == own.url
-        found = ledger(page)
-        assert (found["sent"], found["requests"]) == (0, 0)
-        assert found["refused"] >= refused > 30
-        assert f"({found['refused']} refused)" in page.locator("#sent").inner_text()
+        for place, base in [(place, base) for place in (worker, page) for base in (site.url, other.url)]:
+            tried = place.evaluate(ATTEMPTS, base)
+            wait_until(page, lambda: not place.evaluate("open_()"))  # noqa: B023
+            refused += tried if place is page else 0
+        update_check = set() if host == "fedtaste serve" else {"sw.js"}  # chromium's own request after a reload
+        assert ({*requests[request_count:]} - update_check, other.requests) == (set(), [])
+        assert page.url.partition("#")[0] == site.url
+        counts = ledger(page)
+        assert (counts["sent"], counts["requests"]) == (0, 0)
+        assert counts["refused"] >= refused > 30
+        assert f"({counts['refused']} refused)" in page.locator("#sent").inner_text()
 
 
 def test_blocked_frame_is_not_counted_as_a_request(profile, server, files):
-    """Of a frame from elsewhere chromium tells only the origin, and now and then counts it among what was loaded."""
-    with Counted(files) as other:
-        page = opened(profile, server.url)
+    """For a frame of another origin chromium reports only the origin, and sometimes lists it among loaded resources."""
+    with CountingServer(files) as other:
+        page = open_page(profile, server.url)
         for at in range(8):
             page.evaluate(
                 "(src) => document.body.append(Object.assign(document.createElement('iframe'), { src }))",
                 f"{other.url}leak-{at}",
             )
-            until(page, lambda: ledger(page)["refused"] > at)  # noqa: B023
+            wait_until(page, lambda: ledger(page)["refused"] > at)  # noqa: B023
         page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
         assert (ledger(page)["requests"], other.requests) == (0, [])
 
@@ -219,20 +215,20 @@ def test_blocked_frame_is_not_counted_as_a_request(profile, server, files):
 WAYS_IN = """() => new Promise((done) => setTimeout(() => {
   window.ran = [];
   const node = (tag, make) => {
-    const made = document.createElement(tag);
-    make(made);
-    document.body.append(made);
-    made.click();
+    const element = document.createElement(tag);
+    make(element);
+    document.body.append(element);
+    element.click();
   };
   const ways = {
     eval: () => eval("ran.push('eval')"),
     function: () => new Function("ran.push('function')")(),
     timer: () => setTimeout("ran.push('timer')"),
-    inline: () => node("script", (made) => { made.text = "ran.push('inline')"; }),
-    handler: () => node("b", (made) => made.setAttribute("onclick", "ran.push('handler')")),
-    markup: () => node("b", (made) => { made.innerHTML = "<img src=data: onerror=ran.push('markup')>"; }),
-    address: () => node("a", (made) => { made.href = "javascript:void ran.push('address')"; }),
-    blob: () => node("script", (made) => { made.src = URL.createObjectURL(new Blob(["ran.push('blob')"])); }),
+    inline: () => node("script", (element) => { element.text = "ran.push('inline')"; }),
+    handler: () => node("b", (element) => element.setAttribute("onclick", "ran.push('handler')")),
+    markup: () => node("b", (element) => { element.innerHTML = "<img src=data: onerror=ran.push('markup')>"; }),
+    address: () => node("a", (element) => { element.href = "javascript:void ran.push('address')"; }),
+    blob: () => node("script", (element) => { element.src = URL.createObjectURL(new Blob(["ran.push('blob')"])); }),
   };
   for (const way of Object.values(ways)) try { way(); } catch { }
   done(Object.keys(ways));
@@ -240,13 +236,13 @@ WAYS_IN = """() => new Promise((done) => setTimeout(() => {
 
 
 def test_only_published_scripts_can_run(chromium, profile, server, files):
-    page = opened(profile, server.url)
+    page = open_page(profile, server.url)
     ways = page.evaluate(WAYS_IN)
-    with browser.Site(PLAIN) as site, context(chromium) as free:
-        plain = free.new_page()
-        plain.goto(site.url)
-        plain.evaluate(WAYS_IN)
-        until(plain, lambda: plain.evaluate("ran.toSorted()") == sorted(ways))
+    with browser.Site(UNPROTECTED) as site, browser_context(chromium) as free:
+        unprotected = free.new_page()
+        unprotected.goto(site.url)
+        unprotected.evaluate(WAYS_IN)
+        wait_until(unprotected, lambda: unprotected.evaluate("ran.toSorted()") == sorted(ways))
     pick(page, "The Last Festival")
     assert page.evaluate("ran") == []
     assert ledger(page)["refused"] >= len(ways) - 1
@@ -257,8 +253,8 @@ def test_thirty_imported_lists_get_the_recommendations_of_python(profile, name):
     folder = bundle_of(name, float32=True)
     python, rng, distinct = Recommender.load(folder), random.Random(3), set()
     titles, ratings = python.bundle.titles, name == "fedals-ratings"
-    with Counted(files_in(folder)) as server:
-        page = opened(profile, server.url)
+    with CountingServer(files_in(folder)) as server:
+        page = open_page(profile, server.url)
         for turn in range(30):
             chosen = rng.sample(titles, rng.choice([1, 2, 5, 20, 60]))
             values = [rng.choice([1, 2, 3, 4, 5] if ratings else ["yes", "yes", "yes", "no"]) for _ in chosen]
@@ -266,40 +262,39 @@ def test_thirty_imported_lists_get_the_recommendations_of_python(profile, name):
             timed, lean = turn % 3 == 0, rng.choice([0, 0, 0.3, -0.7])
             rows = [[title, value, 1e9 + 1e5 * at] for at, (title, value) in enumerate(zip(chosen, values))]
             rng.shuffle(rows) if timed else None
-            with update(page):
-                offer(page, csv(f"title,{'rating' if ratings else 'liked'},{'date' if timed else 'x'}", rows))
+            with expect_update(page):
+                header = f"title,{'rating' if ratings else 'liked'},{'date' if timed else 'x'}"
+                import_file(page, csv_text(header, rows))
             if lean:
-                with update(page):
+                with expect_update(page):
                     page.locator("#adventurous").fill(str(lean))
-            own = dict(zip(chosen, values))
-            given = {"ratings": own} if ratings else {
-                "likes": [title for title in chosen if own[title] == "yes"],
-                "dislikes": [title for title in chosen if own[title] == "no"],
+            value_of = dict(zip(chosen, values))
+            arguments = {"ratings": value_of} if ratings else {
+                "likes": [title for title in chosen if value_of[title] == "yes"],
+                "dislikes": [title for title in chosen if value_of[title] == "no"],
             }  # fmt: skip
-            known = python.recommend(**given, n=20, adventurous=lean, timed=timed)
-            assert page.locator("#recommendations .name").all_inner_texts() == [one.title for one in known.items]
-            distinct.add(tuple(shown(page)))
-            with update(page):
+            known = python.recommend(**arguments, n=20, adventurous=lean, timed=timed)
+            assert page.locator("#recommendations .name").all_inner_texts() == [item.title for item in known.items]
+            distinct.add(tuple(recommended(page)))
+            with expect_update(page):
                 page.locator("#clear").dispatch_event("click")
     assert len(distinct) == 30
 
 
-def large() -> dict[str, bytes]:
-    """A bundle of 10,000 titles and 64 numbers for each, as random as can be."""
+def large_bundle() -> dict[str, bytes]:
+    """A bundle of 10,000 titles with 64 random numbers each."""
     m, k, rng = 10_000, 64, np.random.default_rng(0)
-    words = [title.removeprefix("The ") for title in learnt_of("fedals").items["titles"]]
+    base = [title.removeprefix("The ") for title in export_source("fedals").items["titles"]]
     items = {
         "names": [str(at) for at in range(m)],
-        "titles": [
-            f"{words[at % 200]} and the {words[at * 7 % 199]} {at // 200} ({1930 + at % 90})" for at in range(m)
-        ],
+        "titles": [f"{base[at % 200]} and the {base[at * 7 % 199]} {at // 200} ({1930 + at % 90})" for at in range(m)],
         "genres": [("Comedy, Drama", "War", "Music, Romance, Art")[at % 3] for at in rng.permutation(m)],
         "counts": rng.zipf(1.5, m).clip(max=50_000).tolist(),
     }
     item = rng.normal(0, 0.3, (m, k)).astype(np.float32)
-    with pytest.MonkeyPatch.context() as patch:  # a map of so many takes a while, and any will do
+    with pytest.MonkeyPatch.context() as patch:  # computing the map is slow, and its positions do not matter here
         patch.setattr(import_module("fedtaste.serving.export"), "place", lambda *_: rng.integers(-32767, 32768, (m, 2)))
-        return bundle_files(replace(learnt_of("fedals"), items=items, item=item), "int8")
+        return bundle_files(replace(export_source("fedals"), items=items, item=item), "int8")
 
 
 TYPING = """() => {
@@ -311,10 +306,10 @@ TYPING = """() => {
 
 
 def test_ten_thousand_titles_load_within_two_megabytes_and_answer_fast(profile):
-    files = large()
+    files = large_bundle()
     titles = json.loads(files["items.json"])["titles"]
-    with Counted(files) as server:
-        page = copied(opened(profile, server.url))
+    with CountingServer(files) as server:
+        page = wait_for_copy(open_page(profile, server.url))
         sent, received = sum(server.sizes), ledger(page)["received"]
         page.evaluate(CLOCK)
         for title in random.Random(1).sample(titles, 20):

@@ -7,7 +7,18 @@ from importlib import resources
 import pytest
 
 from support.bundles import bundle_of
-from support.pages import Counted, context, files_in, mine, offer, opened, pick, shown, until, update
+from support.pages import (
+    CountingServer,
+    browser_context,
+    expect_update,
+    files_in,
+    import_file,
+    open_page,
+    own_list,
+    pick,
+    recommended,
+    wait_until,
+)
 
 FOCUSED = """() => {
   const at = document.activeElement, around = [at, at.closest("label"), ...(at.labels ?? [])].filter(Boolean);
@@ -21,13 +32,13 @@ FOCUSED = """() => {
 
 @pytest.fixture(scope="module")
 def server(files):
-    with Counted(files) as server:
+    with CountingServer(files) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def stars():
-    with Counted(files_in(bundle_of("fedals-ratings"))) as server:
+    with CountingServer(files_in(bundle_of("fedals-ratings"))) as server:
         yield server
 
 
@@ -43,13 +54,13 @@ class Keyboard:
             self.look()
 
     def look(self) -> None:
-        found = self.page.evaluate(FOCUSED)
-        assert found["at"], "the focus is lost"
-        assert found["seen"], f"no outline shows the focus at {found['at']}"
+        focus = self.page.evaluate(FOCUSED)
+        assert focus["at"], "the focus is lost"
+        assert focus["seen"], f"no outline shows the focus at {focus['at']}"
 
     def update(self, *keys: str) -> None:
-        """Keys that bring new recommendations."""
-        with update(self.page):
+        """Press keys that change the recommendations."""
+        with expect_update(self.page):
             self.press(*keys)
         self.look()
 
@@ -68,9 +79,9 @@ class Keyboard:
         self.look()
 
 
-def test_whole_page_by_keyboard(chromium, server, titles):
-    with context(chromium) as profile:
-        page = opened(profile, server.url)
+def test_the_whole_page_can_be_used_by_keyboard(chromium, server, titles):
+    with browser_context(chromium) as profile:
+        page = open_page(profile, server.url)
         keyboard, choosers = Keyboard(page), []
         page.on("filechooser", lambda chooser: choosers.append(chooser))
         keyboard.press("Tab")
@@ -92,14 +103,14 @@ def test_whole_page_by_keyboard(chromium, server, titles):
         keyboard.update("Enter")
         keyboard.write("golden express")
         keyboard.update("Shift+Enter")
-        assert mine(page) == {1: "0", 0: "1"} and keyboard.at("#search")
+        assert own_list(page) == {1: "0", 0: "1"} and keyboard.at("#search")
         assert "disliked" in page.locator("#status").inner_text()
         keyboard.go("#mine [data-item='1'] .like")
         keyboard.update("Space")
-        assert mine(page) == {1: "1", 0: "1"} and keyboard.at("#mine [data-item='1'] .like")
+        assert own_list(page) == {1: "1", 0: "1"} and keyboard.at("#mine [data-item='1'] .like")
         keyboard.go("#mine [data-item='1'] .dislike")
         keyboard.update("Enter")
-        assert mine(page) == {1: "0", 0: "1"}
+        assert own_list(page) == {1: "0", 0: "1"}
 
         keyboard.go("#adventurous")
         calm = page.locator("#adventurous-text").inner_text()
@@ -108,40 +119,40 @@ def test_whole_page_by_keyboard(chromium, server, titles):
         assert page.locator("#adventurous-text").inner_text() != calm
         assert page.locator("#adventurous").get_attribute("aria-valuetext") == "far off the beaten track"
         keyboard.go("#recommendations li .like")
-        first = shown(page)[0]
+        first = recommended(page)[0]
         keyboard.update("Enter")
-        assert mine(page)[first] == "1" and keyboard.at("#recommendations .like")
+        assert own_list(page)[first] == "1" and keyboard.at("#recommendations .like")
         keyboard.go("#recommendations li [data-do=hide]")
         hidden = page.evaluate("Number(document.activeElement.closest('li').dataset.item)")
         keyboard.update("Space")
-        assert hidden not in shown(page) and keyboard.at("#recommendations [data-do=hide]")
+        assert hidden not in recommended(page) and keyboard.at("#recommendations [data-do=hide]")
 
         keyboard.go("#mine .remove", "Shift+Tab")
-        kept = mine(page)
+        before = own_list(page)
         keyboard.update("Enter")
-        assert len(mine(page)) == len(kept) - 1 and keyboard.at("#mine .remove")
+        assert len(own_list(page)) == len(before) - 1 and keyboard.at("#mine .remove")
         keyboard.go("#undo button", "Shift+Tab")
         keyboard.update("Enter")
-        assert mine(page) == kept and keyboard.at("#search")
+        assert own_list(page) == before and keyboard.at("#search")
 
         keyboard.go("#export")
-        with page.expect_download() as found:
+        with page.expect_download() as download:
             keyboard.press("Enter")
-        assert found.value.path().read_text().count("\n") == len(kept) + 1
+        assert download.value.path().read_text().count("\n") == len(before) + 1
         keyboard.go("#import", "Shift+Tab")
         keyboard.press("Enter")
-        until(page, lambda: bool(choosers))
-        with update(page):
+        wait_until(page, lambda: bool(choosers))
+        with expect_update(page):
             choosers[0].set_files({"name": "more.txt", "mimeType": "text/plain", "buffer": titles[7].encode()})
-        until(page, lambda: keyboard.at("#import-note"))
+        wait_until(page, lambda: keyboard.at("#import-note"))
         keyboard.go("#import-note button")
         keyboard.press("Enter")
-        assert keyboard.at("#import") and mine(page)[7] == "1"
+        assert keyboard.at("#import") and own_list(page)[7] == "1"
         keyboard.go("#remember")
         keyboard.press("Space", "Space")
         keyboard.go("#clear", "Shift+Tab")
         keyboard.update("Enter")
-        assert mine(page) == {} and keyboard.at("#undo button")
+        assert own_list(page) == {} and keyboard.at("#undo button")
         keyboard.go("#theme input", "Shift+Tab")
         for key, scheme in (("ArrowRight", "light"), ("ArrowRight", "dark")):
             keyboard.press(key)
@@ -149,7 +160,7 @@ def test_whole_page_by_keyboard(chromium, server, titles):
         keyboard.go("#marks")
         keyboard.press("+", "ArrowLeft", "ArrowUp")
         keyboard.update("Enter")
-        assert len(mine(page)) == 1 and keyboard.at("#marks")
+        assert len(own_list(page)) == 1 and keyboard.at("#marks")
         keyboard.press("0")
         keyboard.go("#ledger summary")
         keyboard.press("Enter")
@@ -158,43 +169,44 @@ def test_whole_page_by_keyboard(chromium, server, titles):
         assert page.locator("#out-facts").is_hidden()
 
 
-def test_ratings_by_keyboard(chromium, stars):
-    with context(chromium) as profile:
-        page = opened(profile, stars.url)
+def test_ratings_can_be_given_by_keyboard(chromium, stars):
+    with browser_context(chromium) as profile:
+        page = open_page(profile, stars.url)
         keyboard = Keyboard(page)
         keyboard.go("#search")
         keyboard.write("last festival")
         keyboard.press("Enter")
-        assert keyboard.at("#mine [data-item='0'] input[type=radio]") and mine(page) == {0: ""}
+        assert keyboard.at("#mine [data-item='0'] input[type=radio]") and own_list(page) == {0: ""}
         keyboard.update("ArrowRight")
-        given = int(mine(page)[0])
+        stars_given = int(own_list(page)[0])
         keyboard.update("ArrowRight")
-        assert int(mine(page)[0]) == given + 1 and keyboard.at(f"#mine input[value='{given + 1}']")
+        assert int(own_list(page)[0]) == stars_given + 1 and keyboard.at(f"#mine input[value='{stars_given + 1}']")
         keyboard.press("Enter")
         assert keyboard.at("#search")
         keyboard.go("#recommendations input")
-        first = shown(page)[0]
+        first = recommended(page)[0]
         keyboard.update("Space")
-        assert first in mine(page) and first not in shown(page)
+        assert first in own_list(page) and first not in recommended(page)
         keyboard.go("#mine .remove")
         keyboard.update("Enter")
         keyboard.go("#undo button", "Shift+Tab")
         keyboard.update("Enter")
-        assert len(mine(page)) == 2
+        assert len(own_list(page)) == 2
 
 
-# What axe-core finds
+# Checks by axe-core
 
 LOOKS = {
     "wide and light": (1280, 800, {"color_scheme": "light"}),
     "phone and dark": (390, 844, {"color_scheme": "dark"}),
     "narrow and light": (320, 640, {"color_scheme": "light"}),
 }
+AXE = "async () => (await axe.run({ preload: false, resultTypes: ['violations'] })).violations"
 DARK = {"wide and dark": (1280, 800, {"color_scheme": "dark"})}
 
 
-def judge(page, view: str, looks=LOOKS) -> None:
-    """No violation, and nothing to scroll sideways, in any look."""
+def check_view(page, view: str, looks=LOOKS) -> None:
+    """axe-core finds no violation, and the page needs no horizontal scrolling, in any of these looks."""
     for look, (width, height, media) in looks.items():
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(**media)
@@ -203,89 +215,90 @@ def judge(page, view: str, looks=LOOKS) -> None:
         assert wide <= 0, f"{view}, {look}: {wide} pixels to the side"
         if not page.evaluate("'axe' in window"):
             page.evaluate((resources.files("axe_playwright_python") / "axe.min.js").read_text() + ";0")
-        found = page.evaluate("async () => (await axe.run({ preload: false, resultTypes: ['violations'] })).violations")
-        told = [(one["id"], [node["html"][:150] for node in one["nodes"]][:3]) for one in found]
-        assert not told, f"{view}, {look}: {told}"
+        violations = page.evaluate(AXE)
+        summary = [(found["id"], [node["html"][:150] for node in found["nodes"]][:3]) for found in violations]
+        assert not violations, f"{view}, {look}: {summary}"
 
 
 def test_axe_finds_nothing_in_any_view(chromium, server, titles):
-    with context(chromium) as profile:
-        page = opened(profile, server.url)
-        judge(page, "the start")
+    with browser_context(chromium) as profile:
+        page = open_page(profile, server.url)
+        check_view(page, "the start")
         page.locator("#search").fill("the")
-        judge(page, "the search")
+        check_view(page, "the search")
         assert page.locator("#options").is_visible()
         page.locator("#search").fill("qqqqqq")
-        judge(page, "a search that finds nothing", {"phone and dark": LOOKS["phone and dark"]})
+        check_view(page, "a search that finds nothing", {"phone and dark": LOOKS["phone and dark"]})
         page.locator("#search").fill("")
         for at, title in enumerate(titles[:4]):
             pick(page, title, "Shift+Enter" if at == 2 else "Enter")
-        with update(page):
+        with expect_update(page):
             page.locator("#recommendations [data-do=hide]").first.click()
         page.locator("#remember").check()
-        judge(page, "with picks", LOOKS | DARK)
+        check_view(page, "with picks", LOOKS | DARK)
         page.locator("#ledger summary").click()
-        judge(page, "the ledger", LOOKS | DARK)
+        check_view(page, "the ledger", LOOKS | DARK)
         page.locator("#ledger summary").click()
-        offer(page, f"title,rating\n{titles[9]},9\nNo Such Title,3\nGolden Expres,1\n{titles[9]},8\n{titles[10]},5")
-        judge(page, "what was imported")
-        offer(page, b"\0\1\2", "picture.png")
-        judge(page, "what was not imported", {"phone and dark": LOOKS["phone and dark"]})
-        with update(page):
-            offer(page, "\n".join(titles[:-1]))
-        with update(page):
-            offer(page, titles[-1])
-        judge(page, "nothing left", {name: LOOKS[name] for name in ("wide and light", "phone and dark")})
+        rows = f"{titles[9]},9\nNo Such Title,3\nGolden Expres,1\n{titles[9]},8\n{titles[10]},5"
+        import_file(page, f"title,rating\n{rows}")
+        check_view(page, "what was imported")
+        import_file(page, b"\0\1\2", "picture.png")
+        check_view(page, "what was not imported", {"phone and dark": LOOKS["phone and dark"]})
+        with expect_update(page):
+            import_file(page, "\n".join(titles[:-1]))
+        with expect_update(page):
+            import_file(page, titles[-1])
+        check_view(page, "nothing left", {name: LOOKS[name] for name in ("wide and light", "phone and dark")})
 
 
 def test_axe_finds_nothing_with_forced_colours(chromium, server, titles):
-    with context(chromium, forced_colors="active") as profile:
-        page = opened(profile, server.url)
+    with browser_context(chromium, forced_colors="active") as profile:
+        page = open_page(profile, server.url)
         pick(page, titles[0])
         page.locator("#search").fill("the")
-        judge(page, "forced colours", {"wide": (1280, 800, {}), "phone": (390, 844, {"color_scheme": "dark"})})
+        check_view(page, "forced colours", {"wide": (1280, 800, {}), "phone": (390, 844, {"color_scheme": "dark"})})
 
 
 def test_axe_finds_nothing_on_a_ratings_page(chromium, stars):
-    with context(chromium) as profile:
-        page = opened(profile, stars.url)
+    with browser_context(chromium) as profile:
+        page = open_page(profile, stars.url)
         page.locator("#search").fill("the")
         page.locator("#search").press("Enter")
-        with update(page):
+        with expect_update(page):
             page.locator("#mine input").nth(3).check()
         page.locator("#search").fill("golden")
         page.locator("#search").press("Enter")
-        judge(page, "stars", LOOKS | DARK)
+        check_view(page, "stars", LOOKS | DARK)
 
 
 def test_axe_finds_nothing_on_the_error_page(chromium, files):
     broken = {"changed": files | {"item.i8": files["item.i8"][::-1]}, "no script": files | {"boot.js": b" "}}
     for view, wrong in broken.items():
-        with Counted(wrong) as server, context(chromium) as profile:
+        with CountingServer(wrong) as server, browser_context(chromium) as profile:
             page = profile.new_page()
             page.goto(server.url)
             page.locator("#problem" if view == "changed" else ".late").locator("visible=true").wait_for()
-            judge(page, view)
+            check_view(page, view)
 
 
 def test_axe_finds_a_planted_violation(chromium, server):
-    with context(chromium) as profile:
-        page = opened(profile, server.url)
+    with browser_context(chromium) as profile:
+        page = open_page(profile, server.url)
         page.evaluate("document.getElementById('adventurous').labels[0].remove()")
         with pytest.raises(AssertionError, match="label"):
-            judge(page, "a slider without a name")
+            check_view(page, "a slider without a name")
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
 def test_reduced_motion_stops_animations(chromium, server, titles, motion):
-    with context(chromium, reduced_motion=motion) as profile:
+    with browser_context(chromium, reduced_motion=motion) as profile:
         profile.add_init_script(
             """window.moved = 0;
             const { animate } = Element.prototype;
             Element.prototype.animate = function (...how) { window.moved += 1; return animate.apply(this, how); };
             addEventListener("transitionrun", () => { window.moved += 1; });"""
         )
-        page = opened(profile, server.url)
+        page = open_page(profile, server.url)
         pick(page, titles[0])
         page.locator("#recommendations button").first.hover()
         pick(page, titles[1])

@@ -1,4 +1,4 @@
-"""Input to the page: imported files, hostile titles, stored data that is damaged or denied."""
+"""Input to the page: imported files, hostile titles, and storage that is damaged or denied."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ import pytest
 from support import browser
 from support.bundles import bundle_of
 from support.pages import (
-    Counted,
-    context,
-    csv,
+    CountingServer,
+    browser_context,
+    csv_text,
+    expect_update,
     files_in,
+    import_file,
     ledger,
-    mine,
-    offer,
-    opened,
+    open_page,
+    own_list,
     pick,
-    reloaded,
-    repinned,
-    shown,
-    update,
+    recommended,
+    reload_page,
+    with_new_pins,
 )
 
-KEPT = """async () => [Object.keys(localStorage), Object.keys(sessionStorage), await indexedDB.databases(),
+STORED = """async () => [Object.keys(localStorage), Object.keys(sessionStorage), await indexedDB.databases(),
   document.cookie]"""
-NOTHING = [[], [], [], ""]
+EMPTY_STORAGE = [[], [], [], ""]
 
 
 @pytest.fixture(scope="module")
 def server(files):
-    with Counted(files) as server:
+    with CountingServer(files) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def tab(chromium, server):
-    with context(chromium) as profile:
-        yield opened(profile, server.url)
+    with browser_context(chromium) as profile:
+        yield open_page(profile, server.url)
 
 
 @pytest.fixture
 def page(tab):
     """The page with an empty list."""
-    if mine(tab):
-        with update(tab):
+    if own_list(tab):
+        with expect_update(tab):
             tab.locator("#clear").click()
-    assert mine(tab) == {}
+    assert own_list(tab) == {}
     return tab
 
 
 @pytest.fixture(scope="module")
 def rated(chromium):
-    with Counted(files_in(bundle_of("fedals-ratings"))) as server, context(chromium) as profile:
-        yield opened(profile, server.url)
+    with CountingServer(files_in(bundle_of("fedals-ratings"))) as server, browser_context(chromium) as profile:
+        yield open_page(profile, server.url)
 
 
-# Files from elsewhere
+# Imported files
 
 IMDB = """Const,Your Rating,Date Rated,Title,URL,Title Type,IMDb Rating,Runtime (mins),Year,Genres
 tt1,9,2021-03-04,{0},https://x.example/tt1,movie,8.1,100,1999,"Drama, War"
@@ -71,7 +71,7 @@ LETTERBOXD = """Date,Name,Year,Letterboxd URI,Rating
 2023-01-02,{1},2001,https://boxd.example/b,0.5
 2023-01-03,{2},2001,https://boxd.example/c,
 """
-SHAPES = {  # file -> what it says of the first titles, and words of the page's account
+SHAPES = {  # file -> content, the user's list after the import, a part of the page's note
     "semicolons and a mark": ("\ufeffTitle;Rating\r\n{0};5\r\n\"{1}\";1\r\n", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
     "imdb": (IMDB, {0: "1", 1: "0"}, "No Such Film"),
     "letterboxd": (LETTERBOXD, {0: "1", 1: "0"}, "1 left out"),
@@ -90,29 +90,29 @@ SHAPES = {  # file -> what it says of the first titles, and words of the page's 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exported_lists_of_other_services_are_imported(page, titles, shape):
-    text, known, words = SHAPES[shape]
+    text, known, expected_text = SHAPES[shape]
     body = text.format(*titles).encode("utf-16-le" if shape == "sixteen bits" else "utf-8")
-    with update(page):
-        said = offer(page, body, f"{shape}.csv")
-    assert mine(page) == known
-    assert words in said and f"From {shape}.csv" in said
+    with expect_update(page):
+        note = import_file(page, body, f"{shape}.csv")
+    assert own_list(page) == known
+    assert expected_text in note and f"From {shape}.csv" in note
     assert page.locator("#undo").is_visible()
 
 
 def test_ratings_of_another_scale_are_rescaled(rated):
     titles = json.loads(files_in(bundle_of("fedals-ratings"))["items.json"])["titles"]
-    with update(rated):
-        said = offer(rated, csv("title,rating", [[titles[0], 10], [titles[1], 1], [titles[2], 0]]))
-    assert mine(rated) == {0: "5", 1: "1"}
-    assert "Ratings of 0 to 10 were brought to 1 to 5" in said and "1 left out" in said
-    with update(rated):
-        said = offer(rated, csv("title,rating", [[titles[0], 3.6], [titles[3], 2]]))
-    assert mine(rated) == {3: "2", 0: "4", 1: "1"}
-    assert "1 rounded" in said and "1 had been in your list" in said
+    with expect_update(rated):
+        note = import_file(rated, csv_text("title,rating", [[titles[0], 10], [titles[1], 1], [titles[2], 0]]))
+    assert own_list(rated) == {0: "5", 1: "1"}
+    assert "Ratings of 0 to 10 were brought to 1 to 5" in note and "1 left out" in note
+    with expect_update(rated):
+        note = import_file(rated, csv_text("title,rating", [[titles[0], 3.6], [titles[3], 2]]))
+    assert own_list(rated) == {3: "2", 0: "4", 1: "1"}
+    assert "1 rounded" in note and "1 had been in your list" in note
 
 
 MARKUP = "<img src=x onerror=ran=1>"
-REFUSED = {  # what is offered -> words of the refusal
+REFUSED = {  # file -> content, a part of the refusal
     "empty": (b"", "It is empty"),
     "blank": (b" \r\n \n", "It is empty"),
     "binary": (bytes(range(256)), "not text"),
@@ -123,51 +123,51 @@ REFUSED = {  # what is offered -> words of the refusal
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_files_that_are_not_lists_are_refused_and_change_nothing(page, titles, what):
+@pytest.mark.parametrize("case", REFUSED)
+def test_files_that_are_not_lists_are_refused_and_change_nothing(page, titles, case):
     pick(page, titles[3])
-    before = shown(page)
-    body, words = REFUSED[what]
-    said = offer(page, body, f"{what}.bin")
-    assert words in said and "Your list is as it was" in said
-    assert (mine(page), shown(page)) == ({3: "1"}, before)
+    before = recommended(page)
+    body, reason = REFUSED[case]
+    note = import_file(page, body, f"{case}.bin")
+    assert reason in note and "Your list is as it was" in note
+    assert (own_list(page), recommended(page)) == ({3: "1"}, before)
     assert page.locator("#problem").is_hidden()
     assert page.evaluate("document.activeElement.id") == "import-note"
 
 
 def test_unknown_titles_are_named_as_plain_text(page, titles):
     strange = ["Golden Expres", '=HYPERLINK("http://x.example")', "+1+cmd|' /C calc'!A0", MARKUP, "y" * 500, "no six"]
-    said = offer(page, csv("title", [['"' + name.replace('"', '""') + '"'] for name in strange]))
-    assert "6 not found in this catalogue, such as:" in said
-    assert all(name in said for name in strange[:4]) and "y" * 60 + "…" in said and "no six" not in said
-    assert f"closest: {titles[1]}" in said
-    assert mine(page) == {} and page.evaluate("'ran' in window") is False
+    note = import_file(page, csv_text("title", [['"' + name.replace('"', '""') + '"'] for name in strange]))
+    assert "6 not found in this catalogue, such as:" in note
+    assert all(name in note for name in strange[:4]) and "y" * 60 + "…" in note and "no six" not in note
+    assert f"closest: {titles[1]}" in note
+    assert own_list(page) == {} and page.evaluate("'ran' in window") is False
     assert page.locator("#import-note img").count() == 0
 
 
 def test_file_of_twenty_thousand_lines_is_imported(page, titles):
     rows = [[titles[at % 150] if at % 4 else f"Unknown {at}", "yes"] for at in range(20_000)]
-    with update(page):
-        said = offer(page, csv("title,liked", rows))
-    assert len(mine(page)) == len({row[0] for row in rows if not row[0].startswith("Unknown")}) > 100
-    assert "5000 not found" in said.replace(",", "")
-    assert len(shown(page)) == 20
+    with expect_update(page):
+        note = import_file(page, csv_text("title,liked", rows))
+    assert len(own_list(page)) == len({row[0] for row in rows if not row[0].startswith("Unknown")}) > 100
+    assert "5000 not found" in note.replace(",", "")
+    assert len(recommended(page)) == 20
 
 
 def test_all_items_liked_and_no_item_liked_are_explained(page, titles):
     assert "what most people take" in page.locator("#rec-title").inner_text()
     assert "Nothing is known of you yet" in page.locator("#basis").inner_text()
-    start = shown(page)
-    with update(page):
-        offer(page, "\n".join(titles))
-    assert shown(page) == [] and len(mine(page)) == len(titles)
+    start = recommended(page)
+    with expect_update(page):
+        import_file(page, "\n".join(titles))
+    assert recommended(page) == [] and len(own_list(page)) == len(titles)
     assert page.locator("#empty").inner_text().startswith("Nothing is left to recommend")
     assert "nothing is left" in page.locator("#status").inner_text()
-    with update(page):
+    with expect_update(page):
         page.locator("#undo button").click()
-    assert shown(page) == start and page.locator("#empty").is_hidden()
+    assert recommended(page) == start and page.locator("#empty").is_hidden()
     pick(page, titles[start[0]], "Shift+Enter")
-    assert shown(page)[:19] == start[1:] and mine(page) == {start[0]: "0"}
+    assert recommended(page)[:19] == start[1:] and own_list(page) == {start[0]: "0"}
     assert "what most people take" in page.locator("#rec-title").inner_text()
 
 
@@ -175,20 +175,20 @@ def test_all_items_liked_and_no_item_liked_are_explained(page, titles):
 def test_exported_list_imports_as_the_same_list(page, rated, titles, task):
     tab = page if task == "ranking" else rated
     known = json.loads(files_in(bundle_of("fedals-ratings"))["items.json"])["titles"]
-    with update(tab):
+    with expect_update(tab):
         rows = [[title, at % 2 and "no" or "yes"] for at, title in enumerate(titles[:9])] if tab is page else [
             [title, at % 5 + 1] for at, title in enumerate(known[:9])]  # fmt: skip
-        offer(tab, csv("title,liked" if tab is page else "title,rating", rows))
-    before, list_before = shown(tab), [*mine(tab).items()]
-    with tab.expect_download() as found:
+        import_file(tab, csv_text("title,liked" if tab is page else "title,rating", rows))
+    before, list_before = recommended(tab), [*own_list(tab).items()]
+    with tab.expect_download() as download:
         tab.locator("#export").click()
-    written = found.value.path().read_bytes()
-    assert found.value.suggested_filename == "my-list.csv"
-    with update(tab):
+    content = download.value.path().read_bytes()
+    assert download.value.suggested_filename == "my-list.csv"
+    with expect_update(tab):
         tab.locator("#clear").click()
-    with update(tab):
-        offer(tab, written)
-    assert [*mine(tab).items()] == list_before and shown(tab) == before
+    with expect_update(tab):
+        import_file(tab, content)
+    assert [*own_list(tab).items()] == list_before and recommended(tab) == before
 
 
 HOSTILE = [
@@ -202,13 +202,13 @@ def test_hostile_titles_are_shown_as_text(chromium, files):
     items["titles"] = HOSTILE + items["titles"][len(HOSTILE) :]
     items["genre_names"] = [MARKUP, *items["genre_names"][1:]]
     name = '<b>"Films"</b> & more'
-    bundle = repinned(files, {"items.json": json.dumps(items).encode()}, name=name)
-    with Counted(bundle) as server, context(chromium, viewport={"width": 320, "height": 640}) as profile:
-        page = opened(profile, server.url)
+    bundle = with_new_pins(files, {"items.json": json.dumps(items).encode()}, name=name)
+    with CountingServer(bundle) as server, browser_context(chromium, viewport={"width": 320, "height": 640}) as profile:
+        page = open_page(profile, server.url)
         assert page.locator("h1").inner_text() == name
-        with update(page):
-            offer(page, "item\n" + "\n".join(items["names"][: len(HOSTILE)]))
-        assert sorted(mine(page)) == [*range(len(HOSTILE))]
+        with expect_update(page):
+            import_file(page, "item\n" + "\n".join(items["names"][: len(HOSTILE)]))
+        assert sorted(own_list(page)) == [*range(len(HOSTILE))]
         texts = page.locator("#mine .name").all_text_contents()[::-1]
         for title, text in zip(HOSTILE, texts):
             assert " ".join(text.split()) == " ".join(re.sub(r"\((\d+)\)$", r"\1", title).split())
@@ -219,39 +219,39 @@ def test_hostile_titles_are_shown_as_text(chromium, files):
         assert page.locator("main img, main script, main b:not(#tip b)").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
         assert ledger(page)["refused"] == 0
-        with page.expect_download() as found:
+        with page.expect_download() as download:
             page.locator("#export").click()
-        with update(page):
+        with expect_update(page):
             page.locator("#clear").click()
-        with update(page):
-            offer(page, found.value.path().read_bytes())
-        assert sorted(mine(page)) == [*range(len(HOSTILE))]
+        with expect_update(page):
+            import_file(page, download.value.path().read_bytes())
+        assert sorted(own_list(page)) == [*range(len(HOSTILE))]
 
 
-# Remembering
+# Storage
 
 
 def test_list_is_stored_only_on_request_and_comes_back(chromium, server, titles):
-    with context(chromium) as profile:
-        page = opened(profile, server.url)
+    with browser_context(chromium) as profile:
+        page = open_page(profile, server.url)
         for title in titles[:2]:
             pick(page, title)
-        assert page.evaluate(KEPT) == NOTHING and profile.cookies() == []
+        assert page.evaluate(STORED) == EMPTY_STORAGE and profile.cookies() == []
         page.locator("#remember").check()
         pick(page, titles[2], "Shift+Enter")
-        known, best = mine(page), shown(page)
-        reloaded(page)
-        assert (mine(page), shown(page)) == (known, best) == ({2: "0", 1: "1", 0: "1"}, best)
-        assert page.locator("#remember").is_checked() and len(page.evaluate(KEPT)[0]) == 1
+        known, best = own_list(page), recommended(page)
+        reload_page(page)
+        assert (own_list(page), recommended(page)) == (known, best) == ({2: "0", 1: "1", 0: "1"}, best)
+        assert page.locator("#remember").is_checked() and len(page.evaluate(STORED)[0]) == 1
         page.locator("#remember").uncheck()
-        assert page.evaluate(KEPT) == NOTHING
+        assert page.evaluate(STORED) == EMPTY_STORAGE
         assert "removed" in page.locator("#remember-note").inner_text()
         page.locator("#remember").check()
-        with update(page):
+        with expect_update(page):
             page.locator("#clear").click()
-        assert page.evaluate(KEPT) == NOTHING and not page.locator("#remember").is_checked()
-        reloaded(page)
-        assert mine(page) == {} and profile.cookies() == []
+        assert page.evaluate(STORED) == EMPTY_STORAGE and not page.locator("#remember").is_checked()
+        reload_page(page)
+        assert own_list(page) == {} and profile.cookies() == []
 
 
 SPOILT = [
@@ -263,12 +263,12 @@ SPOILT = [
 
 @pytest.mark.parametrize("memory", SPOILT)
 def test_page_starts_with_damaged_stored_data(chromium, server, titles, memory):
-    with context(chromium) as profile:
-        page = opened(profile, server.url)
+    with browser_context(chromium) as profile:
+        page = open_page(profile, server.url)
         page.locator("#remember").check()
         page.evaluate("(memory) => { localStorage[Object.keys(localStorage)[0]] = memory; }", memory)
-        pick(reloaded(page), titles[4])
-        assert mine(page)[4] == "1" and page.locator("#problem").is_hidden()
+        pick(reload_page(page), titles[4])
+        assert own_list(page)[4] == "1" and page.locator("#problem").is_hidden()
 
 
 def test_page_works_without_storage_and_says_so(chromium, server, titles, tmp_path):
@@ -277,13 +277,13 @@ def test_page_works_without_storage_and_says_so(chromium, server, titles, tmp_pa
     (tmp_path / "Default" / "Preferences").write_text(json.dumps(denied))
     options = {"executable_path": next(filter(None, map(shutil.which, browser.PROGRAMS))), "args": browser.FLAGS}
     with chromium.browser_type.launch_persistent_context(tmp_path, **options) as profile:
-        page = opened(profile, server.url)
+        page = open_page(profile, server.url)
         with pytest.raises(Exception, match="Access is denied"):
             page.evaluate("localStorage.length")
         page.locator("#remember").click()
         assert "does not let the page keep anything" in page.locator("#remember-note").inner_text()
         assert not page.locator("#remember").is_checked()
-        before = shown(page)
+        before = recommended(page)
         pick(page, titles[0])
-        assert shown(page) != before and page.locator("#problem").is_hidden()
+        assert recommended(page) != before and page.locator("#problem").is_hidden()
         assert "Without a network it will not open" in page.locator("#here-facts").text_content()

@@ -1,4 +1,4 @@
-"""web/worker.js in chromium computes what Python computes: the same lists, scores, reasons and map positions."""
+"""web/worker.js in chromium computes the same lists, scores, reasons and map positions as Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedtaste.serving.export import bundle_files
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommender import Recommender
 from support import browser
-from support.bundles import MODELS, learnt_of
+from support.bundles import MODELS, export_source
 
 WORKER = (resources.files("fedtaste.serving") / "web" / "worker.js").read_bytes()
 PEOPLE, SHOWN = 200, 20
-LONGER = {  # what a longer training in batches would have put into the recipe
+LONGER = {  # recipes as after a longer training in batches
     "fedrecon": {"batch": 37},
     "fedmf": {"rounds": 25},
     "fedmf-ratings": {"rounds": 12, "batch": 9, "passes": 2},
@@ -46,29 +46,29 @@ async function fill(name) {
 </script>"""
 
 
-def anywhere(item, fame):
+def random_places(item, fame):
     return np.random.default_rng(0).integers(-32767, 32768, (len(item), 2))
 
 
 @cache
-def made(name, precision):
-    """(Recommender, what a page fetches); some titles stand twice, and the seed takes 63 bits."""
-    found = learnt_of(name)
-    titles = [f"Title {at // 3 if at % 5 else at}" for at in range(len(found.items["titles"]))]
-    recipe = replace(found.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
-    with pytest.MonkeyPatch.context() as patch:  # a map takes a second, and any will do
-        patch.setattr(import_module("fedtaste.serving.export"), "place", anywhere)
-        contents = bundle_files(replace(found, recipe=recipe, items=found.items | {"titles": titles}), precision)
+def recommender_and_files(name, precision):
+    """(Recommender, files that the page fetches) of a bundle with repeated titles and a seed of 63 bits."""
+    source = export_source(name)
+    titles = [f"Title {at // 3 if at % 5 else at}" for at in range(len(source.items["titles"]))]
+    recipe = replace(source.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
+    with pytest.MonkeyPatch.context() as patch:  # computing the map is slow, and its positions do not matter here
+        patch.setattr(import_module("fedtaste.serving.export"), "place", random_places)
+        contents = bundle_files(replace(source, recipe=recipe, items=source.items | {"titles": titles}), precision)
     manifest = Manifest.model_validate_json(contents["manifest.json"])
-    return Recommender(parse(manifest, contents, Path(name))), fetched(contents, f"{name}-{precision}")
+    return Recommender(parse(manifest, contents, Path(name))), page_files_of(contents, f"{name}-{precision}")
 
 
-def fetched(contents, under):
-    """What the page fetches of a bundle, with a manifest that names nothing else."""
+def page_files_of(contents, under):
+    """The files that the page fetches of a bundle, with a manifest that names only these."""
     facts = json.loads(contents["manifest.json"])
-    kept = {name: contents[name] for name in NEEDED if name in contents}
-    facts["files"] = {name: facts["files"].get(name, {}) for name in kept}
-    return {f"{under}/{name}": body for name, body in (kept | {"manifest.json": json.dumps(facts).encode()}).items()}
+    files = {name: contents[name] for name in NEEDED if name in contents}
+    facts["files"] = {name: facts["files"].get(name, {}) for name in files}
+    return {f"{under}/{name}": body for name, body in (files | {"manifest.json": json.dumps(facts).encode()}).items()}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def page(tab):
 
 
 def put(page, site, files):
-    """Load this bundle into the worker: its answer."""
+    """Load this bundle into the worker and return its answer."""
     site.files |= files
     return page.evaluate("async (name) => ask(await fill(name))", next(iter(files)).split("/")[0])
 
@@ -106,13 +106,13 @@ def message(taste, adventurous=0.0, n=SHOWN):
     }  # fmt: skip
 
 
-def somebody(rng, items, scale):
-    """(a random taste, a random lean): any number of likes from none on, dislikes and an order for some."""
-    chosen = rng.permutation(items)
+def random_taste(rng, items, scale):
+    """(taste, adventurousness) at random: any number of likes, and for some people dislikes and an order."""
+    order = rng.permutation(items)
     likes = int(rng.choice([0, 1, 2, 3, *range(4, 60)]))
-    against = chosen[likes : likes + int(rng.integers(0, 6))] if scale == (0, 1) else chosen[:0]
+    dislikes = order[likes : likes + int(rng.integers(0, 6))] if scale == (0, 1) else order[:0]
     values = rng.integers(2 * scale[0], 2 * scale[1] + 1, likes) / 2 if scale != (0, 1) else np.ones(likes)
-    return Taste(chosen[:likes], values, against, bool(rng.integers(2))), float(
+    return Taste(order[:likes], values, dislikes, bool(rng.integers(2))), float(
         rng.choice([0, 0, -1, 1, *rng.normal(0, 0.3, 4).clip(-1, 1)])
     )
 
@@ -120,33 +120,33 @@ def somebody(rng, items, scale):
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("name", MODELS)
 def test_lists_equal_those_of_python(page, site, name, precision):
-    python, files = made(name, precision)
+    python, files = recommender_and_files(name, precision)
     ready = put(page, site, files)
     assert ready["type"] == "ready", ready
     assert ready["cases"] >= 6
     assert ready["worst"] < 1e-9
     rng, items = np.random.default_rng(5), python.bundle.manifest.items
-    people = [somebody(rng, items, python.scale) for _ in range(PEOPLE)]
-    all_of_it = Taste(rng.permutation(items), np.full(items, python.scale[1]), np.zeros(0, np.int64))
-    people += [(all_of_it, 0.0)]
-    asked = len(site.requests)
+    people = [random_taste(rng, items, python.scale) for _ in range(PEOPLE)]
+    everything_liked = Taste(rng.permutation(items), np.full(items, python.scale[1]), np.zeros(0, np.int64))
+    people += [(everything_liked, 0.0)]
+    request_count = len(site.requests)
     answers = page.evaluate("(all) => Promise.all(all.map(ask))", [message(*person) for person in people])
-    assert len(site.requests) == asked, "the worker asked for something"
+    assert len(site.requests) == request_count, "the worker asked for something"
     distinct = set()
-    for (taste, lean), got in zip(people, answers):
-        assert got["type"] == "ranked", got
+    for (taste, lean), answer in zip(people, answers):
+        assert answer["type"] == "ranked", answer
         known = python.rank(taste, SHOWN, lean)
-        assert [one["item"] for one in got["items"]] == known.items.tolist()
-        assert [one["because"] for one in got["items"]] == known.because
-        assert [one["score"] for one in got["items"]] == pytest.approx(known.scores.tolist(), rel=1e-9, abs=1e-12)
-        assert (got["popular"], got["left"]) == (known.popular, known.left)
-        assert (got["you"] is None) == (known.place is None)
+        assert [item["item"] for item in answer["items"]] == known.items.tolist()
+        assert [item["because"] for item in answer["items"]] == known.because
+        assert [item["score"] for item in answer["items"]] == pytest.approx(known.scores.tolist(), rel=1e-9, abs=1e-12)
+        assert (answer["popular"], answer["left"]) == (known.popular, known.left)
+        assert (answer["you"] is None) == (known.place is None)
         if known.place is not None:
-            assert (got["you"]["x"], got["you"]["y"]) == pytest.approx(known.place, rel=0, abs=1e-3)
+            assert (answer["you"]["x"], answer["you"]["y"]) == pytest.approx(known.place, rel=0, abs=1e-3)
         distinct.add(tuple(known.items.tolist()))
     assert answers[-1]["items"] == []
-    assert len(distinct) > PEOPLE / 2, "lists that are all alike would prove little"
-    assert any(one["because"] for got in answers for one in got["items"])
+    assert len(distinct) > PEOPLE / 2, "too many equal lists would prove little"
+    assert any(item["because"] for answer in answers for item in answer["items"])
 
 
 def halves(number):
@@ -158,11 +158,11 @@ def test_hash_equals_splitmix_of_python(page):
     edges = [0, 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
     pairs = [(a, b) for a in edges for b in edges]
     pairs += [tuple(map(int, pair)) for pair in rng.integers(0, 2**64, (2000, 2), np.uint64)]
-    got = page.evaluate(
+    hashes = page.evaluate(
         "(pairs) => pairs.map(([a, b]) => { mix(...a, ...b); return [hi >>> 0, lo >>> 0]; })",
         [[halves(a), halves(b)] for a, b in pairs],
     )
-    assert got == [halves(int(mix(np.uint64(a), np.uint64(b)))) for a, b in pairs]
+    assert hashes == [halves(int(mix(np.uint64(a), np.uint64(b)))) for a, b in pairs]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**53 + 1, 2**63 - 1, 2**63])
@@ -170,7 +170,7 @@ def test_random_draws_equal_those_of_python(page, seed):
     rng, items = np.random.default_rng(1), 300
     chosen = rng.permutation(items)[:25].tolist()
     likes, against = chosen[:20], chosen[20:]
-    got = page.evaluate(
+    draws = page.evaluate(
         """([likes, dislikes, m, seed]) => [0, 1, 49].map((number) => {
           const marks = new Int32Array(m), recipe = { examples: "samples", negatives: 4, seed };
           likes.forEach((item, i) => { marks[item] = i + 1; });
@@ -181,15 +181,15 @@ def test_random_draws_equal_those_of_python(page, seed):
         })""",
         [likes, against, items, str(seed)],
     )
-    own, out = (
+    liked, disliked = (
         Histories(np.array([0, len(x)]), np.array(x, np.int32), np.ones(len(x), np.float32)) for x in (likes, against)
     )
-    for number, (drawn, targets) in zip([0, 1, 49], got):
+    for number, (items_drawn, targets) in zip([0, 1, 49], draws):
         known = samples(
-            own, np.zeros(1, np.int64), catalogue=items, negatives=4, batch=0, key=key_of(seed, SERVE, number),
-            forbidden=out,
+            liked, np.zeros(1, np.int64), catalogue=items, negatives=4, batch=0, key=key_of(seed, SERVE, number),
+            forbidden=disliked,
         )  # fmt: skip
-        assert drawn == [*known.inputs.tolist(), *against]
+        assert items_drawn == [*known.inputs.tolist(), *against]
         assert targets == [*known.targets.tolist(), *[0] * len(against)]
 
 
@@ -247,7 +247,7 @@ def broken(likes=((1, 1),), dislikes=(), **changes):
     return {"type": "rank", "id": 9, "likes": likes, "dislikes": list(dislikes), "adventurous": 0, "n": 5} | changes
 
 
-BROKEN = {  # what is wrong, the task, a word of the reason
+BROKEN = {  # the message, the model, a part of the reason
     "beyond the end": (broken([(200, 1)]), "fedals", "no such item"),
     "below zero": (broken([(-1, 1)]), "fedals", "no such item"),
     "half an item": (broken([(1.5, 1)]), "fedals", "no such item"),
@@ -268,17 +268,17 @@ BROKEN = {  # what is wrong, the task, a word of the reason
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_broken_message_is_refused_and_the_next_one_answered(page, site, what):
-    wrong, name, word = BROKEN[what]
-    python, files = made(name, "int8")
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_message_is_refused_and_the_next_one_answered(page, site, case):
+    wrong, name, word = BROKEN[case]
+    python, files = recommender_and_files(name, "int8")
     assert put(page, site, files)["type"] == "ready"
     failed = page.evaluate("ask", wrong)
     assert (failed["type"], failed["id"]) == ("failed", 9)
     assert word in failed["reason"]
     taste = Taste(np.array([3, 5]), np.full(2, python.scale[1]), np.zeros(0, np.int64))
-    got = page.evaluate("ask", message(taste))
-    assert [one["item"] for one in got["items"]] == python.rank(taste, SHOWN).items.tolist()
+    answer = page.evaluate("ask", message(taste))
+    assert [item["item"] for item in answer["items"]] == python.rank(taste, SHOWN).items.tolist()
 
 
 def test_rank_before_load_and_no_message_at_all_are_refused(page):
@@ -303,7 +303,7 @@ def test_rank_before_load_and_no_message_at_all_are_refused(page):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_broken_bundle_is_refused_with_a_reason(page, site, file, change, word):
-    _, files = made("fedals", "int8")
+    _, files = recommender_and_files("fedals", "int8")
     wrong = {f"wrong/{path.split('/')[1]}": body for path, body in files.items()}
     changed = change(wrong[f"wrong/{file}"])
     assert changed != wrong[f"wrong/{file}"]

@@ -16,7 +16,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 
 
 class Site:
-    """Files by their path, "" is the start page. `files` may change meanwhile; `requests` lists what was asked for."""
+    """Files by their path; "" is the start page. `files` may change while it runs. `requests` lists requested paths."""
 
     def __init__(self, files: Mapping[str, bytes], headers: Mapping[str, str] | None = None) -> None:
         self.files, self.headers, self.requests = dict(files), dict(headers or {}), list[str]()
@@ -29,8 +29,8 @@ class Site:
                 content = site.files.get(path)
                 self.send_response(404 if content is None else 200)
                 kind = mimetypes.guess_type(path or "index.html")[0] or "application/octet-stream"
-                sent = {"Content-Type": kind, "Content-Length": str(len(content or b"")), **site.headers}
-                for name, value in sent.items():
+                reply_headers = {"Content-Type": kind, "Content-Length": str(len(content or b"")), **site.headers}
+                for name, value in reply_headers.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(content or b"")
@@ -45,7 +45,7 @@ class Site:
 
     @staticmethod
     def of(folder: Path, headers: Mapping[str, str] | None = None) -> Site:
-        """A folder as a server shows it, index.html at the start."""
+        """A site of the files in a folder, with index.html as the start page."""
         files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         return Site(files | {"": files["index.html"]}, headers)
 
@@ -57,7 +57,7 @@ class Site:
         self.stop()
 
     def stop(self) -> None:
-        """The network is gone: nobody listens any more. May be called twice."""
+        """Stop listening, as if the network were gone. May be called twice."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Small trained models, run folders and exported bundles on synthetic data, made once per test process."""
+"""Small trained models, run folders and exported bundles on synthetic data, created once per test process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedtaste.recipe import Recipe
 from fedtaste.serving.bundle import FORMAT, Manifest, sha256, with_pin
 from fedtaste.serving.export import export, gather
 
-# name -> settings; together they cover every recipe that the page can rebuild a person with
+# name -> settings; together they cover every recipe with which the page can compute a person's vector
 MODELS: dict[str, dict] = {
     "fedals": {"method": "fedals", "rounds": 3},
     "fedals-ratings": {"method": "fedals", "task": "ratings", "rounds": 3},
@@ -35,8 +35,8 @@ DATA = "synthetic:300x200x6000"
 @functools.cache
 def run_of(name: str) -> Path:
     """A finished run folder."""
-    words = dict(MODELS[name])
-    settings = Settings(data=DATA, set={"k": "8"} | words.pop("set", {}), **words)
+    fields = dict(MODELS[name])
+    settings = Settings(data=DATA, set={"k": "8"} | fields.pop("set", {}), **fields)
     data = load(settings.data, seed=0)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="fedtaste-test-")) / "run", settings.model_dump(), data, "0")
     execute(prepare(settings, data), folder)
@@ -52,8 +52,8 @@ def bundle_of(name: str, *, float32: bool = False) -> Path:
 
 
 @functools.cache
-def learnt_of(name: str):
-    """What `export` gathers from a run folder."""
+def export_source(name: str):
+    """The parts of a run folder that `export` gathers."""
     return gather(run_of(name))
 
 

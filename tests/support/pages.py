@@ -1,4 +1,4 @@
-"""The recommendation page in a browser, for tests: a counting server, and the actions of a user on the page."""
+"""The recommendation page in a browser, for tests: a server that counts requests, and actions of a user on the page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WAIT = 15_000  # ms; two busy cores need it at times
 COPIED = ": it opens without a network"
 
 
-class Counted(Server):
-    """The server of `fedtaste serve`, which also counts requests and bytes. It listens inside a `with` block."""
+class CountingServer(Server):
+    """The server of `fedtaste serve`, extended by counts of requests and bytes. It listens inside a `with` block."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.requests, self.sizes, self.gone = list[str](), list[int](), False
@@ -36,7 +36,7 @@ class Counted(Server):
     def publish(self, files: Mapping[str, bytes]) -> None:
         self.files = in_memory(files)
 
-    def __enter__(self) -> Counted:
+    def __enter__(self) -> CountingServer:
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
         return self
@@ -45,7 +45,7 @@ class Counted(Server):
         self.cut()
 
     def cut(self) -> None:
-        """Cut the network: stop listening, and close open connections without an answer. May be called twice."""
+        """Cut the network: stop listening, and close open connections without a reply. May be called twice."""
         self.gone = True
         if self.thread.is_alive():
             self.shutdown()
@@ -57,8 +57,8 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def repinned(files: Mapping[str, bytes], changes: Mapping[str, bytes] = {}, **facts: Any) -> dict[str, bytes]:  # noqa: B006
-    """Change files and manifest entries of a bundle, and write all fingerprints anew so that they are right."""
+def with_new_pins(files: Mapping[str, bytes], changes: Mapping[str, bytes] = {}, **facts: Any) -> dict[str, bytes]:  # noqa: B006
+    """Change files and manifest entries of a bundle, and write correct hashes of all files."""
     manifest = json.loads(files["manifest.json"]) | facts
     bundle = {name: body for name, body in (files | changes).items() if name not in ("index.html", "sw.js")}
     pins = {
@@ -69,7 +69,7 @@ def repinned(files: Mapping[str, bytes], changes: Mapping[str, bytes] = {}, **fa
 
 
 @contextlib.contextmanager
-def context(browser: Any, **options: Any) -> Iterator[Any]:
+def browser_context(browser: Any, **options: Any) -> Iterator[Any]:
     """A fresh browser profile; fails at the end if a script in it raised an error."""
     profile = browser.new_context(**{"reduced_motion": "reduce"} | options)
     profile.set_default_timeout(WAIT)
@@ -82,40 +82,40 @@ def context(browser: Any, **options: Any) -> Iterator[Any]:
     assert not errors, errors
 
 
-def opened(profile: Any, url: str) -> Any:
-    """The page in a new tab, ready for use."""
+def open_page(profile: Any, url: str) -> Any:
+    """Open the page in a new tab and wait until it is ready for use."""
     page = profile.new_page()
     page.goto(url)
-    return ready(page)
+    return wait_until_ready(page)
 
 
-def reloaded(page: Any) -> Any:
+def reload_page(page: Any) -> Any:
     page.reload(wait_until="commit")
-    return ready(page)
+    return wait_until_ready(page)
 
 
-def ready(page: Any) -> Any:
+def wait_until_ready(page: Any) -> Any:
     page.locator("html[data-state=ready], html[data-state=failed]").wait_for()
     assert page.locator("html").get_attribute("data-state") == "ready", page.locator("#problem").inner_text()
     return page
 
 
-def copied(page: Any) -> Any:
+def wait_for_copy(page: Any) -> Any:
     """Wait until the service worker has copied the page, so that it opens without a network."""
     page.locator("#here-facts li", has_text=COPIED).wait_for(state="attached")
     return page
 
 
 @contextlib.contextmanager
-def update(page: Any) -> Iterator[None]:
-    """Wait at the end for the new recommendations that the actions inside cause."""
+def expect_update(page: Any) -> Iterator[None]:
+    """Wait at the end of the block for new recommendations."""
     before = page.locator("html").get_attribute("data-generation")
     yield
     page.locator(f'html:not([data-generation="{before}"])').wait_for()
 
 
-def until(page: Any, condition: Callable[[], bool]) -> None:
-    """Wait up to 20 s for a condition, while the browser goes on."""
+def wait_until(page: Any, condition: Callable[[], bool]) -> None:
+    """Wait up to 20 s for a condition, while the browser keeps running."""
     for left in reversed(range(1000)):
         if condition():
             return
@@ -124,17 +124,17 @@ def until(page: Any, condition: Callable[[], bool]) -> None:
 
 
 def pick(page: Any, title: str, key: str = "Enter") -> None:
-    with update(page):
+    with expect_update(page):
         page.locator("#search").fill(title)
         page.locator("#search").press(key)
 
 
-def shown(page: Any) -> list[int]:
+def recommended(page: Any) -> list[int]:
     """The numbers of the recommended items, in order."""
     return page.evaluate("[...document.querySelectorAll('#recommendations li')].map((row) => Number(row.dataset.item))")
 
 
-def mine(page: Any) -> dict[int, str]:
+def own_list(page: Any) -> dict[int, str]:
     """The user's own list as item -> value, newest first."""
     return {
         int(item): value
@@ -150,7 +150,7 @@ def ledger(page: Any) -> dict[str, int]:
     return {name: int(value) for name, value in counts.items()}
 
 
-def offer(page: Any, text: str | bytes, name: str = "list.csv") -> str:
+def import_file(page: Any, text: str | bytes, name: str = "list.csv") -> str:
     """Import a file, and return the page's note about it."""
     note = page.locator("#import-note")
     page.evaluate("document.getElementById('import-note').replaceChildren()")
@@ -160,5 +160,5 @@ def offer(page: Any, text: str | bytes, name: str = "list.csv") -> str:
     return note.inner_text()
 
 
-def csv(header: str, rows: Sequence[Sequence[object]]) -> str:
+def csv_text(header: str, rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([header, *(",".join(map(str, row)) for row in rows)])
