@@ -1,5 +1,8 @@
-"""A federation over messages: the same run as on one machine, through faults, liars and restarts. The grid is in this
-process (flower_grid.py), every message is bytes; test_federate.py has real SuperLinks and SuperNodes."""
+"""A federation over Flower messages gives the same run as one machine, also with faults, invalid messages and restarts.
+
+The grid is in this process (flower_grid.py) and every message is bytes. test_federate.py starts real SuperLinks and
+SuperNodes.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,39 @@ from fedtaste.flower import client_app
 from fedtaste.flower.federate import prepare_federation
 from fedtaste.flower.messages import MetricReport, Order, unpack_content
 from fedtaste.flower.node import Node
+from fedtaste.flower.server import FlowerClients
+from fedtaste.flower.server_app import serve
 from fedtaste.flower.shards import cut_shards, load_shard, shard_from_file
 from fedtaste.flower.validation import refuse_unfit, valid_metrics
 from fedtaste.wire.messages import Head, decode, encode
-from support.flower_grid import new_context, wired
-from support.flower_worlds import WORDS, clients_of, dealt, facts_of, nodes_of, over_flower, private_of, served
+from support.flower_grid import LocalGrid, new_context, transmit, unavailable
+from support.flower_worlds import (
+    COMMON_FIELDS,
+    TINY,
+    Killed,
+    clients_of,
+    facts_of,
+    federation_in_process,
+    nodes_of,
+    order_of,
+    over_flower,
+    place_of,
+    private_of,
+    serve_run,
+    serve_to_the_end,
+)
 from support.states import assert_close
 from support.worlds import world
 
-TINY = "synthetic:60x40x900"
 METHOD = ("fedrap", {"lr": 0.1, "table_lr": 5.0, "passes": 2, "weight_decay": 0.01}, "ranking")
 
 
-def on_one_machine(folder, **words):
-    settings = Settings(**words)
+def on_one_machine(folder, **fields):
+    """Result and model of the run with these settings in the simulator."""
+    settings = Settings(**{"data": TINY} | fields)
     data = load(settings.data, seed=settings.seed)
-    made = RunFolder.create(folder, settings.model_dump(), data, fedtaste.__version__)
-    return execute(prepare(settings, data), made).dump(), load_params(folder / "model.safetensors")[0]
+    folder_of_run = RunFolder.create(folder, settings.model_dump(), data, fedtaste.__version__)
+    return execute(prepare(settings, data), folder_of_run).dump(), load_params(folder / "model.safetensors")[0]
 
 
 SAME = [
@@ -68,66 +87,63 @@ PRIVATE = [
 ]
 
 
-@pytest.mark.parametrize("words", SAME, ids=lambda words: "-".join(str(v) for v in words.values()))
-def test_a_whole_run_is_the_same(words, tmp_path):
-    """Search, choice of the round, final training, judgement: parameters, accuracy and the JSON's keys."""
-    words = {"data": TINY} | words
-    expected, model = on_one_machine(tmp_path / "one", **words)
-    folder, grid = dealt(tmp_path / "many", **words)
-    got = served(folder, grid)
-    assert got is not None, (folder.path / "federation" / "server.log").read_text()
+@pytest.mark.parametrize("fields", SAME, ids=lambda fields: "-".join(str(v) for v in fields.values()))
+def test_a_federated_run_equals_the_run_on_one_machine(fields, tmp_path):
+    """Search, choice of the round, final training and evaluation: parameters, metrics and the keys of the JSON agree."""
+    expected, model = on_one_machine(tmp_path / "one", **fields)
+    folder, grid = federation_in_process(tmp_path / "many", **fields)
+    result = serve_to_the_end(folder, grid)
     assert_close(load_params(folder.path / "model.safetensors")[0], model, 1e-6)
     for part in ("rounds", "best_round", "people", "members", "items", "interactions", "settings", "gradients"):
-        assert got[part] == expected[part], part
-    if words["method"] == "fedveil":  # the server has titles and genres in items.json, and nodes have neither
-        assert got["settings"]["route"] == "features" and got["feature_count"] == expected["feature_count"] > 0
+        assert result[part] == expected[part], part
+    if fields["method"] == "fedveil":  # the server has titles and genres in items.json, and nodes have neither
+        assert result["settings"]["route"] == "features" and result["feature_count"] == expected["feature_count"] > 0
     for part in ("seen", "new"):
-        found, wanted = _flat(got[part]), _flat(expected[part])
-        wanted = {n: v for n, v in wanted.items() if not n.endswith("_error")}  # made data's truth
-        assert found == pytest.approx(wanted, abs=5e-5), part
-        spread = _flat(got["intervals"][part])
-        for name, (low, high) in spread.items():
-            assert low <= found[name] + 1e-6 and found[name] - 1e-6 <= high, name
-    assert set(expected) - set(got) <= {"weights", "true_weights", "by_client"}
-    assert set(got) - set(expected) == {"federation"}
+        metrics, expected_metrics = _flat(result[part]), _flat(expected[part])
+        # Only the simulator knows the true weights of synthetic data.
+        expected_metrics = {n: v for n, v in expected_metrics.items() if not n.endswith("_error")}
+        assert metrics == pytest.approx(expected_metrics, abs=5e-5), part
+        intervals = _flat(result["intervals"][part])
+        for name, (low, high) in intervals.items():
+            assert low <= metrics[name] + 1e-6 and metrics[name] - 1e-6 <= high, name
+    assert set(expected) - set(result) <= {"weights", "true_weights", "by_client"}
+    assert set(result) - set(expected) == {"federation"}
     searched = len(expected["curve"]) if any(point["valid"] for point in expected["curve"]) else 0
-    assert [(e["phase"], e["round"]) for e in got["federation"]["history"]] == [
+    assert [(e["phase"], e["round"]) for e in result["federation"]["history"]] == [
         *(("search", n + 1) for n in range(searched)),
         *(("final", n + 1) for n in range(expected["rounds"])),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", PRIVATE, ids=lambda words: "-".join(str(v) for v in words.values()))
-def test_a_private_run_promises_the_same_with_noise_of_its_own(words, tmp_path):
-    """Epsilon, delta, against whom; never the same numbers, as everybody draws from keys of their own."""
-    words = {"data": TINY} | words
-    expected, model = on_one_machine(tmp_path / "one", **words)
-    folder, grid = dealt(tmp_path / "many", **words)
-    got = served(folder, grid)
-    assert got is not None, (folder.path / "federation" / "server.log").read_text()
-    assert got["privacy"] == expected["privacy"] and got["privacy"]["epsilon"] > 0
+@pytest.mark.parametrize("fields", PRIVATE, ids=lambda fields: "-".join(str(v) for v in fields.values()))
+def test_a_private_federated_run_has_the_same_epsilon_and_its_own_noise(fields, tmp_path):
+    """The privacy statement is the same. The noise is not, because every party draws it from its own key."""
+    expected, model = on_one_machine(tmp_path / "one", **fields)
+    folder, grid = federation_in_process(tmp_path / "many", **fields)
+    result = serve_to_the_end(folder, grid)
+    assert result["privacy"] == expected["privacy"] and result["privacy"]["epsilon"] > 0
     for part in ("rounds", "people", "members", "items", "interactions", "settings"):
-        assert got[part] == expected[part], part
-    found = load_params(folder.path / "model.safetensors")[0]
-    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in model.items()}
-    assert not any(torch.equal(found[name], model[name]) for name in model if model[name].numel() > 1)
-    assert {name for entry in got["federation"]["history"] for name in entry} == {"phase", "round", "seconds"}
-    assert got["rejected_updates"] == {} and set(got) - set(expected) == {"federation"}
+        assert result[part] == expected[part], part
+    noisy = load_params(folder.path / "model.safetensors")[0]
+    assert {name: value.shape for name, value in noisy.items()} == {name: value.shape for name, value in model.items()}
+    assert not any(torch.equal(noisy[name], model[name]) for name in model if model[name].numel() > 1)
+    assert {name for entry in result["federation"]["history"] for name in entry} == {"phase", "round", "seconds"}
+    assert result["rejected_updates"] == {} and set(result) - set(expected) == {"federation"}
 
 
-def _flat(found, front=""):
+def _flat(metrics, front=""):
     out = {}
-    for name, value in (found or {}).items():
+    for name, value in (metrics or {}).items():
         out |= _flat(value, f"{front}{name}.") if isinstance(value, dict) else {f"{front}{name}": value}
     return out
 
 
-def test_tallies_are_what_everybodys_figures_give():
+def test_metrics_merged_from_nodes_equal_those_of_all_people():
     rng = np.random.default_rng(0)
     ranks, owners = rng.integers(1, 40, 300), np.repeat(np.arange(100), 3)
     errors = rng.normal(size=300)
     accuracy = {"accuracy": rng.uniform(size=40).tolist(), "loss": rng.uniform(size=40).tolist()}
-    whole = [
+    complete = [
         RankingMetrics.of_ranks((ranks, owners), (ranks, owners)), PredictionErrors(errors.tolist(), owners.tolist()),
         ClientMetrics(accuracy, rng.integers(5, 50, 40).tolist()),
     ]  # fmt: skip
@@ -135,164 +151,148 @@ def test_tallies_are_what_everybodys_figures_give():
     parts = [
         [RankingMetrics.of_ranks(*[(ranks[third == n], owners[third == n])] * 2) for n in range(3)],
         [PredictionErrors(errors[third == n].tolist(), owners[third == n].tolist()) for n in range(3)],
-        [ClientMetrics({k: v[n::3] for k, v in accuracy.items()}, whole[2].examples[n::3]) for n in range(3)],
+        [ClientMetrics({k: v[n::3] for k, v in accuracy.items()}, complete[2].examples[n::3]) for n in range(3)],
     ]  # fmt: skip
-    for one, several in zip(whole, parts):
-        words = json.loads(json.dumps([tally(part) for part in several]))
-        merged = Tallied(words)
-        assert _flat(merged.values) == pytest.approx(_flat(one.values), abs=1e-6)
-        wanted, found = _flat(one.intervals), _flat(merged.intervals)
-        assert found.keys() == wanted.keys()
-        for name, (low, high) in wanted.items():
-            assert found[name] == pytest.approx([low, high], abs=0.35 * (high - low))
+    for metrics, partial in zip(complete, parts):
+        tallies = json.loads(json.dumps([tally(part) for part in partial]))
+        merged = Tallied(tallies)
+        assert _flat(merged.values) == pytest.approx(_flat(metrics.values), abs=1e-6)
+        expected, intervals = _flat(metrics.intervals), _flat(merged.intervals)
+        assert intervals.keys() == expected.keys()
+        for name, (low, high) in expected.items():
+            assert intervals[name] == pytest.approx([low, high], abs=0.35 * (high - low))
 
 
 # Faults
 
 
-def small(tmp_path, hook=None, deadline=0.6):
-    """(clients, grid, plan, nodes, federation) of three nodes with a method that has private parameters."""
+def three_nodes(tmp_path, hook=None, deadline=0.6):
+    """(clients, grid, plan, nodes, federation) of three nodes, with a method that has private parameters."""
     method, model, federation = world(*METHOD)
-    grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
-    clients = clients_of(grid, made, deadline)
+    grid, plan, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
+    clients = clients_of(grid, plan, deadline)
     grid.hook = hook
-    return clients, grid, made, nodes, federation
+    return clients, grid, plan, nodes, federation
 
 
-def simulated(made, federation, missing, rounds=4):
-    """Everybody on one machine, where in some rounds (from 1) some nodes' people do not answer."""
+def simulated(plan, federation, missing, rounds=4):
+    """The state after a simulation of all people in which `missing` names the nodes without an answer, by round (from 1)."""
     thirds = dict(zip(("node-11", "node-12", "node-13"), np.array_split(np.arange(federation.people), 3)))
-    asked = federation.cohort
+    cohort_of_round = federation.cohort
 
     def cohort(round, **more):
-        everybody, answering = asked(round, **more)
-        out = [person for name in missing.get(round + 1, ()) for person in thirds[name]]
-        return everybody, np.setdiff1d(answering, out)
+        everybody, answering = cohort_of_round(round, **more)
+        missing_people = [person for name in missing.get(round + 1, ()) for person in thirds[name]]
+        return everybody, np.setdiff1d(answering, missing_people)
 
     federation.cohort = cohort
-    return list(run(made.method, made.model, federation, rounds=rounds, seed=1))[-1].state
+    return list(run(plan.method, plan.model, federation, rounds=rounds, seed=1))[-1].state
 
 
-def told(ask):
-    return json.loads(unpack_content(ask)[0])
-
-
-def check_equal(got, made, nodes, federation, missing, base=4):
-    expected = simulated(made, federation, missing)
-    assert_close(got.shared, expected.shared, 1e-6)
+def check_equal(state, plan, nodes, federation, missing, base=4):
+    expected = simulated(plan, federation, missing)
+    assert_close(state.shared, expected.shared, 1e-6)
     if base:
         everyone = np.arange(federation.people)
-        assert_close(private_of(made, nodes, federation, base), expected.private.gather(everyone), 1e-5)
+        assert_close(private_of(plan, nodes, federation, base), expected.private.gather(everyone), 1e-5)
 
 
-def test_a_node_that_misses_a_round_is_as_if_it_had_dropped_out(tmp_path):
-    """Its private parameters too: what it computed for a round that was not counted is undone."""
-
-    def lost(ask, reply):
-        order = told(ask)
-        return None if order["action"] == "train" and order["round"] == 1 and ask.metadata.dst_node_id == 12 else reply
-
-    clients, grid, made, nodes, federation = small(tmp_path, hook=lost)
-    got = over_flower(clients, made, 4)
-    check_equal(got, made, nodes, federation, {2: ["node-12"]})
+def test_a_node_that_misses_a_round_counts_as_dropped_out(tmp_path):
+    """Its private parameters too: changes from a round that was not counted are undone."""
+    lost = lambda ask, reply: None if place_of(ask) == ("train", 1, 12) else reply
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path, hook=lost)
+    state = over_flower(clients, plan, 4)
+    check_equal(state, plan, nodes, federation, {2: ["node-12"]})
     assert [entry["nodes"] for entry in clients.history][1] == ["node-11", "node-13"]
 
 
-def test_a_late_answer_is_refused_and_counted(tmp_path):
-    """It arrives while the next round is under way."""
-    held = {}
+def test_a_late_reply_is_refused_and_counted(tmp_path):
+    """The reply arrives during the next round."""
+    delayed = {}
 
     def late(ask, reply):
-        here = told(ask)["action"], told(ask)["round"], ask.metadata.dst_node_id
-        if here == ("train", 1, 12):
-            held[ask.metadata.message_id] = reply
+        if place_of(ask) == ("train", 1, 12):
+            delayed[ask.metadata.message_id] = reply
             return None
-        if here == ("train", 2, 11):
-            for name, message in held.items():
-                grid._waiting[name].append((0.0, wired(message)[0]))
+        if place_of(ask) == ("train", 2, 11):
+            for name, message in delayed.items():
+                grid._waiting[name].append((0.0, transmit(message)[0]))
         return reply
 
-    clients, grid, made, nodes, federation = small(tmp_path, hook=late, deadline=0.6)
-    check_equal(over_flower(clients, made, 4), made, nodes, federation, {2: ["node-12"]})
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path, hook=late, deadline=0.6)
+    check_equal(over_flower(clients, plan, 4), plan, nodes, federation, {2: ["node-12"]})
     assert [entry["refused"] for entry in clients.history] == [{}, {}, {"late": 1}, {}]
 
 
-def test_a_node_that_dies_with_the_question_is_asked_again_when_it_is_back(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path)
+def test_a_node_that_dies_before_it_replies_is_asked_again_when_it_is_back(tmp_path):
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path)
     died = []
 
     def lost(ask, reply):
-        if told(ask)["action"] == "train" and told(ask)["round"] == 1 and ask.metadata.dst_node_id == 12 and not died:
+        if place_of(ask) == ("train", 1, 12) and not died:
             died.append(1)
-            from support.flower_grid import _unavailable
-
-            return _unavailable(ask)
+            return unavailable(ask)
         return reply
 
     grid.hook = lost
-    check_equal(over_flower(clients, made, 4), made, nodes, federation, {})
+    check_equal(over_flower(clients, plan, 4), plan, nodes, federation, {})
     assert died and all(len(entry["nodes"]) == 3 for entry in clients.history)
 
 
-def test_a_node_that_is_away_and_comes_back(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path)
-    asked = []
+def test_a_node_that_is_offline_for_some_rounds_takes_part_again(tmp_path):
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path)
+    rounds = []
 
     def watch(ask, reply):
-        asked.append(told(ask)["round"])
-        grid.offline = {13} if max(asked) in (0, 1) else set()
+        rounds.append(order_of(ask)["round"])
+        grid.offline = {13} if max(rounds) in (0, 1) else set()
         return reply
 
     grid.hook = watch
-    got = over_flower(clients, made, 4)
+    state = over_flower(clients, plan, 4)
     away = [entry["round"] for entry in clients.history if "node-13" not in entry["nodes"]]
     assert away and len(away) < 4
-    check_equal(got, made, nodes, federation, {n: ["node-13"] for n in away})
+    check_equal(state, plan, nodes, federation, {n: ["node-13"] for n in away})
 
 
 def test_a_node_that_joins_later_is_asked_from_the_next_round_on(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path)
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path)
     app, context = grid.apps.pop(13), grid.context(13)
-    late = clients_of(grid, made, 0.6)
+    late = clients_of(grid, plan, 0.6)
 
     def join(ask, reply):
-        if told(ask)["action"] == "train" and told(ask)["round"] == 1 and 13 not in grid.apps:
+        if place_of(ask)[:2] == ("train", 1) and 13 not in grid.apps:
             grid.join(13, app, context)
         return reply
 
     grid.hook = join
-    got = over_flower(late, made, 4)
+    state = over_flower(late, plan, 4)
     first = [entry["round"] for entry in late.history if "node-13" in entry["nodes"]]
     assert first == [3, 4] or first == [4]
     missing = {n: ["node-13"] for n in range(1, 5) if n not in first}
-    expected = simulated(made, federation, missing)
-    assert_close(got.shared, expected.shared, 1e-6)
+    expected = simulated(plan, federation, missing)
+    assert_close(state.shared, expected.shared, 1e-6)
 
 
-def test_too_few_nodes_end_the_run_with_what_to_do(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path, deadline=0.2)
+def test_too_few_nodes_end_the_run_with_an_error_and_it_can_go_on(tmp_path):
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path, deadline=0.2)
     grid.dead = {11, 12}
     with pytest.raises(RunError, match="start the missing nodes"):
-        over_flower(clients, made, 4)
+        over_flower(clients, plan, 4)
     grid.dead = set()
-    assert over_flower(clients, made, 4).round == 4
+    assert over_flower(clients, plan, 4).round == 4
 
 
 @pytest.mark.parametrize("when", [1, 2])
-def test_a_server_that_dies_goes_on_from_its_last_round(tmp_path, when):
-    """Killed after the nodes have computed a round and before it was kept: the round is asked for again and counted
-    once, and private parameters are those of a run without the death."""
-    words = {"data": TINY, "method": "fedrap", "rounds": 3}
-    expected, model = on_one_machine(tmp_path / "one", **words)
-    folder, grid = dealt(tmp_path / "many", **words)
-
-    class Killed(BaseException):
-        pass
+def test_a_killed_server_resumes_from_its_last_round(tmp_path, when):
+    """The server is killed after the nodes have computed a round and before it was saved. The round is requested again
+    and counted once, and private parameters are those of an uninterrupted run."""
+    fields = {"method": "fedrap", "rounds": 3}
+    expected, model = on_one_machine(tmp_path / "one", **fields)
+    folder, grid = federation_in_process(tmp_path / "many", **fields)
 
     def kill(ask, reply):
-        order = told(ask)
-        here = (order["action"], order["phase"], order["round"], ask.metadata.dst_node_id)
-        if here == ("train", "final", when - 1, 13) and not killed:
+        if place_of(ask) == ("train", when - 1, 13) and order_of(ask)["phase"] == "final" and not killed:
             killed.append(1)
             raise Killed
         return reply
@@ -300,39 +300,39 @@ def test_a_server_that_dies_goes_on_from_its_last_round(tmp_path, when):
     killed = []
     grid.hook = kill
     with pytest.raises(Killed):
-        served(folder, grid)
-    got = served(folder, grid)
-    assert killed and got is not None
+        serve_run(folder, grid)
+    result = serve_run(folder, grid)
+    assert killed and result is not None
     assert_close(load_params(folder.path / "model.safetensors")[0], model, 1e-6)
-    assert _flat(got["seen"]) == pytest.approx(_flat(expected["seen"]), abs=5e-5)
-    finals = [entry["round"] for entry in got["federation"]["history"] if entry["phase"] == "final"]
+    assert _flat(result["seen"]) == pytest.approx(_flat(expected["seen"]), abs=5e-5)
+    finals = [entry["round"] for entry in result["federation"]["history"] if entry["phase"] == "final"]
     assert finals == list(range(1, expected["rounds"] + 1))
     private = load_params(tmp_path / "one" / "final.safetensors")[0]
     number = expected["rounds"]
     for place in range(3):
         path = next((folder.path / "federation" / "nodes" / f"node-{place}" / "store").glob(f"*/final-{number}.safe*"))
-        kept, about = load_params(path)
-        own = torch.tensor(about["people"])
-        for name in kept:
+        stored, about = load_params(path)
+        people = torch.tensor(about["people"])
+        for name in stored:
             if name.startswith("stacked."):
-                assert torch.allclose(kept[name], private[f"private.{name}"][own], atol=1e-5), name
+                assert torch.allclose(stored[name], private[f"private.{name}"][people], atol=1e-5), name
 
 
-# Liars
+# Invalid messages from nodes
 
 
-def twisted(how):
-    """A node's upload, changed."""
+def change_upload(change):
+    """A hook that changes the uploads of node 13."""
 
     def hook(ask, reply):
-        order = told(ask)
+        order = order_of(ask)
         if order["action"] != "train" or ask.metadata.dst_node_id != 13:
             return reply
-        words, blob = unpack_content(reply)
+        report, blob = unpack_content(reply)
         upload, head = decode(blob)
-        changed = how(upload, head)
+        changed = change(upload, head)
         blob = changed if isinstance(changed, bytes) else encode(*changed)
-        return Message(RecordDict({"fedtaste": ConfigRecord({"json": words, "blob": blob})}), reply_to=ask)
+        return Message(RecordDict({"fedtaste": ConfigRecord({"json": report, "blob": blob})}), reply_to=ask)
 
     return hook
 
@@ -369,42 +369,37 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_liar_is_refused_by_reason_and_the_honest_result_is_unchanged(lie, tmp_path):
-    how, reason = LIES[lie]
-    clients, grid, made, nodes, federation = small(tmp_path, hook=twisted(how))
-    got = over_flower(clients, made, 3)
+def test_an_invalid_upload_is_refused_with_its_reason_and_changes_no_result(lie, tmp_path):
+    change, reason = LIES[lie]
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path, hook=change_upload(change))
+    state = over_flower(clients, plan, 3)
     assert [entry["refused"].get(reason) for entry in clients.history] == [1, 1, 1], clients.history
     assert all("node-13" not in entry["nodes"] for entry in clients.history)
-    expected = simulated(made, federation, {n: ["node-13"] for n in (1, 2, 3)}, 3)
-    assert_close(got.shared, expected.shared, 1e-6)
+    expected = simulated(plan, federation, {n: ["node-13"] for n in (1, 2, 3)}, 3)
+    assert_close(state.shared, expected.shared, 1e-6)
 
 
-def test_an_answer_that_comes_twice_counts_once(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path, hook=lambda ask, reply: [reply, reply])
-    check_equal(over_flower(clients, made, 4), made, nodes, federation, {})
+def test_a_duplicate_reply_counts_once(tmp_path):
+    clients, _, plan, nodes, federation = three_nodes(tmp_path, hook=lambda ask, reply: [reply, reply])
+    check_equal(over_flower(clients, plan, 4), plan, nodes, federation, {})
 
 
 @pytest.mark.parametrize(
-    "words",
+    "report",
     [
-        "",
-        "{",
-        "[]",
-        '{"answered": -1}',
-        '{"answered": 10000}',
+        "", "{", "[]", '{"answered": -1}', '{"answered": 10000}', '{"answered": "many"}',
         '{"answered": 8, "refused": {"made up": 1}}',
-        '{"answered": "many"}',
     ],
-)
-def test_words_that_cannot_be_true_are_refused(words, tmp_path):
+)  # fmt: skip
+def test_an_invalid_report_of_a_node_is_refused(report, tmp_path):
     def lie(ask, reply):
-        if told(ask)["action"] != "train" or ask.metadata.dst_node_id != 13:
+        if order_of(ask)["action"] != "train" or ask.metadata.dst_node_id != 13:
             return reply
         blob = unpack_content(reply)[1]
-        return Message(RecordDict({"fedtaste": ConfigRecord({"json": words, "blob": blob})}), reply_to=ask)
+        return Message(RecordDict({"fedtaste": ConfigRecord({"json": report, "blob": blob})}), reply_to=ask)
 
-    clients, grid, made, nodes, federation = small(tmp_path, hook=lie)
-    over_flower(clients, made, 2)
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path, hook=lie)
+    over_flower(clients, plan, 2)
     assert [entry["refused"] for entry in clients.history] == [{"not a message": 1}] * 2
 
 
@@ -412,79 +407,59 @@ def test_words_that_cannot_be_true_are_refused(words, tmp_path):
 
 
 @pytest.mark.parametrize("wire", ["secure", "clip=1.0,secure"])
-def test_a_secure_sum_is_the_plain_sum_within_its_step(wire, tmp_path):
-    words = {"data": TINY, "method": "fedmf", "rounds": 2}
-    folder, grid = dealt(tmp_path / "plain", 4, wire=wire.replace("secure", "").strip(","), **words)
-    plain = served(folder, grid, 4)
-    hidden, grid = dealt(tmp_path / "secure", 4, wire=wire, **words)
-    got = served(hidden, grid, 4)
-    assert plain and got, (hidden.path / "federation" / "server.log").read_text()
-    a, b = (load_params(f.path / "model.safetensors")[0] for f in (folder, hidden))
+def test_a_secure_sum_equals_the_plain_sum_within_its_rounding_step(wire, tmp_path):
+    fields = {"method": "fedmf", "rounds": 2}
+    folder, grid = federation_in_process(tmp_path / "plain", 4, wire=wire.replace("secure", "").strip(","), **fields)
+    plain_result = serve_to_the_end(folder, grid, 4)
+    secure_folder, grid = federation_in_process(tmp_path / "secure", 4, wire=wire, **fields)
+    result = serve_to_the_end(secure_folder, grid, 4)
+    a, b = (load_params(f.path / "model.safetensors")[0] for f in (folder, secure_folder))
     assert_close(b, a, 1e-6)
-    assert _flat(got["seen"]) == pytest.approx(_flat(plain["seen"]), abs=2e-3)
-    assert not any(b"params/item" in _bytes(reply) for reply in grid.replies)  # in clear no node sent its upload
-    assert any(
-        b"params/person_hashes" in _bytes(reply) for reply in grid.replies
-    )  # and what is in clear would be found
+    assert _flat(result["seen"]) == pytest.approx(_flat(plain_result["seen"]), abs=2e-3)
+    sent_bytes = b"".join(map(bytes_of, grid.replies))
+    assert b"params/item" not in sent_bytes  # no node sent its upload unmasked
+    assert b"params/person_hashes" in sent_bytes  # this search finds unmasked parameters
 
 
 def test_noise_is_added_by_the_nodes_where_sums_are_secure(tmp_path):
-    words = {"data": TINY, "method": "fedmf", "rounds": 2, "wire": "clip=1.0,noise=1.0,secure"}
-    folder, grid = dealt(tmp_path / "secure", 4, **words)
-    got = served(folder, grid, 4)
-    assert got, (folder.path / "federation" / "server.log").read_text()
-    assert got["privacy"]["epsilon"] > 0 and "server" in got["privacy"]["against"]
-    quiet, grid = dealt(tmp_path / "quiet", 4, **(words | {"wire": "clip=1.0,secure"}))
-    assert served(quiet, grid, 4)
+    fields = {"method": "fedmf", "rounds": 2, "wire": "clip=1.0,noise=1.0,secure"}
+    folder, grid = federation_in_process(tmp_path / "secure", 4, **fields)
+    result = serve_to_the_end(folder, grid, 4)
+    assert result["privacy"]["epsilon"] > 0 and "server" in result["privacy"]["against"]
+    quiet, grid = federation_in_process(tmp_path / "quiet", 4, **(fields | {"wire": "clip=1.0,secure"}))
+    assert serve_run(quiet, grid, 4)
     a, b = (load_params(f.path / "model.safetensors")[0]["item"] for f in (folder, quiet))
     assert float((a - b).abs().max()) > 1e-4
 
 
-def test_a_node_refuses_to_say_in_clear_what_was_to_be_hidden(tmp_path):
-    folder, grid = dealt(tmp_path / "secure", 4, data=TINY, method="fedmf", rounds=1, wire="secure")
+def test_a_node_refuses_to_send_an_unmasked_upload_in_a_secure_run(tmp_path):
+    folder, grid = federation_in_process(tmp_path / "secure", 4, method="fedmf", rounds=1, wire="secure")
     node = Node(grid.context(11).node_config)
     order = Order(
-        action="train", version=fedtaste.__version__, **(WORDS | {"settings": folder.settings().model_dump()})
+        action="train", version=fedtaste.__version__, **(COMMON_FIELDS | {"settings": folder.settings().model_dump()})
     )
     answer, blob = node.answer(order, b"")
     assert "secure sums only" in answer.error and not blob
 
 
-def test_a_secure_round_that_may_have_been_opened_is_not_answered_twice(tmp_path):
-    """The server dies after the sum and before it kept it: the round is lost, and nobody's difference is had."""
-    words = {"data": TINY, "method": "fedmf", "rounds": 3, "wire": "secure"}
-    folder, grid = dealt(tmp_path / "secure", 4, **words)
+def test_a_secure_round_is_not_answered_again_after_the_server_died(tmp_path, monkeypatch):
+    """The server dies after it opened the sum and before it saved it. The round is lost, so that nobody can compute the
+    difference of two sums."""
+    folder, grid = federation_in_process(tmp_path / "secure", 4, method="fedmf", rounds=3, wire="secure")
 
-    class Killed(BaseException):
-        pass
+    def die(self, *_):
+        raise Killed
 
-    from fedtaste.flower import server
-
-    whole, killed = server.FlowerClients._add, []
-
-    def dies(self, *more):
-        if not killed:
-            killed.append(1)
-            raise Killed
-        return whole(self, *more)
-
-    server.FlowerClients._add = dies
-    try:
-        with pytest.raises(Killed):
-            served(folder, grid, 4)
-    finally:
-        server.FlowerClients._add = whole
-    got = served(folder, grid, 4)
-    assert got and got["rejected_updates"].get("abandoned")
-    first = got["federation"]["history"][0]
-    assert (
-        first["round"] == 1
-        and first["nodes"] == []
-        and all(len(e["nodes"]) == 4 for e in got["federation"]["history"][1:])
-    )
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(FlowerClients, "_add", die)
+        serve_run(folder, grid, 4)
+    result = serve_to_the_end(folder, grid, 4)
+    assert result["rejected_updates"].get("abandoned")
+    first, *others = result["federation"]["history"]
+    assert first["round"] == 1 and first["nodes"] == [] and all(len(entry["nodes"]) == 4 for entry in others)
 
 
-# Who is here
+# Nodes that are refused when they join
 
 
 def error_of(folder):
@@ -494,34 +469,31 @@ def error_of(folder):
 
 
 def test_two_nodes_that_claim_the_same_people_are_refused(tmp_path):
-    folder, grid = dealt(tmp_path / "run", data=TINY, rounds=1)
-    grid.join(
-        14,
-        client_app(),
-        new_context(14, **(grid.context(11).node_config | {"name": "copy", "store": str(tmp_path / "s")})),
-    )
-    assert served(folder, grid, 4) is None
+    folder, grid = federation_in_process(tmp_path / "run", rounds=1)
+    config = grid.context(11).node_config | {"name": "copy", "store": str(tmp_path / "s")}
+    grid.join(14, client_app(), new_context(14, **config))
+    assert serve_run(folder, grid, 4) is None
     assert "both claim 20 people" in error_of(folder)
 
 
 def test_a_node_of_another_version_is_refused_on_both_sides(tmp_path, monkeypatch):
-    folder, grid = dealt(tmp_path / "run", data=TINY, rounds=1)
+    folder, grid = federation_in_process(tmp_path / "run", rounds=1)
     monkeypatch.setattr("fedtaste.flower.node.__version__", "9.9")
-    assert served(folder, grid) is None
+    assert serve_run(folder, grid) is None
     assert "fedtaste 9.9" in error_of(folder) and "Install the same version" in error_of(folder)
 
 
-def test_a_node_with_another_catalogue_is_refused(tmp_path):
-    folder, grid = dealt(tmp_path / "run", data=TINY, rounds=1)
-    other, _ = dealt(tmp_path / "other", data="synthetic:60x41x900", rounds=1)
+def test_a_node_with_a_different_catalogue_is_refused(tmp_path):
+    folder, grid = federation_in_process(tmp_path / "run", rounds=1)
+    other, _ = federation_in_process(tmp_path / "other", data="synthetic:60x41x900", rounds=1)
     strange = str(other.path / "federation" / "nodes" / "node-0" / "shard.safetensors")
     grid.join(11, client_app(), new_context(11, **(grid.context(11).node_config | {"data": strange})))
-    assert served(folder, grid) is None
+    assert serve_run(folder, grid) is None
     assert "another catalogue" in error_of(folder)
 
 
 @pytest.mark.parametrize(
-    "config, words",
+    "config, reason",
     [
         ({"data": ""}, "has no data"),
         ({"data": "/nowhere/people.csv"}, "does not exist"),
@@ -530,24 +502,24 @@ def test_a_node_with_another_catalogue_is_refused(tmp_path):
         ({"data": "strange.csv"}, "not in the federation's catalogue"),
     ],
 )
-def test_a_node_that_cannot_take_part_says_why(config, words, tmp_path):
+def test_a_node_that_cannot_take_part_reports_the_reason(config, reason, tmp_path):
     (tmp_path / "empty.csv").write_text("user,item\n")
     (tmp_path / "strange.csv").write_text("user,item\nanna,no such thing\nanna,other\nbert,other\n")
-    folder, grid = dealt(tmp_path / "run", data=TINY, rounds=1)
+    folder, grid = federation_in_process(tmp_path / "run", rounds=1)
     config = {k: str(tmp_path / v) if v.endswith(".csv") and "/" not in v else v for k, v in config.items()}
     grid.join(11, client_app(), new_context(11, **(grid.context(11).node_config | config)))
-    assert served(folder, grid) is None
-    assert words in error_of(folder), error_of(folder)
+    assert serve_run(folder, grid) is None
+    assert reason in error_of(folder), error_of(folder)
 
 
-def test_nodes_that_never_come_end_the_wait(tmp_path):
-    folder, grid = dealt(tmp_path / "run", data=TINY, rounds=1)
-    assert served(folder, grid, 5, deadline=0.5) is None
+def test_the_server_stops_waiting_for_missing_nodes_at_the_deadline(tmp_path):
+    folder, grid = federation_in_process(tmp_path / "run", rounds=1)
+    assert serve_run(folder, grid, 5, deadline=0.5) is None
     assert "3 nodes of 5 said hello" in error_of(folder)
 
 
-def test_nodes_bring_files_of_their_own(tmp_path):
-    """Nobody has the whole data set: a catalogue on the server, a CSV on every node, people who only meet as sums."""
+def test_nodes_train_on_their_own_files(tmp_path):
+    """No party has the whole data set: the server has a catalogue, and every node has a CSV of its people."""
     items = [f"item {n}" for n in range(30)]
     rng = np.random.default_rng(0)
     apps = {}
@@ -561,8 +533,6 @@ def test_nodes_bring_files_of_their_own(tmp_path):
         config = {"data": str(tmp_path / f"{node}.csv"), "store": str(tmp_path / f"s{node}"), "name": f"shop-{node}"}
         apps[21 + node] = (client_app(), new_context(21 + node, **config))
     (tmp_path / "catalogue.json").write_text(json.dumps({"names": items, "titles": items}))
-    from fedtaste.flower.server_app import serve
-    from support.flower_grid import LocalGrid
 
     settings = Settings(data="shops", method="fedrap", rounds=2, cohort=0.5)
     result = serve(LocalGrid(apps), {
@@ -574,49 +544,49 @@ def test_nodes_bring_files_of_their_own(tmp_path):
     assert "p0-" not in (tmp_path / "run" / "settings.json").read_text()
 
 
-# What is on disk, and what is said
+# Files of nodes, and contents of messages
 
 
-def test_a_shard_holds_its_own_people_and_nobody_else(tmp_path):
+def test_a_shard_file_holds_only_its_own_people(tmp_path):
     settings = Settings(data=TINY)
     data = load(TINY)
     parts = cut_shards(data, settings, 4)
     assert sorted(np.concatenate([part.own for part in parts]).tolist()) == list(range(60))
     for part in parts:
         part.save(tmp_path / "shard.safetensors")
-        back = load_shard(tmp_path / "shard.safetensors")
-        for name, held in back.data.histories.items():
-            assert set(np.flatnonzero(held.lengths)) <= set(part.own.tolist()), name
-            assert np.array_equal(held.items, part.data.histories[name].items)
+        loaded = load_shard(tmp_path / "shard.safetensors")
+        for name, histories in loaded.data.histories.items():
+            assert set(np.flatnonzero(histories.lengths)) <= set(part.own.tolist()), name
+            assert np.array_equal(histories.items, part.data.histories[name].items)
     assert (tmp_path / "shard.safetensors").stat().st_mode & 0o77 == 0
     with pytest.raises(SettingError, match="must be 1 to 60"):
         cut_shards(data, settings, 61)
 
 
-def test_marks_tell_the_same_person_and_two_runs_apart(tmp_path):
+def test_person_hashes_are_stable_within_a_run_and_differ_between_runs(tmp_path):
     (tmp_path / "a.csv").write_text("user,item\nanna,x\nanna,y\nbert,x\n")
     shard = shard_from_file(tmp_path / "a.csv", Settings(), ("x", "y", "z"))
     assert shard.person_hashes(1).tolist() == shard.person_hashes(1).tolist() != shard.person_hashes(2).tolist()
     assert len(set(shard.person_hashes(1).tolist())) == 2 and "anna" not in str(shard.person_hashes(1))
 
 
-def test_a_store_that_was_lost_is_told_and_nothing_is_made_up(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path, deadline=0.3)
-    over_flower(clients, made, 2)
+def test_a_node_that_lost_its_store_is_left_out_and_reported(tmp_path):
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path, deadline=0.3)
+    over_flower(clients, plan, 2)
     for path in (tmp_path / "node-12").glob("*/final-*.safetensors"):
         path.unlink()
-    said = []
-    clients.membership.log = said.append
-    state = begin(made.method, made.model, clients.federation("final", made.method, made.sampling, None), made.seed)
+    log = []
+    clients.membership.log = log.append
+    state = begin(plan.method, plan.model, clients.federation("final", plan.method, plan.sampling, None), plan.seed)
     state.round = 2
-    list(run(made.method, made.model, clients._federations["final"], rounds=3, seed=1, run_id=7,
+    list(run(plan.method, plan.model, clients._federations["final"], rounds=3, seed=1, run_id=7,
              clients=clients.clients("final"), state=state))  # fmt: skip
-    assert any("Restore the store" in words for words in said)
+    assert any("Restore the store" in line for line in log)
     assert clients.history[-1]["nodes"] == ["node-11", "node-13"]
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "fields, reason",
     [
         ({"wire": "trim=0.1"}, "trim needs single"),
         ({"wire": "secure=10"}, "Use secure alone"),
@@ -624,19 +594,19 @@ def test_a_store_that_was_lost_is_told_and_nothing_is_made_up(tmp_path):
         ({"protocol": "published"}, "reads the test items"),
     ],
 )
-def test_what_nodes_elsewhere_cannot_do_is_refused(words, said):
-    with pytest.raises(SettingError, match=said):
-        refuse_unfit(Settings(**words))
+def test_settings_that_a_federation_cannot_run_are_refused(fields, reason):
+    with pytest.raises(SettingError, match=reason):
+        refuse_unfit(Settings(**fields))
 
 
-def test_a_method_that_holds_everybodys_data_is_refused(tmp_path):
+def test_a_centralised_method_is_refused(tmp_path):
     with pytest.raises(SettingError, match="no federation can run it"):
-        dealt(tmp_path / "run", data=TINY, method="centralised", rounds=1)
+        federation_in_process(tmp_path / "run", method="centralised", rounds=1)
     assert not (tmp_path / "run").exists()
 
 
-def test_no_rating_no_name_and_no_private_number_is_in_any_message(tmp_path):
-    """Planted values, searched for in the bytes of everything that nodes sent."""
+def test_messages_contain_no_name_no_rating_and_no_private_parameter(tmp_path):
+    """Marked values are planted in the data and searched for in the bytes of all messages from nodes."""
     items = [f"item {n}" for n in range(30)]
     lines = ["user,item,rating,timestamp"]
     rng = np.random.default_rng(1)
@@ -644,23 +614,23 @@ def test_no_rating_no_name_and_no_private_number_is_in_any_message(tmp_path):
         for time, item in enumerate(rng.permutation(30)[:9]):
             lines.append(f"secret-name-{person},{items[item]},{1.0 + 3.1415927 * (person == 3)},{time}")
     (tmp_path / "data.csv").write_text("\n".join(lines))
-    folder, grid = dealt(tmp_path / "run", data=str(tmp_path / "data.csv"), method="fedrap", rounds=2)
-    assert served(folder, grid)
-    sent = b"".join(_bytes(reply) for reply in grid.replies)
-    assert len(sent) > 10_000 and b"params/item" in sent
+    folder, grid = federation_in_process(tmp_path / "run", data=str(tmp_path / "data.csv"), method="fedrap", rounds=2)
+    assert serve_run(folder, grid)
+    sent_bytes = b"".join(bytes_of(reply) for reply in grid.replies)
+    assert len(sent_bytes) > 10_000 and b"params/item" in sent_bytes
     planted = [b"secret-name", np.float32(4.1415927).tobytes(), np.float64(1.0 + 3.1415927).tobytes(), b"4.14159"]
     for path in folder.path.glob("federation/nodes/*/store/*/final-*.safetensors"):
-        kept, _ = load_params(path)
-        user = kept["stacked.user"].numpy()
+        stored, _ = load_params(path)
+        user = stored["stacked.user"].numpy()
         planted += [row.tobytes() for row in user]
     for node in range(3):
         shard = load_shard(folder.path / "federation" / "nodes" / f"node-{node}" / "shard.safetensors")
         train = shard.data.histories["train"]
         planted += [train.of(person).tobytes() for person in shard.own if len(train.of(person)) > 2]
-    assert len(planted) > 60 and not [value for value in planted if value in sent]
+    assert len(planted) > 60 and not [value for value in planted if value in sent_bytes]
 
 
-def _bytes(message):
+def bytes_of(message):
     out = b""
     for record in message.content.config_records.values():
         for value in record.values():
@@ -668,18 +638,18 @@ def _bytes(message):
     return out
 
 
-def test_heads_bear_the_place_of_the_node(tmp_path):
-    clients, grid, made, nodes, federation = small(tmp_path)
-    over_flower(clients, made, 1)
+def test_message_headers_carry_the_number_of_the_node(tmp_path):
+    clients, grid, plan, nodes, federation = three_nodes(tmp_path)
+    over_flower(clients, plan, 1)
     heads = [decode(unpack_content(reply)[1])[1] for reply in grid.replies if reply.metadata.message_type == "train"]
     assert sorted(heads) == [Head(7, 0, place) for place in range(3)]
 
 
-# What the other side may not say
+# Validation of orders, hellos and metrics
 
 
 @pytest.mark.parametrize(
-    "words",
+    "fields",
     [
         {"phase": "../../etc/x"}, {"catalogue": "../x"}, {"run": -1}, {"round": -1}, {"base": 2**40}, {"passes": 10**9},
         {"action": "delete"}, {"more": 1}, {"cohort": ["x"]}, {"settings": "none"}, {"cohort": [10**30]}, {"cohort": [-1]},
@@ -688,8 +658,8 @@ def test_heads_bear_the_place_of_the_node(tmp_path):
     ],
     ids=str,
 )  # fmt: skip
-def test_orders_that_no_server_of_ours_gives_are_refused(words, tmp_path):
-    order = {"action": "train", "version": fedtaste.__version__, **WORDS, **words}
+def test_a_node_refuses_invalid_orders(fields, tmp_path):
+    order = {"action": "train", "version": fedtaste.__version__, **COMMON_FIELDS, **fields}
     app, context = client_app(), new_context(11, data="x", store=str(tmp_path / "s"), name="node-0")
     message = Message(RecordDict({"fedtaste": ConfigRecord({"json": json.dumps(order), "blob": b""})}), 11, "train")
     reply = app(message, context)
@@ -698,28 +668,28 @@ def test_orders_that_no_server_of_ours_gives_are_refused(words, tmp_path):
 
 
 def hello_with(**changes):
-    """A node's hello, changed."""
+    """A hook that changes the hello of node 13."""
 
     def hook(ask, reply):
-        if told(ask)["action"] != "hello" or ask.metadata.dst_node_id != 13:
+        if order_of(ask)["action"] != "hello" or ask.metadata.dst_node_id != 13:
             return reply
-        words, blob = unpack_content(reply)
-        found = json.loads(words)
+        text, blob = unpack_content(reply)
+        hello = json.loads(text)
         upload, head = decode(blob)
         total = dict(upload.total)
         for name, value in changes.items():
             if name in total:
                 total[name] = value
             else:
-                found[name] = (found[name] | value if value else {}) if isinstance(value, dict) else value
-        record = ConfigRecord({"json": json.dumps(found), "blob": encode(Upload(total, upload.weight), head)})
+                hello[name] = (hello[name] | value if value else {}) if isinstance(value, dict) else value
+        record = ConfigRecord({"json": json.dumps(hello), "blob": encode(Upload(total, upload.weight), head)})
         return Message(RecordDict({"fedtaste": record}), reply_to=ask)
 
     return hook
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, reason",
     [
         ({"people": -3}, "no valid hello"), ({"people": 10**12}, "no valid hello"), ({"people": 9}, "number of people"),
         ({"final": torch.arange(8)}, "same numbers"), ({"final": torch.arange(-8, 0)}, "who learns"),
@@ -734,17 +704,17 @@ def hello_with(**changes):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_hello_that_cannot_be_true_is_turned_away(changes, said, tmp_path):
+def test_the_server_refuses_an_invalid_hello(changes, reason, tmp_path):
     method, model, federation = world(*METHOD)
-    grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
+    grid, plan, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
     grid.hook = hello_with(**changes)
-    heard = []
-    if said:
-        with pytest.raises(fedtaste.DataError, match=said):
-            clients_of(grid, made, 0.3, heard.append, 3)
+    log = []
+    if reason:
+        with pytest.raises(fedtaste.DataError, match=reason):
+            clients_of(grid, plan, 0.3, log.append, 3)
     else:
-        clients_of(grid, made, 0.3, heard.append, 3)
-    assert not any("\x1b" in text for text in heard)
+        clients_of(grid, plan, 0.3, log.append, 3)
+    assert not any("\x1b" in text for text in log)
 
 
 TALLY = {"kind": "ranking", "people": 20, "sums": {"sampled.hr@10": [5.0, 5.0]}}
@@ -761,22 +731,22 @@ TALLY = {"kind": "ranking", "people": 20, "sums": {"sampled.hr@10": [5.0, 5.0]}}
     ],
     ids=lambda lie: str(lie)[:40],
 )  # fmt: skip
-def test_figures_that_cannot_be_true_are_left_out(lie):
+def test_invalid_metrics_of_a_node_are_left_out(lie):
     assert valid_metrics(MetricReport(seen=TALLY), "ranking", 20, 0)
     assert not valid_metrics(MetricReport(seen=TALLY | lie), "ranking", 20, 0)
     assert not valid_metrics(MetricReport(new=TALLY), "ranking", 20, 0)
 
 
-def test_a_node_answers_for_as_many_people_as_it_wants_at_least(tmp_path):
+def test_a_node_answers_only_for_its_fewest_people_or_more(tmp_path):
     method, model, federation = world(*METHOD)
-    grid, made, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
+    grid, plan, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
     node = Node({**nodes[11].config, "fewest": 3}, nodes[11].load)
     download = encode(Download(begin(method, model, federation, 1).shared, torch.tensor(0.0)))
-    order = Order(action="train", version=fedtaste.__version__, phase="final", cohort=[1, 2], **WORDS)
+    order = Order(action="train", version=fedtaste.__version__, phase="final", cohort=[1, 2], **COMMON_FIELDS)
     assert "3 people or more" in node.answer(order, download)[0].error
     assert node.answer(order.model_copy(update={"cohort": [1, 2, 3]}), download)[0].answered == 3
 
 
-def test_a_federation_on_one_machine_stays_on_it(tmp_path):
+def test_a_federation_on_one_machine_listens_on_loopback_only(tmp_path):
     with pytest.raises(SettingError, match="--host must be 127.0.0.1"):
         prepare_federation(tmp_path / "run", Settings(data=TINY), load(TINY), FederationSettings(host="0.0.0.0"))

@@ -1,14 +1,14 @@
-"""A Flower grid in one process, for tests: real ClientApps, real bytes, and faults on order.
+"""A Flower grid in one process, for tests: real ClientApps, messages as bytes, and faults that a test switches on.
 
     grid = LocalGrid({1: (app, context), 2: (app, context)})
     grid.send_and_receive([Message(content, dst_node_id=1, message_type="train")], timeout=5)
-Every message goes through Flower's own objects (`deflate`, `inflate`), as it does over HTTP, and a node's Context is
-kept as bytes between messages, as if every one were handled in a new process. What a node raises comes back as the
-error that Flower's runner makes of it.
+Every message goes through Flower's own objects (`deflate`, `inflate`), as it does over HTTP. A node's Context is kept as
+bytes between messages, as if a new process handled each of them. An exception of a node comes back as the error that
+Flower's runner makes of it.
 
-Faults. `grid.dead`: nodes that get nothing and say nothing. `grid.offline`: nodes for whom the SuperLink answers with
-an error. `deliver(ask)` False: this message is lost on the way to the node. `hook(ask, reply)`: what arrives in place
-of the reply: None (nothing), a message (changed or not), `Late(seconds, message)`, or a list of these (duplicates).
+Faults. Nodes in `grid.dead` receive nothing and reply nothing. For nodes in `grid.offline` the SuperLink replies with an
+error. If `deliver(ask)` is False, the message is lost on the way to the node. `hook(ask, reply)` returns what arrives in
+place of the reply: None (nothing), a message (changed or not), `Late(seconds, message)`, or a list of these (duplicates).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class Late(NamedTuple):
-    """A message that arrives so many seconds after it was asked for."""
+    """A message that arrives this many seconds after it was requested."""
 
     seconds: float
     message: Message
@@ -47,8 +47,8 @@ def new_context(node: int, run_id: int = 1, **node_config: bool | float | int | 
 
 
 class LocalGrid(Grid):
-    """Nodes by id, each an app and its Context. `asks` and `replies` hold all that went to nodes and to the server;
-    `down_bytes` and `up_bytes` their sizes on the wire, without HTTP."""
+    """Nodes by id, each an app and its Context. `asks` and `replies` hold all messages to nodes and to the server,
+    `down_bytes` and `up_bytes` their sizes on the wire without HTTP."""
 
     def __init__(
         self,
@@ -73,20 +73,20 @@ class LocalGrid(Grid):
     # Nodes
 
     def join(self, node: int, app: ClientApp, context: Context) -> None:
-        """A node that comes later, or comes back with a new Context."""
+        """Add a node, or bring a node back with a new Context."""
         self.apps[node] = app
         self._contexts[node] = context_to_proto(context).SerializeToString()
         self.dead.discard(node)
         self.offline.discard(node)
 
     def restart(self, node: int) -> None:
-        """The node's process died and is back: what was in its Context.state is gone."""
+        """Restart the node's process: its Context.state is lost."""
         context = self.context(node)
         context.state = RecordDict()
         self.join(node, self.apps[node], context)
 
     def context(self, node: int) -> Context:
-        """A copy of what the node keeps."""
+        """A copy of the node's Context."""
         return context_from_proto(ProtoContext.FromString(self._contexts[node]))
 
     # Flower's interface
@@ -107,10 +107,10 @@ class LocalGrid(Grid):
         return [node for node in self.apps if node not in self.dead | self.offline]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Ids, in order. Nodes work one after the other, before this returns."""
+        """Ids, in order. Nodes handle their messages one after the other, before this returns."""
         ids = []
         for message in messages:
-            ask, size = wired(message)
+            ask, size = transmit(message)
             message.metadata.__dict__["_message_id"] = ask.metadata.message_id
             self.down_bytes += size
             self.asks.append(ask)
@@ -120,23 +120,23 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        now, here = time.monotonic(), []
-        for name in message_ids:
-            waiting = self._waiting.get(name, [])
-            here += [message for due, message in waiting if due <= now]
-            self._waiting[name] = [(due, message) for due, message in waiting if due > now]
-        self.replies += here
-        return here
+        now, arrived = time.monotonic(), []
+        for message_id in message_ids:
+            waiting = self._waiting.get(message_id, [])
+            arrived += [message for due, message in waiting if due <= now]
+            self._waiting[message_id] = [(due, message) for due, message in waiting if due > now]
+        self.replies += arrived
+        return arrived
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Nobody answers and no timeout: an error here, where Flower would hang."""
-        open_ids, end, here = set(self.push_messages(messages)), time.monotonic() + (timeout or 0.0), []
+        """Without replies and without a timeout this raises an error, where Flower would wait forever."""
+        open_ids, end, arrived = set(self.push_messages(messages)), time.monotonic() + (timeout or 0.0), []
         while True:
-            here += self.pull_messages(sorted(open_ids))
-            open_ids -= {reply.metadata.reply_to_message_id for reply in here}
+            arrived += self.pull_messages(sorted(open_ids))
+            open_ids -= {reply.metadata.reply_to_message_id for reply in arrived}
             if not open_ids or (timeout is not None and time.monotonic() >= end):
-                return here
-            if timeout is None and not any(self._waiting[name] for name in open_ids):
+                return arrived
+            if timeout is None and not any(self._waiting[message_id] for message_id in open_ids):
                 raise AssertionError(f"{len(open_ids)} messages will never be answered, and no timeout was given.")
             time.sleep(0.005)
 
@@ -145,10 +145,10 @@ class LocalGrid(Grid):
     def _replies(self, ask: Message) -> list[Late]:
         node = ask.metadata.dst_node_id
         if node in self.offline or node not in self.apps:
-            return [Late(0.0, _unavailable(ask))]
+            return [Late(0.0, unavailable(ask))]
         if node in self.dead or (self.deliver is not None and not self.deliver(ask)):
             return []
-        received, _ = wired(ask)
+        received, _ = transmit(ask)
         context = self.context(node)
         TaskIdentity.node_id = node
         try:
@@ -159,19 +159,19 @@ class LocalGrid(Grid):
         finally:
             TaskIdentity.node_id = SUPERLINK_NODE_ID
             self._contexts[node] = context_to_proto(context).SerializeToString()
-        arriving = reply if self.hook is None else self.hook(ask, reply)
-        several = [arriving] if isinstance(arriving, Message | Late) else list(arriving or [])
+        arrival = reply if self.hook is None else self.hook(ask, reply)
+        arrivals = [arrival] if isinstance(arrival, Message | Late) else list(arrival or [])
         out = []
-        for one in several:
-            late = one if isinstance(one, Late) else Late(0.0, one)
-            message, size = wired(late.message)
+        for item in arrivals:
+            delayed = item if isinstance(item, Late) else Late(0.0, item)
+            message, size = transmit(delayed.message)
             self.up_bytes += size
-            out.append(Late(late.seconds, message))
+            out.append(Late(delayed.seconds, message))
         return out
 
 
-def wired(message: Message) -> tuple[Message, int]:
-    """The message as it comes out at the other end, and its size in bytes."""
+def transmit(message: Message) -> tuple[Message, int]:
+    """The message as the other side receives it, and its size in bytes."""
     with no_object_id_recompute():
         objects = {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
         size, name = sum(map(len, objects.values())), message.object_id
@@ -180,8 +180,8 @@ def wired(message: Message) -> tuple[Message, int]:
     return out, size
 
 
-def _unavailable(ask: Message) -> Message:
-    """What a SuperLink says in place of a node that it does not hear any more. It does not say which node."""
+def unavailable(ask: Message) -> Message:
+    """The SuperLink's error in place of a reply from a node that is gone. It does not name the node."""
     metadata = Metadata(
         run_id=ask.metadata.run_id,
         message_id="",
@@ -193,4 +193,4 @@ def _unavailable(ask: Message) -> Message:
         created_at=time.time(),
         ttl=ask.metadata.ttl,
     )
-    return wired(make_message(metadata, error=Error(code=ErrorCode.NODE_UNAVAILABLE, reason="Node Unavailable")))[0]
+    return transmit(make_message(metadata, error=Error(code=ErrorCode.NODE_UNAVAILABLE, reason="Node Unavailable")))[0]

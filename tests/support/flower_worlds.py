@@ -1,12 +1,14 @@
-"""Federations in one process, for tests: nodes of tiny worlds, and of data sets as `fedtaste federate` deals them out."""
+"""Federations in one process, for tests: nodes of tiny worlds, and nodes of data sets as `fedtaste federate` splits them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Message
 
 import fedtaste
 from fedtaste.core import Method, Model, Stage
@@ -19,7 +21,7 @@ from fedtaste.federation import Federation
 from fedtaste.flower import client_app
 from fedtaste.flower.federate import prepare_federation
 from fedtaste.flower.membership import Membership
-from fedtaste.flower.messages import Order
+from fedtaste.flower.messages import Order, unpack_content
 from fedtaste.flower.node import Node, NodeData
 from fedtaste.flower.server import FlowerClients, federation_facts
 from fedtaste.flower.server_app import serve
@@ -28,7 +30,8 @@ from fedtaste.wire.parse import Wire
 from support.flower_grid import LocalGrid, new_context
 
 NODES = (11, 12, 13)  # Flower's ids
-WORDS = {"run": 7, "settings": Settings().model_dump(), "catalogue": "none"}
+TINY = "synthetic:60x40x900"
+COMMON_FIELDS = {"run": 7, "settings": Settings().model_dump(), "catalogue": "none"}  # of every order of a run
 
 
 def facts_of(task: str, federation: Federation, width: int = 6) -> Facts:
@@ -38,7 +41,7 @@ def facts_of(task: str, federation: Federation, width: int = 6) -> Facts:
 
 
 class TrainOnly(Task):
-    """A task of which there is only the training data."""
+    """A task that has training data only."""
 
     def __init__(self, federation: Federation, facts: Facts) -> None:
         self.facts, self.data, self.people, self.interactions, self.notes = facts, federation, federation.people, 0, ()
@@ -53,63 +56,87 @@ def nodes_of(
     method: Method, model: Model, federation: Federation, facts: Facts, folder: Path, wire: Wire | None = None,
     ids: tuple[int, ...] = NODES, **more: Any,
 ) -> tuple[LocalGrid, Plan, dict[int, Node]]:  # fmt: skip
-    """Nodes with an equal part of the people each, over the same method and model; every message goes through bytes.
-    `more` stands in every node's configuration."""
-    words = wire or Wire(method, Stage(), None, False)
-    made = Plan(model, method, Sampling(), 9, 1, 0.0, 0, 1, {}, (), words, 1e-6)  # seed 1
+    """Nodes with an equal part of the people each, over the same method and model. Every message goes through bytes.
+    `more` is added to every node's configuration."""
+    stages = wire or Wire(method, Stage(), None, False)
+    plan = Plan(model, method, Sampling(), 9, 1, 0.0, 0, 1, {}, (), stages, 1e-6)  # seed 1
     apps, nodes = {}, {}
     for number, own in zip(ids, np.array_split(np.arange(federation.people), len(ids))):
-        here = TrainOnly(federation, replace(facts, people=len(own)))
-        load_data = lambda node, order, own=own, here=here: NodeData(here, own, made)
+        task = TrainOnly(federation, replace(facts, people=len(own)))
+        load_data = lambda node, order, own=own, task=task: NodeData(task, own, plan)
         config = {"store": str(folder / f"node-{number}"), "name": f"node-{number}", **more}
         apps[number] = (client_app(load_data), new_context(number, **config))
         nodes[number] = Node(config, load_data)
-    return LocalGrid(apps), made, nodes
+    return LocalGrid(apps), plan, nodes
 
 
-def clients_of(grid: LocalGrid, made: Plan, deadline: float = 5.0, log: Any = print, wanted: int = 1) -> FlowerClients:
-    """The clients of a server that has waited for so many nodes."""
-    membership = Membership(grid, WORDS, b"", made.model.catalogue, deadline, log)
-    membership.gather(wanted)
-    return FlowerClients(membership, federation_facts(membership), made)
+def clients_of(grid: LocalGrid, plan: Plan, deadline: float = 5.0, log: Any = print, nodes: int = 1) -> FlowerClients:
+    """The clients of a server that has waited for this number of nodes."""
+    membership = Membership(grid, COMMON_FIELDS, b"", plan.model.catalogue, deadline, log)
+    membership.gather(nodes)
+    return FlowerClients(membership, federation_facts(membership), plan)
 
 
-def over_flower(clients: FlowerClients, made: Plan, rounds: int = 3, seed: int = 1, **more: Any) -> State:
-    """The state after so many rounds; private parameters are with the nodes."""
-    federation = clients.federation("final", made.method, made.sampling, None)
-    for done in run(
-        made.method, made.model, federation, rounds=rounds, seed=seed, run_id=WORDS["run"],
-        wire=clients.wire(made.wire.stage), clients=clients.clients("final"), **more,
+def over_flower(clients: FlowerClients, plan: Plan, rounds: int = 3, seed: int = 1, **more: Any) -> State:
+    """The state after this number of rounds. Private parameters are with the nodes."""
+    federation = clients.federation("final", plan.method, plan.sampling, None)
+    for round_result in run(
+        plan.method, plan.model, federation, rounds=rounds, seed=seed, run_id=COMMON_FIELDS["run"],
+        wire=clients.wire(plan.wire.stage), clients=clients.clients("final"), **more,
     ):  # fmt: skip
-        state = done.state
+        state = round_result.state
     return state
 
 
-def private_of(made: Plan, nodes: dict[int, Node], federation: Federation, base: int) -> dict[str, Any]:
+def private_of(plan: Plan, nodes: dict[int, Node], federation: Federation, base: int) -> dict[str, Any]:
     """Everybody's private parameters, gathered from the nodes' disks."""
-    whole = begin(made.method, made.model, federation, made.seed).private
+    everybody = begin(plan.method, plan.model, federation, plan.seed).private
     for node in nodes.values():
-        order = Order(action="train", version=fedtaste.__version__, phase="final", base=base, **WORDS)
+        order = Order(action="train", version=fedtaste.__version__, phase="final", base=base, **COMMON_FIELDS)
         data = node.load(node, order)
-        store = node.load_private(order, data, whole.initial, made.method.rows)
-        whole.put(data.own, store.gather(data.own))
-    return whole.gather(np.arange(federation.people))
+        store = node.load_private(order, data, everybody.initial, plan.method.rows)
+        everybody.put(data.own, store.gather(data.own))
+    return everybody.gather(np.arange(federation.people))
 
 
-def dealt(folder: Path, nodes: int = 3, **words: Any) -> tuple[RunFolder, LocalGrid]:
-    """A run folder as `fedtaste federate` makes it, and its nodes in this process."""
-    settings = Settings(**words)
-    made = prepare_federation(
+def federation_in_process(folder: Path, nodes: int = 3, **settings_fields: Any) -> tuple[RunFolder, LocalGrid]:
+    """A run folder as `fedtaste federate` creates it, and its nodes in this process."""
+    settings = Settings(**{"data": TINY} | settings_fields)
+    run_folder = prepare_federation(
         folder, settings, load(settings.data, seed=settings.seed), FederationSettings(nodes=nodes)
     )
     apps = {}
     for number in range(nodes):
-        place = folder / "federation" / "nodes" / f"node-{number}"
-        config = {"data": str(place / "shard.safetensors"), "store": str(place / "store"), "name": f"node-{number}"}
+        name = f"node-{number}"
+        node_folder = folder / "federation" / "nodes" / name
+        config = {"data": str(node_folder / "shard.safetensors"), "store": str(node_folder / "store"), "name": name}
         apps[11 + number] = (client_app(), new_context(11 + number, **config))
-    return made, LocalGrid(apps)
+    return run_folder, LocalGrid(apps)
 
 
-def served(folder: RunFolder, grid: LocalGrid, nodes: int = 3, **config: Any) -> dict[str, Any] | None:
+def serve_run(folder: RunFolder, grid: LocalGrid, nodes: int = 3, **config: Any) -> dict[str, Any] | None:
+    """Run the server until it ends. The result, or None after an error."""
     result = serve(grid, {"folder": str(folder.path.resolve()), "nodes": nodes, "deadline": 5.0, **config})
     return result.dump() if result else None
+
+
+def serve_to_the_end(folder: RunFolder, grid: LocalGrid, nodes: int = 3) -> dict[str, Any]:
+    """The result of a run that must succeed."""
+    result = serve_run(folder, grid, nodes)
+    assert result is not None, (folder.path / "federation" / "server.log").read_text()
+    return result
+
+
+class Killed(BaseException):
+    """Raised by a test's hook: the server's process dies."""
+
+
+def order_of(message: Message) -> dict[str, Any]:
+    """The order in a message from the server to a node."""
+    return json.loads(unpack_content(message)[0])
+
+
+def place_of(message: Message) -> tuple[str, int, int]:
+    """Action, round and node of an order."""
+    order = order_of(message)
+    return order["action"], order["round"], message.metadata.dst_node_id
