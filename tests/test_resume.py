@@ -1,4 +1,4 @@
-"""Interrupted and killed runs: after `resume` they end with the same bytes as runs that were not interrupted."""
+"""Interrupted and killed runs: after `resume` they end with the same bytes as uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -57,31 +57,31 @@ class Watch:
 
     def round(self, number: int, metrics: dict[str, float] | None) -> None:
         self.now += self.step
-        at = (self.begun[-1][0], number)
-        self.seen.append(at)
-        if at in self.stops:
-            self.stops.remove(at)
+        place = (self.begun[-1][0], number)
+        self.seen.append(place)
+        if place in self.stops:
+            self.stops.remove(place)
             raise KeyboardInterrupt
 
 
-def outcome(path: Path, result: RunResult) -> dict:
-    """Everything of a run that must be equal: its result without times, and its weights."""
+def comparable_result(path: Path, result: RunResult) -> dict:
+    """The parts of a run that must be equal: its result without times, and its weights."""
     same = {name: value for name, value in result.dump().items() if name not in ("seconds", "peak_rss_mb", "run")}
     return same | {name: (path / name).read_bytes() for name in WEIGHTS}
 
 
-def go(path: Path, settings: Settings, data, watch: Watch, monkeypatch) -> tuple[dict, int]:
+def run_to_the_end(path: Path, settings: Settings, data, watch: Watch, monkeypatch) -> tuple[dict, int]:
     """Run and resume until the end: (outcome, number of resumptions). The clock advances by `watch.step` per round."""
     clock = SimpleNamespace(perf_counter=lambda: watch.now, process_time=lambda: watch.now)
     monkeypatch.setattr(experiment, "time", clock)
-    folder, resumed = RunFolder.create(path, settings.model_dump(), data, __version__), 0
+    folder, resumptions = RunFolder.create(path, settings.model_dump(), data, __version__), 0
     prepared = prepare(settings, data)
     while True:
         try:
-            return outcome(path, execute(prepared, folder, watch)), resumed
+            return comparable_result(path, execute(prepared, folder, watch)), resumptions
         except KeyboardInterrupt:
-            folder, resumed = RunFolder.open(path), resumed + 1
-            assert folder.settings() == settings  # so that it would be prepared in the same way
+            folder, resumptions = RunFolder.open(path), resumptions + 1
+            assert folder.settings() == settings  # another process would prepare the same run
             folder.same_data(data)
 
 
@@ -100,66 +100,65 @@ CASES = {
 
 @pytest.mark.parametrize("method", CASES)
 def test_run_interrupted_at_many_rounds_ends_with_the_same_bytes(method, tmp_path, monkeypatch):
-    source, given_settings = CASES[method]
+    source, method_settings = CASES[method]
     ranks = source != "linear"
     settings = Settings(
-        data=source, method=method, set=given_settings, rounds=4, cohort=0.5, dropout=0.1, threads=1,
+        data=source, method=method, set=method_settings, rounds=4, cohort=0.5, dropout=0.1, threads=1,
         new_people="folds" if ranks else None,
     )  # fmt: skip
     data = load(source)
-    whole = Watch(1.5)
-    expected, _ = go(tmp_path / "whole", settings, data, whole, monkeypatch)
-    phases = list(dict.fromkeys(name for name, _ in whole.seen))
+    uninterrupted = Watch(1.5)
+    expected, _ = run_to_the_end(tmp_path / "whole", settings, data, uninterrupted, monkeypatch)
+    phases = list(dict.fromkeys(name for name, _ in uninterrupted.seen))
     assert phases == (["search", "final", *(f"fold-{n}" for n in range(10))] if ranks else ["final"])
-    last = dict(whole.seen)
-    assert last[phases[0]] == 4
-    for name, step, where in (  # a checkpoint after every round, or after every third
-        ("every", 1.5, set(whole.seen)),
-        ("last and every fifth", 0.4, set(last.items()) | set(whole.seen[2::5])),
+    last_rounds = dict(uninterrupted.seen)
+    assert last_rounds[phases[0]] == 4
+    for name, step, stops in (  # a checkpoint after every round, or after every third
+        ("every", 1.5, set(uninterrupted.seen)),
+        ("last and every fifth", 0.4, set(last_rounds.items()) | set(uninterrupted.seen[2::5])),
     ):
-        watch = Watch(step, set(where))
-        got, resumed = go(tmp_path / name, settings, data, watch, monkeypatch)
-        assert resumed == len(where) and not watch.stops
-        assert got == expected, (step, where)
-        if step > 1:  # nothing but the interrupted round is done again
-            assert len(watch.seen) == len(whole.seen) + len(where)
+        watch = Watch(step, set(stops))
+        result, resumed = run_to_the_end(tmp_path / name, settings, data, watch, monkeypatch)
+        assert resumed == len(stops) and not watch.stops
+        assert result == expected, (step, stops)
+        if step > 1:  # only interrupted rounds are repeated
+            assert len(watch.seen) == len(uninterrupted.seen) + len(stops)
 
 
 def test_checkpoint_stores_the_phase_and_the_round(tmp_path, monkeypatch):
     settings = Settings(data=WORLD, method="fedavg", set={"k": "4"}, rounds=6, threads=1)
     watch = Watch(1.5, {("search", 4)})
-    go(tmp_path / "run", settings, load(WORLD), watch, monkeypatch)
+    run_to_the_end(tmp_path / "run", settings, load(WORLD), watch, monkeypatch)
     assert watch.begun[:2] == [("search", 0), ("search", 3)] and watch.begun[2][0] == "final"
 
 
 def test_runs_of_an_interrupted_comparison_can_be_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Bars, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    said = fedtaste(
-        "compare", "--methods", "fedals,fedavg", "--data", WORLD, "--set", "k=3", "--rounds", "2", "--out", "both"
-    )
-    assert said.code == 2 and "fedtaste resume both/fedals" in said.err and "Traceback" not in said.err
+    args = ("--methods", "fedals,fedavg", "--data", WORLD, "--set", "k=3", "--rounds", "2", "--out", "both")
+    output = fedtaste("compare", *args)
+    assert output.code == 2 and "fedtaste resume both/fedals" in output.err and "Traceback" not in output.err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert json.loads(fedtaste("resume", "both/fedals", "--json").out)["method"] == "fedals"
 
 
-def test_interruption_before_training_leaves_no_files(tmp_path, monkeypatch):
+def test_an_interruption_before_training_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for error in (KeyboardInterrupt(), interrupted_kernel_error()):
         monkeypatch.setattr(experiment, "make_task", lambda *_, error=error: (_ for _ in ()).throw(error))
-        said = fedtaste("run", "--data", WORLD, "--json")
-        assert (said.code, said.out) == (2, "") and "nothing is lost" in said.err and not list(tmp_path.iterdir())
+        output = fedtaste("run", "--data", WORLD, "--json")
+        assert (output.code, output.out) == (2, "") and "nothing is lost" in output.err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_interruption_inside_a_compiled_kernel(tmp_path, monkeypatch, by_hand):
+def test_an_interruption_inside_a_compiled_kernel_is_no_bug(tmp_path, monkeypatch, by_hand):
     monkeypatch.chdir(tmp_path)
     error = interrupted_kernel_error() if by_hand else SystemError("another")
     monkeypatch.setattr(Bars, "round", lambda *_: (_ for _ in ()).throw(error))
-    said = fedtaste("run", "--data", WORLD, "--set", "k=3", "--json", "--out", "run")
-    assert (said.code, said.out) == ((2, "") if by_hand else (1, ""))
-    assert ("fedtaste resume run" if by_hand else "bug in fedtaste: SystemError: another") in said.err
+    output = fedtaste("run", "--data", WORLD, "--set", "k=3", "--json", "--out", "run")
+    assert (output.code, output.out) == ((2, "") if by_hand else (1, ""))
+    assert ("fedtaste resume run" if by_hand else "bug in fedtaste: SystemError: another") in output.err
 
 
 def interrupted_kernel_error() -> SystemError:
@@ -169,7 +168,7 @@ def interrupted_kernel_error() -> SystemError:
     return error
 
 
-# In processes of their own: killed and interrupted
+# Killed and interrupted processes
 
 RUN = (
     "--data", "synthetic:200x150x3000", "--method", "fedals", "--rounds", "300", "--patience", "0", "--threads", "1",
@@ -187,7 +186,7 @@ def test_runs_killed_twelve_times_end_with_the_same_bytes(tmp_path):
 
 
 def test_ctrl_c_names_the_resume_command(tmp_path):
-    path, whole = tmp_path / "run", tmp_path / "whole"
+    path, reference = tmp_path / "run", tmp_path / "whole"
     command = [sys.executable, "-m", "fedtaste", "run", *RUN, "--out", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not (path / "settings.json").exists():
@@ -197,19 +196,19 @@ def test_ctrl_c_names_the_resume_command(tmp_path):
         out, err = process.communicate()
     assert (process.returncode, out) == (2, ""), err
     assert f"fedtaste resume {path}" in err.replace("\n", "") and "Traceback" not in err
-    resumed, uninterrupted = fedtaste("resume", path, "--json").json, fedtaste("run", *RUN, "--out", whole).json
+    resumed, uninterrupted = fedtaste("resume", path, "--json").json, fedtaste("run", *RUN, "--out", reference).json
     for name in WEIGHTS:
-        assert (path / name).read_bytes() == (whole / name).read_bytes()
+        assert (path / name).read_bytes() == (reference / name).read_bytes()
     for key in ("seconds", "peak_rss_mb", "run"):
         del resumed[key], uninterrupted[key]
     assert resumed == uninterrupted
-    assert {file.name for file in path.iterdir()} == {file.name for file in whole.iterdir()}
+    assert {file.name for file in path.iterdir()} == {file.name for file in reference.iterdir()}
 
 
-# Writing
+# Failed writes
 
 
-def full(*_: object, **__: object) -> None:
+def raise_full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -229,7 +228,7 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypat
     write(tmp_path, 1)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(before) == 1
-    monkeypatch.setattr(os, function, full)
+    monkeypatch.setattr(os, function, raise_full_disk)
     with pytest.raises(error, match="cannot be written .*No space left"):
         write(tmp_path, 2)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -241,8 +240,8 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypat
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 4))
-def test_file_is_either_the_old_or_the_new_one(tmp_path_factory, old, new, failing):
-    """Whichever of the system calls fails, so wherever a crash happens."""
+def test_a_failed_write_leaves_the_old_or_the_new_file(tmp_path_factory, old, new, failing):
+    """This holds for a failure of any of the system calls."""
     path = tmp_path_factory.mktemp("atomic") / "file"
     write_atomically(path, old)
     calls = []
@@ -250,7 +249,7 @@ def test_file_is_either_the_old_or_the_new_one(tmp_path_factory, old, new, faili
     def counted(function):
         def call(*args, **options):
             calls.append(function.__name__)
-            return full() if len(calls) == failing else function(*args, **options)
+            return raise_full_disk() if len(calls) == failing else function(*args, **options)
 
         return call
 
@@ -267,9 +266,9 @@ def test_run_on_a_full_disk_can_be_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args = ("run", "--data", WORLD, "--set", "k=4", "--rounds", "3", "--threads", "1", "--json", "--out")
     assert fedtaste(*args, "whole").code == 0
-    monkeypatch.setattr(RunFolder, "save_final", full)
-    said = fedtaste(*args, "run")
-    assert (said.code, said.out) == (2, "") and "No space left" in said.err and "Traceback" not in said.err
+    monkeypatch.setattr(RunFolder, "save_final", raise_full_disk)
+    output = fedtaste(*args, "run")
+    assert (output.code, output.out) == (2, "") and "No space left" in output.err and "Traceback" not in output.err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert fedtaste("resume", "run", "--json").code == 0

@@ -1,11 +1,12 @@
-"""Kill processes with kill -9 at random moments and check what is left on the disk, for tests and benchmarks/faults.py.
+"""Kill processes with kill -9 at random moments and check the files on the disk, for tests and benchmarks/faults.py.
 
 `python killing.py saving|runs HOW_OFTEN SEED FOLDER` prints a report as JSON:
 
     saving   a process only writes checkpoints; after every kill the file must be one of those written
-    runs     `fedtaste run` is killed, `fedtaste resume` goes on (and may be killed too); the result must be the same bytes
+    runs     `fedtaste run` is killed, and `fedtaste resume` continues it (and may be killed too); the result must have the
+             same bytes as that of an uninterrupted run
 
-Processes are forked from one that has imported everything, so that hundreds of them take minutes, not hours.
+Processes are forked from one that has imported all modules, so that hundreds of them take minutes, not hours.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ RUN = (
     "--data", "synthetic:60x50x900", "--method", "fedals", "--rounds", "40", "--patience", "0", "--threads", "1",
     "--new-people", "folds", "--set", "k=8", "--set", "spread=0.1", "--json",
 )  # fmt: skip
-FAST = 50  # how much faster than the clock the killed runs think the time passes
+FAST = 50  # the clock of killed runs is this many times faster
 WEIGHTS = ("model.safetensors", "final.safetensors")
 
 
-def forked(work: Callable[[], None]) -> int:
-    """Fork a process that does this and ends, with its output discarded; its id."""
+def fork(work: Callable[[], None]) -> int:
+    """Fork a process that does this work and ends, with its output discarded. Returns its id."""
     process = os.fork()
     if process:
         return process
@@ -61,19 +62,19 @@ def forked(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def ended(process: int, after: float | None = None, begun: Path | None = None) -> int:
+def wait_or_kill(process: int, after: float | None = None, start_file: Path | None = None) -> int:
     """The exit code of a process (-9: killed). It is killed after `after` seconds, counted from the moment when the file
     `begun` exists."""
-    while begun is not None and not begun.exists():
+    while start_file is not None and not start_file.exists():
         if os.waitpid(process, os.WNOHANG)[0]:
             return 0
         time.sleep(0.002)
-    until = None if after is None else time.monotonic() + after
-    while until is not None and time.monotonic() < until:
+    deadline = None if after is None else time.monotonic() + after
+    while deadline is not None and time.monotonic() < deadline:
         if os.waitpid(process, os.WNOHANG)[0]:
             return 0
         time.sleep(0.002)
-    if until is not None:
+    if deadline is not None:
         os.kill(process, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
@@ -81,72 +82,73 @@ def ended(process: int, after: float | None = None, begun: Path | None = None) -
 # Checkpoints
 
 
-def marked(number: int, rows: int) -> tuple[State, Progress]:
-    """A state of a few megabytes in which every number is this one."""
-    private = Store.fresh({"user": torch.full((8,), float(number))}, 200, [])  # no pages: their kernels outlive no fork
+def state_of_number(number: int, rows: int) -> tuple[State, Progress]:
+    """A state of a few megabytes in which every number is `number`."""
+    # There are no pages, because their kernels do not survive a fork.
+    private = Store.fresh({"user": torch.full((8,), float(number))}, 200, [])
     return State({"item": torch.full((rows, 50), float(number))}, {}, private, number), Progress(best_round=number)
 
 
 def kill_while_saving(times: int, seed: int, folder: Path, rows: int = 10_000) -> dict[str, Any]:
     draw, run = random.Random(seed), RunFolder(folder)
-    fresh = lambda: marked(0, rows)[0]
-    run.save(*marked(1, rows))
-    began = time.perf_counter()
-    run.save(*marked(1, rows))
-    took = time.perf_counter() - began
-    last, torn, halves, left, went_back = 1, [], 0, 0, 0
+    fresh = lambda: state_of_number(0, rows)[0]
+    run.save(*state_of_number(1, rows))
+    start_time = time.perf_counter()
+    run.save(*state_of_number(1, rows))
+    save_seconds = time.perf_counter() - start_time
+    last_number, damaged, half_written, leftovers, went_back = 1, [], 0, 0, 0
 
     def work() -> None:
-        number = last
+        number = last_number
         while True:
             number += 1
-            run.save(*marked(number, rows))
+            run.save(*state_of_number(number, rows))
 
     for _ in range(times):
-        ended(forked(work), draw.uniform(0.0, 4 * took))
-        halves += any(folder.glob(".*.part"))
+        wait_or_kill(fork(work), draw.uniform(0.0, 4 * save_seconds))
+        half_written += any(folder.glob(".*.part"))
         try:
             state, progress = run.restore(fresh)
             assert state is not None and progress is not None
-            number, own = state.round, state.private.gather(np.arange(200))
-            assert bool((state.shared["item"] == number).all() and (own["user"] == number).all())
+            number, private = state.round, state.private.gather(np.arange(200))
+            assert bool((state.shared["item"] == number).all() and (private["user"] == number).all())
             assert progress.best_round == number
-        except Exception as error:  # noqa: BLE001 (told, and counted)
-            torn.append(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 (reported and counted)
+            damaged.append(f"{type(error).__name__}: {error}")
             continue
-        went_back += number < last
-        last = max(last, number)
-        with lock_folder(folder):  # as the next one does who goes on with it
-            left += any(folder.glob(".*.part"))
+        went_back += number < last_number
+        last_number = max(last_number, number)
+        with lock_folder(folder):  # as a resumed run does
+            leftovers += any(folder.glob(".*.part"))
     megabytes = round((folder / "state.safetensors").stat().st_size / 1e6, 2)
-    return {"kills": times, "torn": torn, "went_back": went_back, "killed_while_a_file_was_half_written": halves,
-            "half_files_left_by_the_next_start": left, "checkpoints_written": last, "megabytes": megabytes}  # fmt: skip
+    return {"kills": times, "torn": damaged, "went_back": went_back, "killed_while_a_file_was_half_written": half_written,
+            "half_files_left_by_the_next_start": leftovers, "checkpoints_written": last_number, "megabytes": megabytes}  # fmt: skip
 
 
 # Runs
 
 
-def fedtaste(*words: object) -> Callable[[], None]:
+def fedtaste(*args: object) -> Callable[[], None]:
     def work() -> None:
         clock = {name: lambda name=name: FAST * getattr(time, name)() for name in ("perf_counter", "process_time")}
         experiment.time = SimpleNamespace(**clock)  # a checkpoint is due every second
-        report.write_report = lambda *_, **__: None  # half of the time, and nothing to lose
-        sys.argv = ["fedtaste", *map(str, words)]
+        report.write_report = lambda *_, **__: None  # it takes half of the time and is not tested here
+        sys.argv = ["fedtaste", *map(str, args)]
         cli.main()
 
     return work
 
 
-def outcome(path: Path) -> dict[str, Any]:
-    """Everything of a run that must be equal: its result without times, and its weights."""
-    told = json.loads((path / "result.json").read_text())
+def comparable_result(path: Path) -> dict[str, Any]:
+    """The parts of a run that must be equal: its result without times, and its weights."""
+    result = json.loads((path / "result.json").read_text())
     for name in ("seconds", "peak_rss_mb", "run"):
-        told.pop(name)
-    return told | {name: (path / name).read_bytes() for name in WEIGHTS}
+        result.pop(name)
+    return result | {name: (path / name).read_bytes() for name in WEIGHTS}
 
 
-def place(path: Path) -> str:
-    """The part of the run in which it was killed."""
+def phase_of_kill(path: Path) -> str:
+    """The phase in which the run was killed."""
     if not (path / "settings.json").exists():
         return "before it was a run"
     if not (path / "state.safetensors").exists():
@@ -159,39 +161,42 @@ def place(path: Path) -> str:
 
 
 def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -> dict[str, Any]:
-    draw, whole = random.Random(seed), folder / "whole"
-    assert ended(forked(fedtaste("run", *run, "--out", folder / "first"))) == 0  # kernels are compiled and kept
-    began = time.perf_counter()
-    assert ended(forked(fedtaste("run", *run, "--out", whole))) == 0
-    took = time.perf_counter() - began  # what is over when it should be killed is begun again
-    expected, different, failed = outcome(whole), [], []
+    draw, reference = random.Random(seed), folder / "whole"
+    assert wait_or_kill(fork(fedtaste("run", *run, "--out", folder / "first"))) == 0  # this compiles the kernels
+    start_time = time.perf_counter()
+    assert wait_or_kill(fork(fedtaste("run", *run, "--out", reference))) == 0
+    run_seconds = time.perf_counter() - start_time  # a run that ended before it was killed is started again
+    expected, different, failed = comparable_result(reference), [], []
     places: dict[str, int] = {}
-    kills = again = 0
+    kills = kills_of_resumed = 0
     while kills < times:
         path = folder / f"{kills}"
-        early = draw.random() < 0.1  # at any moment, also before there is a folder; the others within the run itself
-        begun = None if early else path / "settings.json"
-        if ended(forked(fedtaste("run", *run, "--out", path)), draw.uniform(0, took), begun) == 0:
-            shutil.rmtree(path)  # it was over
+        early = draw.random() < 0.1  # kill at any moment, also before the folder exists; else during training
+        start_file = None if early else path / "settings.json"
+        if wait_or_kill(fork(fedtaste("run", *run, "--out", path)), draw.uniform(0, run_seconds), start_file) == 0:
+            shutil.rmtree(path)  # it ended before it was killed
             continue
         kills += 1
-        places[place(path)] = places.get(place(path), 0) + 1
+        places[phase_of_kill(path)] = places.get(phase_of_kill(path), 0) + 1
         while draw.random() < 0.3 and kills < times and (path / "settings.json").exists():
-            if ended(forked(fedtaste("resume", path, "--json")), draw.uniform(0.05, 0.8) * took) == 0:
+            if wait_or_kill(fork(fedtaste("resume", path, "--json")), draw.uniform(0.05, 0.8) * run_seconds) == 0:
                 break
-            kills, again = kills + 1, again + 1
-        words = ("resume", path, "--json") if (path / "settings.json").exists() else ("run", *run, "--out", path)
-        code = ended(forked(fedtaste(*words)))
+            kills, kills_of_resumed = kills + 1, kills_of_resumed + 1
+        args = ("resume", path, "--json") if (path / "settings.json").exists() else ("run", *run, "--out", path)
+        code = wait_or_kill(fork(fedtaste(*args)))
         if code:
             failed.append({"kill": kills, "exit": code})
             continue
-        got, names = outcome(path), {file.name for file in path.iterdir()} ^ {file.name for file in whole.iterdir()}
-        if got != expected or names:
-            unlike = sorted(names) + [name for name in expected | got if expected.get(name) != got.get(name)]
-            different.append({"kill": kills, "what": unlike})
+        result = comparable_result(path)
+        names = {file.name for file in path.iterdir()} ^ {file.name for file in reference.iterdir()}
+        if result != expected or names:
+            different_parts = sorted(names) + [
+                name for name in expected | result if expected.get(name) != result.get(name)
+            ]
+            different.append({"kill": kills, "what": different_parts})
         shutil.rmtree(path)
-    return {"kills": kills, "of_them_in_a_resumed_run": again, "not_resumed": failed, "not_the_same_bytes": different,
-            "where": places, "seconds_of_a_run": round(took, 2)}  # fmt: skip
+    return {"kills": kills, "of_them_in_a_resumed_run": kills_of_resumed, "not_resumed": failed, "not_the_same_bytes": different,
+            "where": places, "seconds_of_a_run": round(run_seconds, 2)}  # fmt: skip
 
 
 if __name__ == "__main__":
