@@ -1,4 +1,4 @@
-"""Accuracy, bytes and epsilon at once."""
+"""Fronts over accuracy, bytes and epsilon at once (`fedtaste compare --axes`)."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ RUNS = [
     result("fedals", 0.5, 900),  # the best
     result("fedveil", 0.3, 100, 1.0),
     result("fedveil", 0.4, 100, 3.0),
-    result("fedmf", 0.35, 200, 3.0),  # beaten in all of it by the one before
+    result("fedmf", 0.35, 200, 3.0),  # worse than the one before on all axes
     result("popularity", 0.2, 10, 3.0),  # few bytes
-    result("local", 0.1, 0),  # nothing sent, nothing told
+    result("local", 0.1, 0),  # no uploads
 ]
 
 
-def test_the_front_is_what_nothing_beats_in_all_axes_at_once():
-    found = trade_off(RUNS, axes=AXES)
-    assert [RUNS[i].method for i in found.surface.front] == ["fedals", "fedveil", "fedveil", "popularity", "local"]
-    told = found.summary().dump()["surface"]
-    assert told["axes"] == list(AXES) and len(told["points"]) == 6 and len(told["front"]) == 5
-    assert told["points"][0]["epsilon"] is None and told["points"][5]["epsilon"] == 0.0
-    json.dumps(told, allow_nan=False)
+def test_the_front_holds_the_results_that_no_other_beats_on_all_axes():
+    choice = trade_off(RUNS, axes=AXES)
+    assert [RUNS[i].method for i in choice.surface.front] == ["fedals", "fedveil", "fedveil", "popularity", "local"]
+    surface = choice.summary().dump()["surface"]
+    assert surface["axes"] == list(AXES) and len(surface["points"]) == 6 and len(surface["front"]) == 5
+    assert surface["points"][0]["epsilon"] is None and surface["points"][5]["epsilon"] == 0.0
+    json.dumps(surface, allow_nan=False)
     two = trade_off(RUNS, axes=("accuracy", "bytes")).surface
     assert [RUNS[i].method for i in two.front] == ["fedals", "fedveil", "popularity", "local"]
 
 
-def test_what_promises_nothing_is_infinite_and_what_sends_nothing_is_zero():
+def test_epsilon_is_infinite_without_a_promise_and_zero_without_uploads():
     assert epsilon_of(RUNS[0]) == float("inf") and epsilon_of(RUNS[5]) == 0.0 and epsilon_of(RUNS[1]) == 1.0
 
 
-def test_the_advice_names_the_best_for_every_promise():
+def test_the_advice_names_the_best_run_for_every_epsilon():
     advice = trade_off(RUNS).advice
     assert "Best with epsilon 1, FedVeil (0.300); with 3, FedVeil (0.400)." in advice
     assert "epsilon" in trade_off(RUNS).fronts and "epsilon" not in trade_off([RUNS[0], RUNS[5]]).fronts
 
 
-def test_the_plot_tells_every_run_in_words():
+def test_the_alternative_text_of_the_plot_names_every_run():
     with quiet_style():
         plot = surface_plot(trade_off(RUNS, axes=AXES), RUNS)
     assert plot.name == "privacy" and "FedALS: 0.500 without a promise, 900 B" in plot.alt
@@ -67,27 +67,24 @@ def test_the_plot_tells_every_run_in_words():
 
 
 @pytest.mark.parametrize("text", ["bytes", "accuracy", "accuracy,byte", ""])
-def test_axes_that_make_no_sense(text):
+def test_invalid_axes_are_refused(text):
     with pytest.raises(SettingError):
         parse_axes(text)
 
 
-def test_a_comparison_over_epsilons(here):  # noqa: F811
-    said = fedtaste(
+def test_compare_runs_every_epsilon(here):
+    comparison = fedtaste(
         "compare", "--methods", "popularity,fedveil", "--data", "synthetic:60x40x900", "--threads", "1", "--json",
         "--wire", "clip=1", "--epsilon", "1,none", "--axes", "accuracy,bytes,epsilon", "--out", "both",
-    )  # fmt: skip
-    found = said.json
-    assert {Path(r["run"]).name for r in found["results"]} == {
+    ).json  # fmt: skip
+    assert {Path(r["run"]).name for r in comparison["results"]} == {
         f"{method}-epsilon={e}" for method in ("popularity", "fedveil") for e in ("1", "none")
     }
-    promised = [r["privacy"] and r["privacy"]["epsilon"] for r in found["results"]]
+    promised = [r["privacy"] and r["privacy"]["epsilon"] for r in comparison["results"]]
     assert promised.count(None) == 2 and all(e is None or 0.98 < e <= 1 for e in promised)
-    assert found["tradeoff"]["surface"]["axes"] == list(AXES)
+    assert comparison["tradeoff"]["surface"]["axes"] == list(AXES)
     assert (here / "both/plots/privacy.png").exists()
-    again = fedtaste("report", "both", "--json")
-    assert again.code == 0 and (here / "both/plots/privacy.png").exists()
-    wrong = fedtaste(
-        "compare", "--methods", "popularity", "--data", "synthetic:60x40x900", "--epsilon", "1,lots", "--json"
-    )
-    assert wrong.code == 2 and "lots" in wrong.err
+    output = fedtaste("report", "both", "--json")
+    assert output.code == 0 and (here / "both/plots/privacy.png").exists()
+    args = ("--methods", "popularity", "--data", "synthetic:60x40x900", "--epsilon", "1,lots", "--json")
+    fedtaste("compare", *args).refused("lots")
