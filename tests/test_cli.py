@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what is printed where, with which exit code, and what is left on the disk."""
+"""The command line: exit codes, standard output and standard error, and the files that commands leave on the disk."""
 
 from __future__ import annotations
 
@@ -30,29 +30,33 @@ def files() -> set[str]:
     return {str(path) for path in Path().rglob("*")}
 
 
+def without_times(result: dict) -> dict:
+    """A result without the parts that differ between two equal runs."""
+    return {name: value for name, value in result.items() if name not in ("seconds", "peak_rss_mb", "run")}
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A finished run; not to be changed by a test."""
-    path = tmp_path_factory.mktemp("made") / "run"
+def finished_run(tmp_path_factory) -> Path:
+    """The folder of a finished run. Tests only read it."""
+    path = tmp_path_factory.mktemp("finished") / "run"
     assert fedtaste("run", *QUICK, "--out", path).code == 0
     return path
 
 
 @pytest.fixture
-def copy(made) -> Path:
-    """A finished run of one's own, without the plots."""
+def run_copy(finished_run) -> Path:
+    """A copy of the finished run, without its plots, that a test may change."""
     Path("run").mkdir()
-    for file in made.glob("*.*"):
+    for file in finished_run.glob("*.*"):
         Path("run", file.name).write_bytes(file.read_bytes())
     return Path("run")
 
 
-# The contract
+# The JSON output
 
 
-def test_json_is_one_object_with_every_key_and_the_folder_is_whole(real_plots):
-    said = fedtaste("run", *QUICK, "--out", "mine")
-    result = said.json
+def test_run_prints_one_json_object_with_every_key_and_writes_a_complete_folder(real_plots):
+    result = fedtaste("run", *QUICK, "--out", "mine").json
     assert result.keys() >= CONTRACT
     for group in ("seen", "new"):
         for protocol in ("sampled", "full"):
@@ -63,13 +67,13 @@ def test_json_is_one_object_with_every_key_and_the_folder_is_whole(real_plots):
     assert result["traffic"].keys() == {"up_bytes", "down_bytes", "up_bytes_per_person_round"}
     assert result["seconds"].keys() == {"setup", "train", "evaluate", "round", "train_cpu"}
     assert result["privacy"] is None and result["run"] == "mine" and result["people"] == 40
-    left = {path.name for path in Path("mine").iterdir()}
-    assert left >= {"settings.json", "items.json", "final.safetensors", "model.safetensors", "result.json"}
-    assert "report.html" in left and not [name for name in left if name.endswith(".part")]
+    names = {path.name for path in Path("mine").iterdir()}
+    assert names >= {"settings.json", "items.json", "final.safetensors", "model.safetensors", "result.json"}
+    assert "report.html" in names and not [name for name in names if name.endswith(".part")]
     assert json.loads(Path("mine/result.json").read_text()) == result
 
 
-def test_runs_get_a_folder_each_and_the_table_names_what_to_do_next():
+def test_every_run_gets_its_own_folder_and_the_table_names_the_next_commands():
     first, second = fedtaste("run", *QUICK).json["run"], fedtaste("run", *QUICK[:-1])
     assert first.endswith("-1") and second.code == 0
     assert "HR@10" in second.out and "Report: " in second.out and "fedtaste recommend" in second.out
@@ -77,7 +81,7 @@ def test_runs_get_a_folder_each_and_the_table_names_what_to_do_next():
 
 
 @pytest.mark.parametrize("task, metric", [("ratings", "rmse"), ("regression", "rmse")])
-def test_other_tasks(task, metric):
+def test_ratings_and_regression_report_rmse(task, metric):
     data = ["--data", "linear", "--method", "fedsgd"] if task == "regression" else [*WORLD, "--task", task]
     result = fedtaste("run", *data, "--rounds", "3", "--json").json
     assert result.keys() >= CONTRACT and result["task"] == task
@@ -87,7 +91,7 @@ def test_other_tasks(task, metric):
         fedtaste("recommend", result["run"], "--likes", "x", "--json").refused("regression", "no items")
 
 
-def test_a_brought_split_and_its_titles():
+def test_a_split_supplied_by_the_user_is_used_with_its_titles():
     Path("mine").mkdir()
     rows = ROWS.splitlines()
     Path("mine/train.csv").write_text("user,item,rating,timestamp\n" + "\n".join(rows[0::5] + rows[1::5] + rows[2::5]))
@@ -101,30 +105,26 @@ def test_a_brought_split_and_its_titles():
     assert answer["from"] == ["Film 3, The (1993)"] and len(answer["items"]) == 2
 
 
-def test_compare_has_results_and_a_report():
-    found = fedtaste("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
-    assert [result["method"] for result in found["results"]] == ["popularity", "fedals"]
-    assert all(result.keys() >= CONTRACT for result in found["results"])
-    assert found["report"] == "both/report.html"
+def test_compare_prints_results_and_writes_a_report():
+    comparison = fedtaste("compare", "--methods", "popularity,fedals", *QUICK, "--out", "both").json
+    assert [result["method"] for result in comparison["results"]] == ["popularity", "fedals"]
+    assert all(result.keys() >= CONTRACT for result in comparison["results"])
+    assert comparison["report"] == "both/report.html"
     assert Path("both/report.html").read_text().startswith("<!doctype html")
-    again = fedtaste("report", "both", "--json").json
-    assert again == {"report": found["report"]}
+    assert fedtaste("report", "both", "--json").json == {"report": comparison["report"]}
     fedtaste("compare", "--methods", "fedals", *QUICK, "--out", "both").refused("both is there already", "--out")
-    one = fedtaste("recommend", found["results"][1]["run"], "--person", "7", "--json").json
-    assert len(one["items"]) == 10
+    recommendation = fedtaste("recommend", comparison["results"][1]["run"], "--person", "7", "--json").json
+    assert len(recommendation["items"]) == 10
 
 
 def test_a_sweep_tries_every_value_once():
-    found = fedtaste("compare", "--method", "fedals", "--sweep", "k=2, 4,2", *QUICK, "--out", "swept").json
-    assert [result["settings"]["k"] for result in found["results"]] == [2, 4]
+    comparison = fedtaste("compare", "--method", "fedals", "--sweep", "k=2, 4,2", *QUICK, "--out", "swept").json
+    assert [result["settings"]["k"] for result in comparison["results"]] == [2, 4]
 
 
 def test_the_same_command_gives_the_same_result():
-    one, two = (fedtaste("run", *QUICK, "--out", name).json for name in "ab")
-    for result in (one, two):
-        for key in ("seconds", "peak_rss_mb", "run"):
-            del result[key]
-    assert one == two
+    first, second = (without_times(fedtaste("run", *QUICK, "--out", name).json) for name in "ab")
+    assert first == second
     assert Path("a/final.safetensors").read_bytes() == Path("b/final.safetensors").read_bytes()
 
 
@@ -198,7 +198,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_wrong_options_leave_nothing_behind(case):
+def test_wrong_options_are_refused_and_no_file_is_written(case):
     args, *parts = OPTIONS[case]
     fedtaste("run", *QUICK, *args).refused(*parts)
     assert not files()
@@ -220,7 +220,7 @@ def test_wrong_options_leave_nothing_behind(case):
         (["--method", "fedals", "--sweep", "kk=2"], ['"kk" is not a setting', '"k"']),
     ],
 )
-def test_wrong_comparisons_leave_nothing_behind(args, parts):
+def test_wrong_comparisons_are_refused_and_no_file_is_written(args, parts):
     fedtaste("compare", *QUICK, *args).refused(*parts)
     assert not files()
 
@@ -228,23 +228,20 @@ def test_wrong_comparisons_leave_nothing_behind(args, parts):
 # Options from a file
 
 
-def test_options_come_from_a_file_and_the_command_line_wins():
+def test_options_come_from_a_file_and_the_command_line_overrides_them():
     Path("run.toml").write_text(
         'data = "synthetic:40x40x400"\nthreads = 1\nrounds = 2\nnew_people = 0.2\njson = true\n'
         "[set]\nk = 3\nlam = 0.5\nrecency = 1\n"
     )
-    from_file = fedtaste("run", "--config", "run.toml", "--set", "k=4", "--seed", "3", "--out", "a").json
+    from_file = without_times(fedtaste("run", "--config", "run.toml", "--set", "k=4", "--seed", "3", "--out", "a").json)
     options = ("--new-people", "0.2", "--set", "k=4", "--set", "lam=0.5", "--set", "recency=1", "--seed", "3")
-    typed = fedtaste("run", *QUICK, *options, "--out", "b").json
-    for result in (from_file, typed):
-        for key in ("seconds", "peak_rss_mb", "run"):
-            del result[key]
+    typed = without_times(fedtaste("run", *QUICK, *options, "--out", "b").json)
     assert from_file == typed and from_file["settings"]["k"] == 4 and from_file["seed"] == 3
     Path("compare.toml").write_text(
         'data = "synthetic:40x40x400"\nthreads = 1\nrounds = 1\nmethods = ["popularity", "fedals"]'
     )
-    both = fedtaste("compare", "--config", "compare.toml", "--json").json["results"]
-    assert [result["method"] for result in both] == ["popularity", "fedals"]
+    results = fedtaste("compare", "--config", "compare.toml", "--json").json["results"]
+    assert [result["method"] for result in results] == ["popularity", "fedals"]
 
 
 @pytest.mark.parametrize(
@@ -260,29 +257,29 @@ def test_options_come_from_a_file_and_the_command_line_wins():
         (None, ["run.toml cannot be read"]),
     ],
 )
-def test_wrong_files_of_options_are_named(content, parts):
+def test_errors_in_an_option_file_name_the_file(content, parts):
     if content is not None:
         Path("run.toml").write_text(content)
     before = files()
-    said = fedtaste("run", *QUICK[:4], "--json", "--config", "run.toml").refused(*parts)
-    assert "run.toml" in said.err or "[set]" in content
+    output = fedtaste("run", *QUICK[:4], "--json", "--config", "run.toml").refused(*parts)
+    assert "run.toml" in output.err or "[set]" in content
     assert files() == before
 
 
 def test_every_setting_is_an_option_with_a_help_text():
-    shown = " ".join(fedtaste("run", "--help").out.split())
+    help_text = " ".join(fedtaste("run", "--help").out.split())
     for name, field in Settings.model_fields.items():
-        assert f"--{name.replace('_', '-')} " in shown and " ".join(field.description.split())[:30] in shown
+        assert f"--{name.replace('_', '-')} " in help_text and " ".join(field.description.split())[:30] in help_text
     for name, command in COMMANDS.items():
-        assert command.options.__doc__.startswith(main.COMMANDS[name]), "the list of commands and a command's own help"
+        assert command.options.__doc__.startswith(main.COMMANDS[name]), "the list of commands differs from the help"
         assert callable(load_function(command.function))
         assert all(field.description for field in command.options.model_fields.values() if not field.is_required())
 
 
-def test_nothing_asked_shows_the_help():
+def test_without_a_command_the_help_is_shown():
     for args in ([], ["data"], ["--help"], ["run", "--help"]):
-        said = fedtaste(*args)
-        assert (said.code, said.err) == (0, "") and "Usage: " in said.out
+        output = fedtaste(*args)
+        assert (output.code, output.err) == (0, "") and "Usage: " in output.out
     assert fedtaste("--version").out.startswith("fedtaste ")
     fedtaste("trian").refused("trian", "--help")
 
@@ -311,7 +308,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_wrong_files_leave_nothing_behind(case):
+def test_wrong_data_files_are_refused_and_no_file_is_written(case):
     content, *parts = BAD[case]
     Path("mine.csv").write_text(content)
     before = files()
@@ -332,7 +329,7 @@ def test_wrong_files_leave_nothing_behind(case):
         ("broken.parquet", ["not a Parquet file", "Write it again"]),
     ],
 )
-def test_paths_that_are_no_data(data, parts):
+def test_paths_without_data_are_refused(data, parts):
     Path("folder").mkdir()
     for name in ("mine.xlsx", "folder/other.csv", "broken.parquet"):
         Path(name).write_text("user,item\n")
@@ -341,16 +338,16 @@ def test_paths_that_are_no_data(data, parts):
     assert files() == before
 
 
-def test_no_ratings_for_the_ratings_task():
+def test_the_ratings_task_needs_ratings():
     Path("mine.csv").write_text("user,item\n" + "".join(f"{r.rsplit(',', 2)[0]}\n" for r in ROWS.splitlines()))
-    said = fedtaste("run", "--data", "mine.csv", "--task", "ratings", *FILE)
-    said.refused("mine has no ratings", "rating column", "--task ranking")
+    refusal = ("mine has no ratings", "rating column", "--task ranking")
+    fedtaste("run", "--data", "mine.csv", "--task", "ratings", *FILE).refused(*refusal)
     result = fedtaste("run", "--data", "mine.csv", *FILE).json
     assert any("no time" in note for note in result["notes"])
 
 
 @pytest.mark.parametrize("task", ["ranking", "ratings"])
-def test_duplicates_are_kept_by_a_rule_that_is_stated(task):
+def test_of_duplicate_pairs_the_newest_is_kept_and_a_note_says_so(task):
     Path("clean.csv").write_text(GOOD.replace("u1,i7,2,10\n", "u1,i7,5,9999\n"))
     Path("mine.csv").write_text(GOOD + "u1,i7,5,9999\n")
     clean, mine = (fedtaste("run", "--data", f"{name}.csv", "--task", task, *FILE).json for name in ("clean", "mine"))
@@ -394,22 +391,21 @@ FEDRAP = ("--method", "fedrap", "--set", "k=4", "--set", "table_lr=10", "--set",
 def test_fedrap_on_disk_and_with_small_downloads_is_the_same_run():
     Path("some.csv").write_text(GOOD)
     base = ("run", "--data", "some.csv", *FEDRAP, "--rounds", "4", "--set", "prox=1.0", "--json", "--out")
-    here = fedtaste(*base, "here").json
-    there = fedtaste(*base, "there", "--store", "disk", "--download", "sparse").json
-    assert here["seen"] == there["seen"] and here["new"] == there["new"]
-    assert there["curve"][-1]["down_bytes"] < here["curve"][-1]["down_bytes"]
-    assert [p["loss"] for p in here["curve"]] == [p["loss"] for p in there["curve"]]
-    assert 0 < there["curve"][-1]["zeros"] <= 1 and list(Path("there/private").iterdir()) == []
-    assert fedtaste("recommend", "there", "--likes", "i3", "-n", "3", "--json").json["items"]
+    in_memory = fedtaste(*base, "memory").json
+    on_disk = fedtaste(*base, "disk", "--store", "disk", "--download", "sparse").json
+    assert in_memory["seen"] == on_disk["seen"] and in_memory["new"] == on_disk["new"]
+    assert on_disk["curve"][-1]["down_bytes"] < in_memory["curve"][-1]["down_bytes"]
+    assert [p["loss"] for p in in_memory["curve"]] == [p["loss"] for p in on_disk["curve"]]
+    assert 0 < on_disk["curve"][-1]["zeros"] <= 1 and list(Path("disk/private").iterdir()) == []
+    assert fedtaste("recommend", "disk", "--likes", "i3", "-n", "3", "--json").json["items"]
 
 
-def test_fedrap_published_warns_and_says_what_leaks():
-    said = fedtaste(
-        "run", "--data", "synthetic:200x150x3000", *FEDRAP, "--protocol", "published", "--rounds", "6", "--json"
-    )
-    leak = said.json["leak"]
+def test_fedrap_under_the_published_protocol_reports_the_leak():
+    args = ("--data", "synthetic:200x150x3000", "--protocol", "published", "--rounds", "6", "--json")
+    result = fedtaste("run", *FEDRAP, *args).json
+    leak = result["leak"]
     assert leak["memoriser_curve"][0][0] == 1 and {"memoriser_hr@10", "popularity_hr@10", "leaks"} <= leak.keys()
-    assert all(point["loss"] is not None for point in said.json["curve"])
+    assert all(point["loss"] is not None for point in result["curve"])
 
 
 @pytest.mark.parametrize(
@@ -426,7 +422,7 @@ def test_fedrap_published_warns_and_says_what_leaks():
         (("--download", "zip"), ['"zip" is not a download', "sparse"]),
     ],
 )
-def test_what_fedrap_cannot_do_is_said(args, parts):
+def test_settings_that_fedrap_cannot_use_are_refused(args, parts):
     Path("some.csv").write_text(GOOD)
     fedtaste("run", "--data", "some.csv", *FEDRAP, "--rounds", "5", *args).refused(*parts)
     assert not list(Path(".").rglob("*.part"))
@@ -439,7 +435,7 @@ def test_options_that_a_run_would_not_read_are_refused():
     fedtaste(*args).refused("--download int8 would change nothing", "local")
 
 
-def test_nothing_to_rank_against_is_said():
+def test_data_without_items_to_rank_against_are_refused():
     Path("full.csv").write_text("user,item\n" + "".join(f"u{u},i{i}\n" for u in range(4) for i in range(5)))
     fedtaste("run", "--data", "full.csv", *FEDRAP).refused("touched every item", "larger catalogue")
     Path("one.csv").write_text("user,item\na,x\na,y\na,z\n")
@@ -449,14 +445,14 @@ def test_nothing_to_rank_against_is_said():
 # Fetching
 
 
-def test_no_network():
-    said = fedtaste("run", "--rounds", "1", "--json")
-    said.refused("ml-100k cannot be fetched", "no answer (offline)", "GroupLens", "by hand", "--data synthetic")
+def test_without_a_network_the_error_says_how_to_get_the_data():
+    refusal = ("ml-100k cannot be fetched", "no answer (offline)", "GroupLens", "by hand", "--data synthetic")
+    fedtaste("run", "--rounds", "1", "--json").refused(*refusal)
     fedtaste("data", "fetch", "ml-100k").refused("cannot be fetched", "--data synthetic")
     assert not files()
 
 
-def test_a_broken_cache_and_no_network():
+def test_a_damaged_file_in_the_cache_is_refused():
     Path("cache").mkdir()
     Path("cache/ml-100k.zip").write_bytes(b"PK, but not the one")
     before = files()
@@ -464,7 +460,7 @@ def test_a_broken_cache_and_no_network():
     assert files() == before
 
 
-def test_another_file_than_was_published(monkeypatch):
+def test_a_download_with_another_hash_is_not_kept(monkeypatch):
     no_network(monkeypatch, b"PK, but not the one")
     fedtaste("data", "fetch", "ml-100k").refused("sent another file", "sha256", "Nothing was kept", "Try again")
     assert not files()
@@ -473,7 +469,7 @@ def test_another_file_than_was_published(monkeypatch):
 # Folders
 
 
-def test_the_folder_cannot_be_made(here):
+def test_a_folder_that_cannot_be_created_is_refused(here):
     Path("file").write_text("")
     before = files()
     fedtaste("run", *QUICK, "--out", "file/run").refused("file/run cannot be made", "--out")
@@ -482,18 +478,19 @@ def test_the_folder_cannot_be_made(here):
     assert files() == before
 
 
-def test_the_folder_holds_a_run_already(copy):
-    before = {path: path.read_bytes() for path in copy.iterdir()}
-    fedtaste("run", *QUICK, "--out", copy).refused("holds a run already", f"fedtaste resume {copy}", "--out")
-    assert {path: path.read_bytes() for path in copy.iterdir()} == before
+def test_a_folder_that_holds_a_run_is_not_overwritten(run_copy):
+    before = {path: path.read_bytes() for path in run_copy.iterdir()}
+    fedtaste("run", *QUICK, "--out", run_copy).refused("holds a run already", f"fedtaste resume {run_copy}", "--out")
+    assert {path: path.read_bytes() for path in run_copy.iterdir()} == before
 
 
 def commands(path):
+    """The commands that read a run folder; the first one also continues it."""
     return (["resume", path], ["report", path], ["recommend", path, "--person", "1"])
 
 
 @pytest.mark.parametrize("name", ["gone", "empty", "file"])
-def test_a_folder_that_is_no_run(name):
+def test_a_folder_without_a_run_is_refused(name):
     Path("empty").mkdir()
     Path("file").write_text("")
     for command in commands(name):
@@ -514,66 +511,66 @@ def test_a_folder_that_is_no_run(name):
         ("result.json", "\x00\xff", ["result.json cannot be read", "run again"]),
     ],
 )  # fmt: skip
-def test_run_folders_of_another_version_or_torn(copy, file, content, parts):
-    (copy / file).write_text(content, encoding="latin-1")
+def test_damaged_run_folders_and_those_of_another_version_are_refused(run_copy, file, content, parts):
+    (run_copy / file).write_text(content, encoding="latin-1")
     before = files()
-    for command in commands(copy):
+    for command in commands(run_copy):
         fedtaste(*command, "--json").refused(*parts)
     assert files() == before
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "final.safetensors"])
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-7], lambda b: b"\xff" * 64, lambda b: b[:99]])
-def test_torn_weights(copy, file, damage):
-    (copy / "result.json").unlink()
-    path = copy / file
+def test_damaged_weights_are_refused_and_left_as_they_are(run_copy, file, damage):
+    (run_copy / "result.json").unlink()
+    path = run_copy / file
     path.write_bytes(damage(path.read_bytes()))
     before = path.read_bytes()
-    fedtaste("resume", copy, "--json").refused(file, "cannot be read as weights", "run again")
+    fedtaste("resume", run_copy, "--json").refused(file, "cannot be read as weights", "run again")
     assert path.read_bytes() == before
 
 
-def test_weights_that_are_gone_or_another_run_s(copy):
-    (copy / "model.safetensors").unlink()
-    fedtaste("recommend", copy, "--likes", "1", "--json").refused("model.safetensors", "fedtaste run")
+def test_missing_weights_and_weights_of_another_run_are_refused(run_copy):
+    (run_copy / "model.safetensors").unlink()
+    fedtaste("recommend", run_copy, "--likes", "1", "--json").refused("model.safetensors", "fedtaste run")
     fedtaste("run", *QUICK, "--set", "k=3", "--out", "other")
-    (copy / "final.safetensors").write_bytes(Path("other/final.safetensors").read_bytes())
-    fedtaste("recommend", copy, "--person", "1", "--json").refused("other parameters than its settings")
+    (run_copy / "final.safetensors").write_bytes(Path("other/final.safetensors").read_bytes())
+    fedtaste("recommend", run_copy, "--person", "1", "--json").refused("other parameters than its settings")
 
 
-def test_a_comparison_s_list_is_torn():
+def test_a_damaged_list_of_a_comparison_is_refused():
     fedtaste("compare", "--methods", "fedals", *QUICK, "--out", "both")
     Path("both/compare.json").write_text("{")
     fedtaste("report", "both", "--json").refused("compare.json cannot be read")
 
 
-def test_an_unfinished_run_can_be_resumed_only(copy):
-    (copy / "result.json").unlink()
-    for command in commands(copy)[1:]:
-        fedtaste(*command, "--json").refused("has no result.json", f"fedtaste resume {copy}")
-    assert fedtaste("resume", copy, "--json").json["people"] == 40
-    assert fedtaste("report", copy, "--json").json == {"report": f"{copy}/report.html"}
+def test_an_unfinished_run_can_only_be_resumed(run_copy):
+    (run_copy / "result.json").unlink()
+    for command in commands(run_copy)[1:]:
+        fedtaste(*command, "--json").refused("has no result.json", f"fedtaste resume {run_copy}")
+    assert fedtaste("resume", run_copy, "--json").json["people"] == 40
+    assert fedtaste("report", run_copy, "--json").json == {"report": f"{run_copy}/report.html"}
 
 
-def test_a_run_begun_by_another_fedtaste_is_not_mixed(copy):
-    asked = json.loads((copy / "settings.json").read_text())
-    (copy / "settings.json").write_text(json.dumps(asked | {"version": "0.0.0"}))
-    assert fedtaste("report", copy, "--json").code == 0  # what is finished can still be read
-    (copy / "result.json").unlink()
-    fedtaste("resume", copy, "--json").refused("begun by fedtaste 0.0.0", "Use that version, or run again")
+def test_a_run_of_another_version_is_readable_but_not_resumed(run_copy):
+    settings_file = json.loads((run_copy / "settings.json").read_text())
+    (run_copy / "settings.json").write_text(json.dumps(settings_file | {"version": "0.0.0"}))
+    assert fedtaste("report", run_copy, "--json").code == 0  # a finished run can still be read
+    (run_copy / "result.json").unlink()
+    fedtaste("resume", run_copy, "--json").refused("begun by fedtaste 0.0.0", "Use that version, or run again")
 
 
-def test_resuming_a_finished_run_only_shows_it(copy):
-    before = {path: path.read_bytes() for path in copy.iterdir()}
-    said = fedtaste("resume", copy, "--json")
-    assert said.json == json.loads((copy / "result.json").read_text()) and "had finished already" in said.err
-    assert {path: path.read_bytes() for path in copy.iterdir()} == before
+def test_resuming_a_finished_run_prints_its_result_and_changes_nothing(run_copy):
+    before = {path: path.read_bytes() for path in run_copy.iterdir()}
+    output = fedtaste("resume", run_copy, "--json")
+    assert output.json == json.loads((run_copy / "result.json").read_text()) and "had finished already" in output.err
+    assert {path: path.read_bytes() for path in run_copy.iterdir()} == before
 
 
-def test_a_report_that_was_not_written_in_time_is_written(copy):
-    (copy / "report.html").unlink()
-    assert fedtaste("resume", copy, "--json").json["run"] == str(copy)
-    assert (copy / "report.html").exists()
+def test_resume_writes_a_missing_report(run_copy):
+    (run_copy / "report.html").unlink()
+    assert fedtaste("resume", run_copy, "--json").json["run"] == str(run_copy)
+    assert (run_copy / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -586,7 +583,7 @@ def test_a_report_that_was_not_written_in_time_is_written(copy):
         lambda text: text.replace(",i11,", ",i99,"),
     ],
 )  # fmt: skip
-def test_data_that_changed_are_not_mixed(change):
+def test_a_run_does_not_continue_on_changed_data(change):
     Path("mine.csv").write_text(GOOD)
     fedtaste("run", "--data", "mine.csv", *FILE, "--out", "run")
     Path("run/result.json").rename("kept")
@@ -601,23 +598,23 @@ def test_data_that_changed_are_not_mixed(change):
 # Recommendations
 
 
-def test_recommendations_are_new_to_the_person_and_the_same_again(made):
-    titles = json.loads((made / "items.json").read_text())["titles"]
-    args = ("recommend", made, "--likes", titles[3], "--likes", titles[8], "--json")
-    said = fedtaste(*args)
-    answer = said.json
-    assert fedtaste(*args) == said
+def test_recommendations_are_new_to_the_person_and_repeatable(finished_run):
+    titles = json.loads((finished_run / "items.json").read_text())["titles"]
+    args = ("recommend", finished_run, "--likes", titles[3], "--likes", titles[8], "--json")
+    output = fedtaste(*args)
+    answer = output.json
+    assert fedtaste(*args) == output
     assert answer["from"] == [titles[3], titles[8]] and len(answer["items"]) == 10
-    found = [item["title"] for item in answer["items"]]
-    assert len(set(found)) == 10 and not {titles[3], titles[8]} & set(found)
+    recommended = [item["title"] for item in answer["items"]]
+    assert len(set(recommended)) == 10 and not {titles[3], titles[8]} & set(recommended)
     scores = [item["score"] for item in answer["items"]]
     assert scores == sorted(scores, reverse=True)
     assert all(item.keys() == {"item", "title", "score"} for item in answer["items"])
-    shown = fedtaste(*args[:-1]).out
-    assert all(title in shown for title in found[:5])
+    table = fedtaste(*args[:-1]).out
+    assert all(title in table for title in recommended[:5])
 
 
-def test_titles_are_matched_as_people_type_them():
+def test_titles_are_matched_without_case_article_or_year():
     Path("mine.csv").write_text(
         "user,item,title\n"
         + "".join(f'{u},{i},"{t}"\n' for u in "abcd" for i, t in enumerate(TITLES) if i != "abcd".index(u))
@@ -634,10 +631,10 @@ def test_titles_are_matched_as_people_type_them():
         "[brackets] [/red]": TITLES[3],
     }.items():
         assert fedtaste("recommend", "run", "--likes", typed, "-n", "2", "--json").json["from"] == [title]
-    both = fedtaste("recommend", "run", "--likes", "Star Wars", "--likes", "star wars (1977)", "-n", "1", "--json").json
-    assert both["from"] == [TITLES[1]]
-    said = fedtaste("recommend", "run", "--likes", TITLES[3], "-n", "4")
-    assert said.code == 0 and f"Because of {TITLES[3]}" in said.out
+    twice = ("--likes", "Star Wars", "--likes", "star wars (1977)")
+    assert fedtaste("recommend", "run", *twice, "-n", "1", "--json").json["from"] == [TITLES[1]]
+    output = fedtaste("recommend", "run", "--likes", TITLES[3], "-n", "4")
+    assert output.code == 0 and f"Because of {TITLES[3]}" in output.out
     assert TITLES[3] in fedtaste("recommend", "run", "--likes", "star wars", "-n", "4").out
     for typed, *parts in (
         ("Star Warts", '"Star Warts"', 'Did you mean "Star Wars (1977)"'),
@@ -650,17 +647,17 @@ def test_titles_are_matched_as_people_type_them():
 TITLES = ("Lion King, The (1994)", "Star Wars (1977)", "Alien (1979)", "[brackets] [/red]", "Amélie (2001)")
 
 
-def test_a_person_s_own_list(made):
-    items = json.loads((made / "items.json").read_text())
+def test_recommend_reads_likes_from_a_file(finished_run):
+    items = json.loads((finished_run / "items.json").read_text())
     Path("me.csv").write_text("title,timestamp\n" + "".join(f'"{items["titles"][n]}",{n}\n' for n in (5, 2, 9)))
-    answer = fedtaste("recommend", made, "--from", "me.csv", "--json").json
+    answer = fedtaste("recommend", finished_run, "--from", "me.csv", "--json").json
     assert answer["from"] == [items["titles"][n] for n in (2, 5, 9)] and len(answer["items"]) == 10
     Path("me.csv").write_text("item\n3\n4\n")
-    assert len(fedtaste("recommend", made, "--from", "me.csv", "--json").json["from"]) == 2
+    assert len(fedtaste("recommend", finished_run, "--from", "me.csv", "--json").json["from"]) == 2
     for content, part in (("", "is empty"), ("title\n", "no rows"), ("name\nx\n", "no column"), ("item\n99\n", '"99"')):
         Path("me.csv").write_text(content)
-        fedtaste("recommend", made, "--from", "me.csv", "--json").refused(part)
-    fedtaste("recommend", made, "--from", "gone.csv", "--json").refused("gone.csv", "Check the path")
+        fedtaste("recommend", finished_run, "--from", "me.csv", "--json").refused(part)
+    fedtaste("recommend", finished_run, "--from", "gone.csv", "--json").refused("gone.csv", "Check the path")
 
 
 @pytest.mark.parametrize(
@@ -678,8 +675,8 @@ def test_a_person_s_own_list(made):
         (["--likes", ""], ['""', "catalogue of 40 items"]),
     ],
 )
-def test_wrong_questions(made, args, parts):
-    fedtaste("recommend", made, *args, "--json").refused(*parts)
+def test_wrong_options_of_recommend_are_refused(finished_run, args, parts):
+    fedtaste("recommend", finished_run, *args, "--json").refused(*parts)
 
 
 @pytest.mark.parametrize("method", ["popularity", "local", "centralised", "fedavg", "fedper", "fedrep", "fedrecon"])
@@ -694,7 +691,7 @@ def test_every_method_recommends(method, task):
 # Data
 
 
-def test_data_commands():
+def test_data_list_describe_and_fetch():
     listed = fedtaste("data", "list")
     assert listed.code == 0 and all(name in listed.out for name in ("ml-100k", "synthetic", "linear"))
     rows = json.loads(fedtaste("data", "list", "--json").out)
@@ -708,12 +705,12 @@ def test_data_commands():
 
 
 @pytest.mark.parametrize("name", ["amazon-video", "tafeng", "qb-article"])
-def test_what_must_be_brought_by_hand_says_so(name):
+def test_data_sets_to_download_by_hand_say_where_to_put_them(name):
     for command in (["data", "fetch", name], ["data", "describe", name], ["run", "--data", name]):
         fedtaste(*command).refused(f"{name} must be downloaded by hand", "https://", str(Path("cache").resolve()))
 
 
-def test_a_file_brought_by_hand_is_described_with_its_notes():
+def test_a_data_set_downloaded_by_hand_is_compared_with_its_expected_size():
     Path("cache").mkdir()
     rows = "".join(f"A{person},B{item},4.0,{item}\n" for person in range(3) for item in range(8 + person))
     Path("cache/ratings_Amazon_Instant_Video.csv").write_text(rows)
@@ -732,17 +729,17 @@ def test_a_file_is_not_imported_over_itself():
 
 
 @pytest.mark.parametrize("target", ["out.parquet", "out.csv", "out.csv.gz"])
-def test_what_is_imported_is_what_was_read(target):
+def test_an_imported_file_gives_the_same_results(target):
     Path("mine.csv").write_text(GOOD)
-    said = fedtaste("data", "import", "mine.csv", target)
-    assert said.code == 0 and f"fedtaste run --data {target}" in said.out
-    one, two = (fedtaste("data", "describe", name, "--json").json for name in ("mine.csv", target))
-    assert {**one, "name": ""} == {**two, "name": ""}
+    output = fedtaste("data", "import", "mine.csv", target)
+    assert output.code == 0 and f"fedtaste run --data {target}" in output.out
+    original, imported = (fedtaste("data", "describe", name, "--json").json for name in ("mine.csv", target))
+    assert {**original, "name": ""} == {**imported, "name": ""}
     results = [fedtaste("run", "--data", name, *FILE).json for name in ("mine.csv", target)]
     assert results[0]["seen"] == results[1]["seen"]
 
 
-def test_wrong_imports_write_nothing():
+def test_wrong_imports_are_refused_and_no_file_is_written():
     Path("mine.csv").write_text(GOOD)
     before = files()
     fedtaste("data", "import", "mine.csv", "out.xlsx").refused("out.xlsx", ".parquet, .csv or .csv.gz")
@@ -751,7 +748,7 @@ def test_wrong_imports_write_nothing():
     assert files() == before
 
 
-# Everything else that a person may type
+# Random values of options
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=12)
 NAMES = ("k", "lam", "recency", "alpha0", "floor", "loss", "lr", "passes", "server", "server_lr", "private", "")
@@ -768,8 +765,8 @@ TYPED = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(TYPED, min_size=1, max_size=2), st.sampled_from(["fedals", "fedavg", "fedrecon"]))
-def test_whatever_is_typed_runs_or_is_refused(typed, method):
-    """What is accepted stops where training would begin: everything wrong must have been found by then."""
+def test_any_option_value_is_accepted_or_refused_before_training(typed, method):
+    """Every error must be raised before the run folder is created; accepted values stop there with their own error."""
 
     def begin(*_):
         raise RunError("accepted")
@@ -783,22 +780,22 @@ def test_whatever_is_typed_runs_or_is_refused(typed, method):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXT, st.sampled_from(["--likes", "--person", "--from", "-n"]))
-def test_whatever_is_asked_is_answered_or_refused(made, text, option):
+def test_any_option_value_of_recommend_is_answered_or_refused(finished_run, text, option):
     options = [f"{option}={text}" if option != "-n" else f"-n{text}"] + (["--likes=1"] if option == "-n" else [])
-    said = fedtaste("recommend", made, *options, "--json")
-    said.refused() if said.code else said.json  # noqa: B018 (it checks)
+    output = fedtaste("recommend", finished_run, *options, "--json")
+    output.refused() if output.code else output.json  # noqa: B018 (it checks)
 
 
-# A process of its own
+# A separate process
 
 
-def test_as_a_process(here):
+def test_the_command_works_in_its_own_process(here):
     def call(*args, **options):
         command = [sys.executable, "-m", "fedtaste", *args]
         return subprocess.run(command, capture_output=True, text=True, cwd=here, timeout=120, **options)
 
-    said = call("run", *QUICK, "--out", "run")
-    assert said.returncode == 0 and json.loads(said.stdout).keys() >= CONTRACT and "Traceback" not in said.stderr
-    said = call("run", *QUICK, "--set", "k=400", env={**os.environ, "COLUMNS": "40"})
-    assert (said.returncode, said.stdout) == (2, "") and said.stderr.count("\n") == 1
-    assert "k must be from 1 to 40" in said.stderr
+    output = call("run", *QUICK, "--out", "run")
+    assert output.returncode == 0 and json.loads(output.stdout).keys() >= CONTRACT and "Traceback" not in output.stderr
+    output = call("run", *QUICK, "--set", "k=400", env={**os.environ, "COLUMNS": "40"})
+    assert (output.returncode, output.stdout) == (2, "") and output.stderr.count("\n") == 1
+    assert "k must be from 1 to 40" in output.stderr
