@@ -1,7 +1,8 @@
-"""A federation's processes on one machine: certificates, keys, ports, and one real SuperLink with one real node."""
+"""The processes of a federation on one machine: certificates, keys, ports, and one real SuperLink with one real node."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib.util
 import json
@@ -41,31 +42,27 @@ from fedtaste.flower.superlink_client import SuperLinkClient, Unreachable
 
 
 def handshake(server, authority: Path, name: str = "127.0.0.1") -> None:
-    """One TLS connection through memory, checked as strictly as Python can."""
+    """One TLS handshake in memory, with the strictest checks of Python."""
     host = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     host.load_cert_chain(server.certificate, server.key)
     guest = ssl.create_default_context(cafile=str(authority))
     guest.verify_flags |= ssl.VERIFY_X509_STRICT
     to_host, to_guest = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends_of = [
-        guest.wrap_bio(to_guest, to_host, server_hostname=name),
-        host.wrap_bio(to_host, to_guest, server_side=True),
-    ]
+    client = guest.wrap_bio(to_guest, to_host, server_hostname=name)
+    ends = [client, host.wrap_bio(to_host, to_guest, server_side=True)]
     for _ in range(4):
-        for end in ends_of:
-            try:
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    assert ends_of[0].version() is not None
+    assert client.version() is not None
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_server_is_known_by_its_authority_and_by_no_other(tmp_path):
-    old = os.umask(0)  # modes must not lean on it
+def test_a_server_certificate_is_accepted_with_its_own_authority_only(tmp_path):
+    old = os.umask(0)  # modes must not depend on it
     try:
         authority = make_authority(tmp_path / "authority")
         server = issue_server(tmp_path / "authority", tmp_path / "server", ["127.0.0.1", "server.example.org"])
@@ -90,7 +87,7 @@ def test_a_server_is_known_by_its_authority_and_by_no_other(tmp_path):
         issue_server(tmp_path / "authority", tmp_path / "server", ["a b"])
 
 
-def test_rotation_is_one_call_and_nodes_need_nothing_new(tmp_path):
+def test_a_new_server_certificate_needs_no_change_on_nodes(tmp_path):
     trusted = make_authority(tmp_path / "authority").read_bytes()
     contents = []
     for names in (LOOPBACK, LOOPBACK, ("127.0.0.1", "10.1.2.3")):
@@ -108,7 +105,7 @@ def test_rotation_is_one_call_and_nodes_need_nothing_new(tmp_path):
         issue_server(tmp_path / "authority", tmp_path / "server")
 
 
-def test_node_keys_are_kept_private_and_the_same(tmp_path):
+def test_a_node_key_is_created_once_and_stays_private(tmp_path):
     path = make_node_key(tmp_path / "nodes", "node-0")
     content = path.read_bytes()
     assert mode(path) == 0o600 and mode(path.parent) == 0o700
@@ -129,7 +126,7 @@ def test_node_keys_are_kept_private_and_the_same(tmp_path):
 # --------------------------------------------------------------------------------------------- processes
 
 
-def test_a_missing_flower_is_told_with_the_extra(monkeypatch, tmp_path):
+def test_without_flower_the_error_names_the_extra_to_install(monkeypatch, tmp_path):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else real(name, *a))
     with pytest.raises(SettingError, match=r"needs Flower\. Install it: pip install 'fedtaste\[flower\]'"):
@@ -143,7 +140,7 @@ def test_a_missing_flower_is_told_with_the_extra(monkeypatch, tmp_path):
         require_flower()
 
 
-def test_a_taken_port_is_named_before_anything_starts(tmp_path):
+def test_a_port_in_use_is_refused_before_a_process_starts(tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -159,7 +156,7 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path):
         Cluster(tmp_path / "c", [], log=print)
 
 
-def test_settings_are_read_back_by_flower_as_they_were():
+def test_flower_reads_the_settings_that_were_written():
     from flwr.common.config import parse_config_args
 
     values = {"name": "a \"b\" 'c' = ü 😀 \\ \x7f\n\t", "n": -3, "x": 0.1, "yes": True, "no": False, "empty": ""}
@@ -170,8 +167,8 @@ def test_settings_are_read_back_by_flower_as_they_were():
         to_toml({"a b": 1})
 
 
-def test_a_guard_ends_everything_when_we_are_killed(tmp_path):
-    """The process that holds the guard is killed; a child of a child, in another session, must go too."""
+def test_a_guard_ends_all_processes_when_its_owner_is_killed(tmp_path):
+    """The owner of the guard is killed. A grandchild in another session must end, too."""
     script = f"""
 import os, subprocess, sys, time
 from pathlib import Path
@@ -198,10 +195,10 @@ time.sleep(300)
         kill_marked(f"{tmp_path.name}-mark")
 
 
-def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
+def test_a_process_that_keeps_ending_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_module, "TRIES", 1)
-    said: list[str] = []
-    cluster = Cluster(tmp_path / "c", [{}], log=said.append)
+    log_lines: list[str] = []
+    cluster = Cluster(tmp_path / "c", [{}], log=log_lines.append)
     node = cluster._nodes[0]
 
     def start(process):
@@ -211,13 +208,13 @@ def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "_start_node", start)
     start(node)
     cluster._restart([node])
-    assert cluster.restarts == 1 and said == ["node-0 ended (code 3) and is started again."]
+    assert cluster.restarts == 1 and log_lines == ["node-0 ended (code 3) and is started again."]
     with pytest.raises(RunError, match=r"(?s)node-0 ended 2 times in a row .*code 3.*no such people"):
         cluster._restart([node])
 
 
 def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
-    """Flower would say "running" for a minute."""
+    """Flower would report "running" for a minute."""
     cluster = Cluster(tmp_path / "c", [{}], log=print)
     stopped: list[int] = []
     monkeypatch.setattr(SuperLinkClient, "stop_run", lambda link, run: stopped.append(run))
@@ -229,7 +226,7 @@ def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
         raise Unreachable("away")
 
     monkeypatch.setattr(SuperLinkClient, "run_state", away)
-    assert (cluster.state(7), cluster.state(8)) == ("running", "pending")  # what was known last
+    assert (cluster.state(7), cluster.state(8)) == ("running", "pending")  # the last known state
     monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: ("running", ""))
     monkeypatch.setattr(cluster_module, "find_marked", lambda mark: [(1, "python flower-superexec")])
     assert (cluster.state(7), cluster.reason(7), stopped) == ("failed", "Its ServerApp process is gone.", [7])
@@ -239,10 +236,10 @@ def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
     assert (cluster.state(7), cluster.state(9)) == ("failed", "completed")
 
 
-def wait_for(true, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "it did not come to pass"
+def wait_for(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition did not become true within {seconds} s"
         time.sleep(0.1)
 
 
@@ -280,21 +277,21 @@ server = ServerApp()
 
 @client.query()
 def answer(message, context):
-    told = {"name": context.node_config["name"], "twice": 2 * message.content["ask"]["number"]}
-    return Message(RecordDict({"told": ConfigRecord(told)}), reply_to=message)
+    values = {"name": context.node_config["name"], "twice": 2 * message.content["ask"]["number"]}
+    return Message(RecordDict({"answer": ConfigRecord(values)}), reply_to=message)
 
 @server.main()
 def main(grid, context):
     print("the server speaks", flush=True)
     nodes = list(grid.get_node_ids())
-    asked = [Message(RecordDict({"ask": ConfigRecord({"number": 21})}), node, "query", ttl=60) for node in nodes]
-    waiting, told = set(grid.push_messages(asked)), []
+    messages = [Message(RecordDict({"ask": ConfigRecord({"number": 21})}), node, "query", ttl=60) for node in nodes]
+    waiting, answers = set(grid.push_messages(messages)), []
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             waiting.discard(reply.metadata.reply_to_message_id)
-            told.append([reply.metadata.src_node_id, dict(reply.content["told"])])
+            answers.append([reply.metadata.src_node_id, dict(reply.content["answer"])])
         time.sleep(0.1)
-    Path(context.run_config["out"]).write_text(json.dumps(told))
+    Path(context.run_config["out"]).write_text(json.dumps(answers))
 """,
 }
 
@@ -306,58 +303,58 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def listened_on(processes: list[int]) -> set[tuple[str, int]]:
+def listening_sockets(processes: list[int]) -> set[tuple[str, int]]:
     """(address, port) of every socket that these processes listen on, from /proc: 4 or 16 bytes in hexadecimal."""
     sockets = set()
     for process in processes:
         for link in Path(f"/proc/{process}/fd").iterdir():
             try:
-                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
+                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
             except OSError:
                 continue
-            sockets |= {found[1]} if found else set()
-    there = set()
+            sockets |= {match[1]} if match else set()
+    listening = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in sockets:
-                address, port = words[1].split(":")
-                there.add((address, int(port, 16)))
-    return there
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in sockets:
+                address, port = columns[1].split(":")
+                listening.add((address, int(port, 16)))
+    return listening
 
 
-def stranger(cluster: Cluster, name: str, *words: str) -> tuple[int, str]:
-    """Exit code and words of a SuperNode that should not be let in."""
+def start_foreign_node(cluster: Cluster, name: str, *options: str) -> tuple[int, str]:
+    """Exit code and output of a SuperNode that must be refused."""
     command = [program("flower-supernode"), "--superlink", cluster.address, "--max-retries", "1"]
     command += ["--isolation", "process", "--port"]  # it starts no other process that way
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = environment(cluster.folder / "flower", f"{cluster.token}:{name}")
-    done = subprocess.run([*command, str(port), *words], env=env, capture_output=True, timeout=100, check=False)
-    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
+    process = subprocess.run([*command, str(port), *options], env=env, capture_output=True, timeout=100, check=False)
+    return process.returncode, (process.stdout + process.stderr).decode(errors="replace")
 
 
-def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
-    """One real cluster for all of it: a run, refusals, two deaths, and the end."""
-    said: list[str] = []
-    with Cluster(tmp_path / "c", [{"name": 'the "first"', "partition-id": 0}], log=said.append) as cluster:
+def test_a_federation_of_one_node_from_start_to_end(tmp_path):
+    """One real cluster runs an app, refuses foreign nodes, survives two killed processes, and ends."""
+    log_lines: list[str] = []
+    with Cluster(tmp_path / "c", [{"name": 'the "first"', "partition-id": 0}], log=log_lines.append) as cluster:
         assert list(cluster.processes) == ["superlink", "node-0"]
         refused: dict[str, tuple[int, str]] = {}
         root = str(cluster.folder / "server" / "ca.crt")
         foreign = make_node_key(tmp_path / "foreign", "node")
         other = str(make_authority(tmp_path / "other"))
-        own = str(cluster.folder / "nodes" / "node-0")
+        node_key = str(cluster.folder / "nodes" / "node-0")
         cases = {
             "plain": ["--insecure"],
             "unregistered": ["--root-certificates", root, "--auth-supernode-private-key", str(foreign)],
             "keyless": ["--root-certificates", root],
-            "misled": ["--root-certificates", other, "--auth-supernode-private-key", own],
+            "misled": ["--root-certificates", other, "--auth-supernode-private-key", node_key],
         }
         run = cluster.submit(write_app(tmp_path / "app"), {"out": str(tmp_path / "out.json")})
         threads = [
-            threading.Thread(target=lambda n=name, w=words: refused.update({n: stranger(cluster, n, *w)}))
-            for name, words in cases.items()
+            threading.Thread(target=lambda n=name, w=text: refused.update({n: start_foreign_node(cluster, n, *w)}))
+            for name, text in cases.items()
         ]
         for thread in threads:
             thread.start()
@@ -372,27 +369,27 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
 
         processes = [process for process, _ in find_marked(cluster.token)]
         assert len(processes) >= 4  # with the SuperExecs
-        listening = listened_on(processes)
-        assert {address for address, _ in listening} == {"0100007F"}  # 127.0.0.1, and nothing else
+        listening = listening_sockets(processes)
+        assert {address for address, _ in listening} == {"0100007F"}  # 127.0.0.1 only
         assert cluster.port in {port for _, port in listening}
 
         for thread in threads:
             thread.join()
         assert {name: code for name, (code, _) in refused.items()} == dict.fromkeys(cases, 1)
-        for name, words in {
+        for name, text in {
             "plain": "Failed to initialize the connection",
             "unregistered": "Failed to activate SuperNode",
             "keyless": "SuperNode authentication is enabled",
             "misled": "CERTIFICATE_VERIFY_FAILED",
         }.items():
-            assert words in refused[name][1] and "SuperNode ID" not in refused[name][1], refused[name]
+            assert text in refused[name][1] and "SuperNode ID" not in refused[name][1], refused[name]
         with pytest.raises((http.client.HTTPException, OSError)):
-            plain = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=5)
             try:
-                plain.request("GET", "/health")
-                plain.getresponse()
+                connection.request("GET", "/health")
+                connection.getresponse()
             finally:
-                plain.close()
+                connection.close()
         assert cluster.client.count_online() == 1
 
         with pytest.raises(RunError, match="could not be submitted"):
@@ -408,14 +405,16 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
         os.kill(cluster.processes["superlink"], signal.SIGKILL)
         wait_for(lambda: "superlink" not in cluster.processes, 5)
         cluster.restart_ended()
-        assert cluster.state(run) == "completed" and cluster.client.count_online() == 1  # it knows what it knew
-        assert cluster.restarts == 2 and len(said) == 2
+        assert cluster.state(run) == "completed" and cluster.client.count_online() == 1  # its state was not lost
+        assert cluster.restarts == 2 and len(log_lines) == 2
 
-        private = [path for path in cluster.folder.rglob("*") if path.suffix in (".key", ".toml") or path == Path(own)]
-        assert len(private) >= 5 and all(mode(path) == 0o600 for path in private if "apps" not in path.parts)
+        files = [
+            file for file in cluster.folder.rglob("*") if file.suffix in (".key", ".toml") or str(file) == node_key
+        ]
+        assert len(files) >= 5 and all(mode(file) == 0o600 for file in files if "apps" not in file.parts)
         port = cluster.port
     assert find_marked(cluster.token) == [] and cluster.processes == {}
     for _, used in listening | {("", port)}:
         with socket.socket() as trial:
             assert trial.connect_ex(("127.0.0.1", used)) != 0
-    assert not list(cluster.folder.glob("superlink.db*"))  # messages that were under way are in it
+    assert not list(cluster.folder.glob("superlink.db*"))  # it contains unfinished messages
