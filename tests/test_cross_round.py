@@ -1,4 +1,4 @@
-"""Servers that keep secure sums: exact recovery where it is possible, and the figures of a whole audit."""
+"""Attacks on the secure sums of several rounds: exact recovery of lists where it is possible, and the audit's figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA = "synthetic:60x120x1200"
 
 
 class Regrouped(SecureSum):
-    """Groups that are dealt anew in every round, as in version 0.6.0."""
+    """Secure sums whose groups change in every round, as in version 0.6.0."""
 
     def groups(self, cohort, context):
         return super().groups(cohort, context._replace(run_key=context.key))
@@ -35,38 +35,38 @@ class Regrouped(SecureSum):
 def world_of(method: str, wire: str):
     settings = Settings(data=DATA, method=method, wire=wire)
     task = make_task(settings, load(DATA))
-    made = plan(settings, task.facts)
-    return made, task.federation("final", made.method, made.sampling, None)
+    run_plan = plan(settings, task.facts)
+    return run_plan, task.federation("final", run_plan.method, run_plan.sampling, None)
 
 
-def attacked(method: str, wire: str, rounds: int, stage=None, counts_each_round=False, **how):
-    made, federation = world_of(method, wire)
-    used = build(method, made.model, {}) if counts_each_round else made.method
-    run = ObservedRun(used, made.model, federation, stage or made.wire.stage, rounds, **how)
+def attack(method: str, wire: str, rounds: int, stage=None, counts_each_round=False, **options):
+    run_plan, federation = world_of(method, wire)
+    method_in_use = build(method, run_plan.model, {}) if counts_each_round else run_plan.method
+    run = ObservedRun(method_in_use, run_plan.model, federation, stage or run_plan.wire.stage, rounds, **options)
     return measure_all_rounds(run, 40)
 
 
 def sums_of(people: int, k: int, items: int = 200, seed: int = 0):
-    """A FedALS table of these people, and their lists [people, items]."""
+    """The summed FedALS upload of these people, and their lists [people, items]."""
     rng = np.random.default_rng(seed)
     users, lists = rng.standard_normal((people, k)) + 0.5, rng.random((people, items)) < 0.2
     i, j = np.triu_indices(k)
-    one = np.concatenate([users[:, i] * users[:, j], users, np.ones((people, 1))], 1)
-    return lists.T.astype(float) @ one, lists
+    terms = np.concatenate([users[:, i] * users[:, j], users, np.ones((people, 1))], 1)
+    return lists.T.astype(float) @ terms, lists
 
 
-# Pieces
+# Parts of the attack
 
 
 @pytest.mark.parametrize("people,k", [(1, 4), (3, 4), (10, 32), (10, 10)])
 @pytest.mark.parametrize("counts", [True, False])
-def test_the_lists_of_a_fedals_sum_come_apart(people, k, counts):
-    """No item belongs to one person only, and no count is needed."""
+def test_separate_lists_recovers_every_list_from_a_fedals_sum(people, k, counts):
+    """This works although no item belongs to one person only, and also without counts."""
     sums, lists = sums_of(people, k)
     sums = np.asarray(sums if counts else sums[:, :-1], np.float32)
     assert factor_count(sums.shape[1]) == k
-    told = separate_lists(sums.astype(np.float64))
-    assert sorted(map(tuple, told.tolist())) == sorted(map(tuple, lists.tolist()))
+    separated = separate_lists(sums.astype(np.float64))
+    assert sorted(map(tuple, separated.tolist())) == sorted(map(tuple, lists.tolist()))
 
 
 def test_an_empty_sum_has_no_lists():
@@ -82,7 +82,7 @@ def test_counts_of_regrouped_people_determine_their_lists():
     assert ((guess > 0.5) == (lists > 0.5)).all()
 
 
-def test_somebody_missing_in_a_later_round_is_the_difference_of_two_sums():
+def test_a_person_missing_in_a_later_round_is_recovered_from_two_sums():
     rng = np.random.default_rng(2)
     lists = (rng.random((12, 40)) < 0.3).astype(float)
     member = sparse.csr_matrix(np.array([np.ones(12), np.arange(12) != 5], float))
@@ -95,9 +95,9 @@ def test_guesses_of_rounds_are_merged():
     merged = MergedGuesses()
     merged.add({"a": Guess(np.array([0.0, 2.0]), np.array([True, False]))})
     merged.add({"a": Guess(np.array([0.0, 9.0]), np.array([False, False])), "b": Guess(np.array([3.0, 1.0]))})
-    told = merged.guesses()
-    assert told["a"].scores.tolist() == [-1, 1] and told["a"].picks.tolist() == [True, False]
-    assert told["b"].scores.tolist() == [1, -1] and told["b"].picks is None
+    guesses = merged.guesses()
+    assert guesses["a"].scores.tolist() == [-1, 1] and guesses["a"].picks.tolist() == [True, False]
+    assert guesses["b"].scores.tolist() == [1, -1] and guesses["b"].picks is None
     lists = Guess(np.zeros(3), None, np.array([[True, False, False], [True, True, False]]))
     assert lists.for_length(2).picks.tolist() == [True, True, False]
 
@@ -105,40 +105,40 @@ def test_guesses_of_rounds_are_merged():
 # Runs
 
 
-def test_counts_over_six_rounds_of_regrouped_fedals_give_every_list():
+def test_counts_of_six_rounds_with_changing_groups_reveal_the_lists_of_fedals():
     """Version 0.6.0: the same counts in every round, in groups that change."""
     stage = replace(world_of("fedals", "secure=10")[0].wire.stage, secure_sum=Regrouped(10, most=60))
-    told, first = (attacked("fedals", "secure=10", rounds, stage, True) for rounds in (6, 1))
+    six_rounds, one_round = (attack("fedals", "secure=10", rounds, stage, True) for rounds in (6, 1))
     name = f"{COUNTS} (sums)"
-    assert told.attacks[name] > 0.9 and told.f1 > 0.9 and told.worst_f1 == 1.0
-    assert first.attacks[name] < 0.8, "one round of counts determines little"
-    assert (told.rounds, told.in_sum, told.people) == (6, 10, 40)
+    assert six_rounds.attacks[name] > 0.9 and six_rounds.f1 > 0.9 and six_rounds.worst_f1 == 1.0
+    assert one_round.attacks[name] < 0.8, "one round of counts determines little"
+    assert (six_rounds.rounds, six_rounds.in_sum, six_rounds.people) == (6, 10, 40)
 
 
-def test_groups_that_stay_do_not_save_fedals():
-    """Counts are sent once, so later rounds add nothing to them; one round's table gives the lists all the same."""
-    told, first = (attacked("fedals", "secure=10", rounds) for rounds in (3, 1))
+def test_fixed_groups_do_not_protect_fedals():
+    """Counts are sent once, so later rounds add nothing to them. The sum of one round reveals the lists anyway."""
+    three_rounds, one_round = (attack("fedals", "secure=10", rounds) for rounds in (3, 1))
     name = f"{COUNTS} (sums)"
-    assert told.attacks[name] == pytest.approx(first.attacks[name], abs=0.01)
-    assert told.attacks["lists of sums"] > 0.8 and told.f1 > 0.8
+    assert three_rounds.attacks[name] == pytest.approx(one_round.attacks[name], abs=0.01)
+    assert three_rounds.attacks["lists of sums"] > 0.8 and three_rounds.f1 > 0.8
 
 
-def test_whoever_drops_out_of_the_cohort_s_sum_is_told():
-    """All people in one sum; with drop-outs the sums of several rounds differ by a few people's lists."""
+def test_dropouts_make_recovery_from_cohort_sums_better():
+    """All people are in one sum. With drop-outs the sums of two rounds differ by the lists of a few people."""
     name = f"{COUNTS} (sums)"
-    still, moving = (
-        attacked("fedals", "secure", 6, None, True, dropout=dropout).attacks[name] for dropout in (0.0, 0.02)
+    without_dropout, with_dropout = (
+        attack("fedals", "secure", 6, None, True, dropout=dropout).attacks[name] for dropout in (0.0, 0.02)
     )
-    assert moving > still + 0.02
+    assert with_dropout > without_dropout + 0.02
 
 
-def test_other_methods_are_averaged_over_rounds():
-    told = attacked("fedmf", "secure=10", 4)
-    assert told.f1 > told.popularity_f1
-    assert not any(name.startswith(COUNTS) for name in told.attacks)
+def test_rounds_of_other_methods_are_averaged():
+    result = attack("fedmf", "secure=10", 4)
+    assert result.f1 > result.popularity_f1
+    assert not any(name.startswith(COUNTS) for name in result.attacks)
 
 
-def test_the_audit_reports_what_all_rounds_tell():
+def test_the_audit_reports_the_attack_over_all_rounds():
     settings = Settings(data=DATA, method="fedals", wire="secure=10")
     loaded = load(DATA)
     result = audit(settings, make_task(settings, loaded), loaded.titles, AuditScope(rounds=6, people=40, canaries=0))
@@ -146,6 +146,6 @@ def test_the_audit_reports_what_all_rounds_tell():
     assert result.f1 > 0.8 and result.worst_f1 == 1.0 and result.helped
 
 
-def test_noise_of_devices_is_seen_by_the_server_of_sealed_sums():
-    plain, noisy = (attacked("fedmf", wire, 2).f1 for wire in ("clip=1.0,secure=3", "clip=1.0,noise=100,secure=3"))
+def test_local_noise_lowers_the_recovery_from_secure_sums():
+    plain, noisy = (attack("fedmf", wire, 2).f1 for wire in ("clip=1.0,secure=3", "clip=1.0,noise=100,secure=3"))
     assert noisy < plain
