@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from fedtaste import load
 from fedtaste.core import Upload
-from fedtaste.data import columns as tables
+from fedtaste.data import columns
 from fedtaste.engine.checkpoint import checksum, load_params
 from fedtaste.errors import DataError, RunError
 from fedtaste.wire.messages import Head, decode, encode
@@ -32,7 +32,7 @@ from support.fuzzing import FILES, TARGETS, TOTAL, checkpoints, feed_checkpoint,
 
 CASES = {"message": 1500, "checkpoint": 30, "run folder": 100, "text": 150, "parquet": 80}
 CORPUS = json.loads((Path(__file__).parent / "support" / "fuzz_corpus.json").read_text())
-NUMBER = Head(7, 3, 0)
+HEAD = Head(7, 3, 0)
 
 
 @pytest.mark.filterwarnings("ignore")  # a warning about the content is not a failure to read it
@@ -47,7 +47,7 @@ def test_damaged_bytes_give_a_value_or_an_error(name, tmp_path):
 
 
 def test_undamaged_bytes_are_accepted(tmp_path):
-    """Otherwise the fuzzing tests above would show nothing."""
+    """Otherwise the fuzzing tests above would prove nothing."""
     assert sum(UploadValidator(7, 3, [0, 5], TOTAL).admit(blob) is not None for blob in TARGETS["message"].seeds()) == 2
     for blob in checkpoints():
         (tmp_path / "state").write_bytes(blob)
@@ -57,7 +57,7 @@ def test_undamaged_bytes_are_accepted(tmp_path):
         assert len(load(str(tmp_path / name))) == 3
 
 
-# Found: messages
+# Past findings: messages
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_undamaged_bytes_are_accepted(tmp_path):
 )
 def test_upload_weight_of_an_unusual_dtype_is_rejected(dtype):
     """Its comparison with zero once raised an exception in the middle of a round."""
-    door = UploadValidator(7, 3, [0], TOTAL)
+    validator = UploadValidator(7, 3, [0], TOTAL)
     try:
-        blob = encode(Upload(TOTAL, torch.tensor(2.0).to(getattr(torch, dtype))), NUMBER)
+        blob = encode(Upload(TOTAL, torch.tensor(2.0).to(getattr(torch, dtype))), HEAD)
     except (KeyError, ValueError, RuntimeError):
         pytest.skip("safetensors does not write it")
-    assert door.admit(blob) is None and door.refused == {"dtype": 1}
+    assert validator.admit(blob) is None and validator.refused == {"dtype": 1}
 
 
-# Found: checkpoints
+# Past findings: checkpoints
 
 
 def test_checkpoint_of_float8_is_refused(tmp_path):
@@ -103,11 +103,11 @@ def test_checkpoint_with_an_invalid_round_is_handled(tmp_path, number):
     text = header["__metadata__"]["about"].partition(" ")[2].replace('"round": 2, ', "").replace(', "round": 2', "")
     text = text[:-1] + f', "round": {number}}}'
     header["__metadata__"]["about"] = f"{checksum(load_params(tmp_path / 'whole')[0], text)} {text}"
-    made = json.dumps(header).encode()
-    feed_checkpoint(struct.pack("<Q", len(made)) + made + blob[8 + size :], tmp_path)
+    encoded_header = json.dumps(header).encode()
+    feed_checkpoint(struct.pack("<Q", len(encoded_header)) + encoded_header + blob[8 + size :], tmp_path)
 
 
-# Found: run folders. (file, what is changed in it)
+# Past findings: run folders
 
 
 def changed(name: str, **values: object) -> bytes:
@@ -115,7 +115,7 @@ def changed(name: str, **values: object) -> bytes:
     return bytes([place]) + json.dumps(json.loads(folder_files()[place][1:]) | values).encode()
 
 
-FOUND = {
+PAST_FINDINGS = {
     "no hash": lambda: changed("settings.json", data_hash=None),
     "deep": lambda: bytes([FILES.index("plan.json")]) + b"[" * 100_000,
     "runs that are numbers": lambda: changed("compare.json", runs=[1, 2]),
@@ -129,17 +129,17 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("what", FOUND)
-def test_changed_file_of_a_run_folder_is_handled(what, tmp_path):
-    feed_folder(FOUND[what](), tmp_path)
+@pytest.mark.parametrize("case", PAST_FINDINGS)
+def test_changed_file_of_a_run_folder_is_handled(case, tmp_path):
+    feed_folder(PAST_FINDINGS[case](), tmp_path)
 
 
-# Found: Parquet files on which polars ends the process, or panics
+# Past findings: Parquet files on which polars ends the process, or panics
 
 
-@pytest.mark.parametrize("what", CORPUS)
-def test_parquet_file_that_crashes_polars_is_refused(what, tmp_path):
-    (tmp_path / "a.parquet").write_bytes(base64.b64decode(CORPUS[what]))
+@pytest.mark.parametrize("case", CORPUS)
+def test_parquet_file_that_crashes_polars_is_refused(case, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(base64.b64decode(CORPUS[case]))
     with pytest.raises(DataError, match="damaged Parquet"):
         load(str(tmp_path / "a.parquet"))
 
@@ -147,26 +147,22 @@ def test_parquet_file_that_crashes_polars_is_refused(what, tmp_path):
 def test_polars_still_crashes_on_damaged_parquet(tmp_path):
     """If this fails, polars reports damaged files properly, and the trial reading (data/columns.py) can be removed."""
     (tmp_path / "a.parquet").write_bytes(base64.b64decode(CORPUS["asks for exabytes"]))
-    command = [
-        sys.executable,
-        "-c",
-        "import polars, sys; polars.read_parquet(sys.argv[1])",
-        str(tmp_path / "a.parquet"),
-    ]
+    code = "import polars, sys; polars.read_parquet(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path / "a.parquet")]
     assert subprocess.run(command, capture_output=True).returncode < 0
 
 
 def test_trial_reading_of_parquet_has_a_time_limit(tmp_path, monkeypatch):
     pl.DataFrame({"user": ["a"], "item": ["b"]}).write_parquet(tmp_path / "a.parquet")
     assert len(load(str(tmp_path / "a.parquet"))) == 1
-    monkeypatch.setattr(tables, "TRIAL", "import time; time.sleep(600)")
+    monkeypatch.setattr(columns, "TRIAL", "import time; time.sleep(600)")
     real = subprocess.run
-    monkeypatch.setattr(tables.subprocess, "run", lambda *args, **more: real(*args, **more | {"timeout": 0.5}))
+    monkeypatch.setattr(columns.subprocess, "run", lambda *args, **more: real(*args, **more | {"timeout": 0.5}))
     with pytest.raises(DataError, match="damaged Parquet"):
         load(str(tmp_path / "a.parquet"))
 
 
-# What a header claims is not what is allocated
+# Memory
 
 
 def peak() -> int:
@@ -190,7 +186,7 @@ def test_claimed_sizes_are_not_allocated(tmp_path):
 
 def test_gzip_bomb_is_refused(tmp_path, monkeypatch):
     """Unpacking stops at 200 times the size of the file."""
-    monkeypatch.setattr(tables, "ROOM", 1 << 22)
+    monkeypatch.setattr(columns, "ROOM", 1 << 22)
     part = zlib.compressobj(9, zlib.DEFLATED, 31)
     zeros = bytes(1 << 24)
     packed = b"".join(part.compress(zeros) for _ in range(20)) + part.flush()
@@ -205,7 +201,7 @@ def test_gzip_bomb_is_refused(tmp_path, monkeypatch):
 
 
 def test_weights_files_have_one_metadata_entry(tmp_path):
-    """Two entries came in any order, so that the same run did not give the same bytes."""
+    """Two entries were written in any order, so that the same run did not give the same bytes."""
     with safe_open(_saved(tmp_path), "pt") as file:
         assert list(file.metadata()) == ["about"]
 
