@@ -1,4 +1,4 @@
-"""The study of docs/degree.md in small: the released figures, the choice of lambda, rounds by lambda."""
+"""The study of docs/degree.md on a small scale: figures of the released code, the choice of lambda, rounds by lambda."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def study():
         sys.path.remove(BENCHMARKS)
 
 
-def test_the_released_figures_are_reproduced(study):
+def test_the_figures_of_the_released_code_are_reproduced(study):
     degree, page = study
-    found = degree.parity(("fedavg", "0.1"))
+    figures = degree.parity(("fedavg", "0.1"))
     for r, row in page.RELEASED.items():
         for name in ("fedavg", "0.1"):
-            np.testing.assert_allclose(found[name][r], row[name], rtol=0.01)
+            np.testing.assert_allclose(figures[name][r], row[name], rtol=0.01)
 
 
 def test_auto_is_near_the_best_lambda(study):
-    found = study[0].spring((0.3, 1.0), (0,), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0))
-    assert found["off_closed_form"] < 1e-3
-    assert [row["best"] for row in found["rows"]] == [10.0, 0.3]
-    for row in found["rows"]:
+    study_result = study[0].spring((0.3, 1.0), (0,), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0))
+    assert study_result["off_closed_form"] < 1e-3
+    assert [row["best"] for row in study_result["rows"]] == [10.0, 0.3]
+    for row in study_result["rows"]:
         assert row["auto"]["worst_ratio"] <= 1.1
         assert row["auto"]["worst_ratio"] < row["released_rule"]["pilot"]["worst_ratio"]
 
@@ -45,11 +45,11 @@ def test_rounds_grow_with_lambda_and_gradients_do_not(study):
     rows = study[0].rounds((0.01, 1.0, 100.0), 1e-5)["rows"]
     few, some, many = (row["default"] for row in rows)
     assert few["rounds"] < some["rounds"] < many["rounds"] and many["rounds"] >= 10 * few["rounds"]
-    spent = [row["default"]["gradients"] for row in rows]
-    assert max(spent) <= 3 * min(spent)
+    gradients = [row["default"]["gradients"] for row in rows]
+    assert max(gradients) <= 3 * min(gradients)
 
 
-def test_federations_side_by_side_are_each_as_alone(study):
+def test_federations_trained_together_equal_separate_ones(study):
     degree = study[0]
     worlds = [degree.logistic(clients=4, examples=30, seed=s) for s in range(3)]
     start = np.random.default_rng(0).normal(size=(3, 2, 10))
@@ -64,7 +64,7 @@ def test_federations_side_by_side_are_each_as_alone(study):
         np.testing.assert_allclose(v[:, i], v_alone, atol=1e-5)
 
 
-def test_two_classes_is_fedtastes_logistic(study):
+def test_two_classes_has_the_loss_of_the_logistic_model(study):
     ours, theirs = study[0].two_classes(10, np.zeros((2, 10))), fedtaste.logistic(10)
     generator = torch.Generator().manual_seed(0)
     weights = {"weight": torch.randn(2, 10, generator=generator)}
