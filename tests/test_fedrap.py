@@ -1,4 +1,4 @@
-"""FedRAP: exact answers, its kernel for every setting, and the pages that hold people's own rows."""
+"""FedRAP: exact answers, its kernel for every setting, and the pages that store private rows."""
 
 from __future__ import annotations
 
@@ -36,19 +36,15 @@ def federation(batch=40, **options):
     return of_histories(WORLD, ITEMS, negatives=3, batch=batch, seed=1, **options)
 
 
-CALM = {
-    "table_lr": 20.0,
-    "mu": 0.02,
-    "passes": 4,
-}  # rates for short histories
+BASE_SETTINGS = {"table_lr": 20.0, "mu": 0.02, "passes": 4}  # rates for short histories
 
 
 def fedrap_of(**settings):
     model = additive(ITEMS, k=8)
-    return build("fedrap", model, CALM | settings), model
+    return build("fedrap", model, BASE_SETTINGS | settings), model
 
 
-def trained(backend="kernel", rounds=3, batch=40, **settings):
+def train(backend="kernel", rounds=3, batch=40, **settings):
     method, model = fedrap_of(**settings)
     return list(run(method, model, federation(batch), rounds=rounds, backend=backend, seed=2))
 
@@ -71,22 +67,22 @@ VARIANTS = [
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()) or "released")
 @pytest.mark.parametrize("batch", [40, 0])
-def test_the_kernel_is_the_loop_for_every_setting(settings, batch):
-    """With several batches a person, or one: to 1e-5 after three rounds."""
-    slow, fast = trained("loop", batch=batch, **settings)[-1], trained("kernel", batch=batch, **settings)[-1]
+def test_the_kernel_equals_the_loop_for_every_setting(settings, batch):
+    """They agree to 1e-5 after three rounds, with one batch per person or several."""
+    slow, fast = train("loop", batch=batch, **settings)[-1], train("kernel", batch=batch, **settings)[-1]
     assert_close(everything(slow.state), everything(fast.state), 1e-5)
     assert slow.loss == pytest.approx(fast.loss, rel=1e-4) if slow.loss is not None else fast.loss is None
 
 
-def by_hand(c, d, u, b, items, targets, *, lr, table_lr, lam, mu, wd, steps):
-    """One batch, one person, the published count form, dense and in double precision."""
+def reference_client(c, d, u, b, items, targets, *, lr, table_lr, lam, mu, wd, steps):
+    """One person's training on one batch by the published formulas with counts, dense and in double precision."""
     c, d, u = c.astype(float), d.astype(float), u.astype(float)
     k, size = c.shape[1], len(items)
     count = np.bincount(items, minlength=len(c))
-    taken = np.bincount(items, targets, minlength=len(c))
+    positives = np.bincount(items, targets, minlength=len(c))
     for t in range(steps):
         p = 1 / (1 + np.exp(-((d + c) @ u + b)))
-        e = (count * p - taken) / size
+        e = (count * p - positives) / size
         gu, gb = e @ (d + c), e.sum()
         push = 2 * lam * count[:, None] / (size * k) * (d - c)
         gd = e[:, None] * u - push
@@ -97,26 +93,27 @@ def by_hand(c, d, u, b, items, targets, *, lr, table_lr, lam, mu, wd, steps):
     return c, d, u, b
 
 
-def test_a_client_does_what_the_paper_writes():
+def test_a_client_step_equals_the_formulas_of_the_paper():
     method, model = fedrap_of()
-    shared, own = method.init(model.init(torch.Generator().manual_seed(5)))
+    shared, private = method.init(model.init(torch.Generator().manual_seed(5)))
     examples = federation(batch=0).examples(np.array([0]), 0, "samples")
     upload, after = method.client(
-        Download(shared, torch.tensor(0.0)), own, Examples(*(x[0] for x in examples.pad(np.array([0]))))
+        Download(shared, torch.tensor(0.0)), private, Examples(*(x[0] for x in examples.pad(np.array([0]))))
     )
-    c, d, u, b = by_hand(
-        shared["item"].numpy(), own["own"].numpy(), own["user"].numpy(), float(own["bias"]), examples.inputs, examples.targets,
+    c, d, u, b = reference_client(
+        shared["item"].numpy(), private["own"].numpy(), private["user"].numpy(), float(private["bias"]), examples.inputs, examples.targets,
         lr=0.5, table_lr=20.0, lam=0.1, mu=0.02, wd=1e-4, steps=4,
     )  # fmt: skip
-    got = (1 + upload.total["decay"]) * shared["item"] + upload.total["item"]
-    np.testing.assert_allclose(got, c, atol=2e-4)
+    item = (1 + upload.total["decay"]) * shared["item"] + upload.total["item"]
+    np.testing.assert_allclose(item, c, atol=2e-4)
     np.testing.assert_allclose(after["scale"] * after["own"], d, atol=2e-4)
     np.testing.assert_allclose(after["user"], u, atol=2e-4)
     assert float(after["bias"]) == pytest.approx(b, abs=2e-4)
 
 
-def test_one_step_by_everybody_is_central_descent():
-    """passes=1, batch=0: C moves by the gradient of the mean of everybody's objective, everything else by its own."""
+def test_one_step_of_all_clients_equals_central_descent():
+    """With passes=1 and batch=0, C moves by the gradient of the mean objective of all people, and other parameters by the
+    gradient of their own person's objective."""
     settings = {"passes": 1, "released": False, "schedule": "fixed", "lr": 0.5, "table_lr": 20.0}
     method, model = fedrap_of(**settings)
     federated = list(run(method, model, federation(0), rounds=4, seed=2))[-1].state
@@ -129,12 +126,13 @@ def test_one_step_by_everybody_is_central_descent():
     for number in range(4):
         examples = federation(0).examples(people, number, "samples")
         costs = []
-        for place in range(len(people)):
-            part = slice(examples.starts[place], examples.starts[place + 1])
-            at, want = torch.from_numpy(examples.inputs[part]).long(), torch.from_numpy(examples.targets[part]).double()
-            logits = (c[at] + d[place][at]) @ u[place] + b[place]
-            fit = torch.nn.functional.binary_cross_entropy_with_logits(logits, want)
-            costs.append(fit - 0.1 * ((d[place][at] - c[at]) ** 2).mean() + 0.02 * c[at].abs().mean())
+        for index in range(len(people)):
+            part = slice(examples.starts[index], examples.starts[index + 1])
+            items = torch.from_numpy(examples.inputs[part]).long()
+            targets = torch.from_numpy(examples.targets[part]).double()
+            logits = (c[items] + d[index][items]) @ u[index] + b[index]
+            fit = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
+            costs.append(fit - 0.1 * ((d[index][items] - c[items]) ** 2).mean() + 0.02 * c[items].abs().mean())
         gc, gd, gu, gb = torch.autograd.grad(sum(costs), [c, d, u, b])
         with torch.no_grad():
             c -= 20.0 * gc / len(people)
@@ -153,64 +151,64 @@ def test_the_schedule_reaches_the_loss_and_the_released_code_ignores_it():
     assert values["tanh"][0] == 0 and values["tanh"][20] == pytest.approx(np.tanh(2))
     assert values["square"].tolist() == [1] * 10 + [0] * 10 + [1] * 5
     assert values["frac"][3] == 0.25 and values["sin"][5] == pytest.approx(np.sin(0.5))
-    ends = [everything(trained(released=False, schedule=name)[-1].state) for name in SCHEDULES]
+    ends = [everything(train(released=False, schedule=name)[-1].state) for name in SCHEDULES]
     assert all(not same_bytes(ends[0], other) for other in ends[1:])
-    first = trained(released=False, schedule="tanh", rounds=1)[-1].state  # tanh(0) = 0: nothing but the data
-    assert_close(everything(first), everything(trained(released=False, lam=0.0, mu=0.0, rounds=1)[-1].state), 1e-6)
-    same = [everything(trained(schedule=name)[-1].state) for name in ("tanh", "sin")]
+    first = train(released=False, schedule="tanh", rounds=1)[-1].state  # tanh(0) = 0: only the loss on the data
+    assert_close(everything(first), everything(train(released=False, lam=0.0, mu=0.0, rounds=1)[-1].state), 1e-6)
+    same = [everything(train(schedule=name)[-1].state) for name in ("tanh", "sin")]
     assert same_bytes(*same)
 
 
-def test_the_server_makes_exact_zeros():
-    plain, sparse = trained(rounds=4)[-1].state.shared, trained(rounds=4, prox=0.2)[-1].state.shared
-    assert float((plain["item"] == 0).float().mean()) == 0
-    assert float((sparse["item"] == 0).float().mean()) > 0.3
+def test_prox_sets_numbers_to_exactly_zero():
+    without_prox, with_prox = train(rounds=4)[-1].state.shared, train(rounds=4, prox=0.2)[-1].state.shared
+    assert float((without_prox["item"] == 0).float().mean()) == 0
+    assert float((with_prox["item"] == 0).float().mean()) > 0.3
 
 
-def test_own_and_common_stay_within_reach():
-    """The push would carry them to infinity; the bound stops it after the round that passes it."""
-    free = trained(lam=1.0, bound=1e30, rounds=8, released=False, schedule="fixed")[-1].state
-    bounded = trained(lam=1.0, bound=4.0, rounds=8, released=False, schedule="fixed")[-1].state
+def test_bound_limits_the_distance_of_private_and_common_tables():
+    """Without the bound the push would diverge. The bound stops it after the round that exceeds it."""
+    free = train(lam=1.0, bound=1e30, rounds=8, released=False, schedule="fixed")[-1].state
+    bounded = train(lam=1.0, bound=4.0, rounds=8, released=False, schedule="fixed")[-1].state
 
-    def apart(state):
-        own = state.private.gather(np.arange(PEOPLE))
-        return float(((own["scale"][:, None, None] * own["own"] - state.shared["item"]) ** 2).mean(2).max())
+    def largest_distance(state):
+        private = state.private.gather(np.arange(PEOPLE))
+        return float(((private["scale"][:, None, None] * private["own"] - state.shared["item"]) ** 2).mean(2).max())
 
-    assert apart(bounded) < 20 and apart(bounded) < 0.01 * apart(free)
+    assert largest_distance(bounded) < 20 and largest_distance(bounded) < 0.01 * largest_distance(free)
 
 
 @pytest.mark.parametrize("backend", ["kernel", "vmap"])
-def test_a_push_that_explodes_is_stopped_with_the_reason(backend):
+def test_a_diverging_push_raises_an_error_that_names_lam(backend):
     with pytest.raises(DivergedError, match="lam of fedrap"):
-        trained(backend, rounds=5, lam=1e9)
+        train(backend, rounds=5, lam=1e9)
 
 
-def test_scores_are_those_of_the_personal_model():
+def test_fast_scores_equal_those_of_the_personal_model():
     for parts in ("both", "common", "own"):
         method, model = fedrap_of(parts=parts)
         state = list(run(method, model, federation(), rounds=2))[-1].state
         people, examples = np.arange(PEOPLE), federation().examples(np.arange(PEOPLE), 0, "samples")
         for candidates in (torch.arange(ITEMS), torch.randint(0, ITEMS, (PEOPLE, 7))):
-            rows_by_way = {}
-            for way in (method, method.replace(fast=Fast(method.fast.kernel))):
+            rows_of = {}
+            for variant in (method, method.replace(fast=Fast(method.fast.kernel))):
                 rows = torch.zeros(PEOPLE, candidates.shape[-1])
                 for part, scores in personal_scores(
-                    way, model, state.shared, state.private, people, examples, candidates
+                    variant, model, state.shared, state.private, people, examples, candidates
                 ):
                     rows[part] = scores
-                rows_by_way[way.fast.scores is None] = rows
-            torch.testing.assert_close(rows_by_way[True], rows_by_way[False], rtol=1e-4, atol=1e-4)
+                rows_of[variant.fast.scores is None] = rows
+            torch.testing.assert_close(rows_of[True], rows_of[False], rtol=1e-4, atol=1e-4)
 
 
-def test_the_same_bytes_with_one_thread_and_with_two():
+def test_one_thread_and_several_give_the_same_bytes():
     before, ends = numba.get_num_threads(), []
     for threads in (1, before):
         numba.set_num_threads(threads)
-        ends.append(everything(trained(rounds=4)[-1].state))
+        ends.append(everything(train(rounds=4)[-1].state))
     assert same_bytes(*ends)
 
 
-def test_what_does_not_fit_is_refused():
+def test_another_model_and_a_large_weight_decay_are_refused():
     with pytest.raises(SettingError, match="model=additive"):
         build("fedrap", factorization(10), {})
     with pytest.raises(SettingError, match="below 1"):
@@ -219,42 +217,42 @@ def test_what_does_not_fit_is_refused():
 
 @examples(max_examples=40, deadline=None)
 @given(st.lists(st.dictionaries(st.integers(0, 4), st.sets(st.integers(0, 199), max_size=90)), max_size=6))
-def test_pages_are_a_dictionary(batches):
-    """Whatever is placed is found again, at one slot, and a row starts at its initial value."""
+def test_pages_store_and_find_every_row(batches):
+    """Every placed row is found again at one slot, and starts at its initial value."""
     initial = np.arange(400, dtype=np.float32).reshape(200, 2)
     pages, known = Pages(initial, 5), {}
     for number, batch in enumerate(batches):
         parts = {person: sorted(rows) for person, rows in batch.items()}
         people = np.array(list(parts), np.int64)
         starts = np.append(0, np.cumsum([len(rows) for rows in parts.values()])).astype(np.int64)
-        wanted = np.array([row for rows in parts.values() for row in rows], np.int32)
-        slots = pages.place(people, starts, wanted)
+        row_ids = np.array([row for rows in parts.values() for row in rows], np.int32)
+        slots = pages.place(people, starts, row_ids)
         assert len(set(slots.tolist())) == len(slots)
         owners = np.repeat(people, np.diff(starts))
-        for owner, row, slot in zip(owners.tolist(), wanted.tolist(), slots.tolist()):
+        for owner, row, slot in zip(owners.tolist(), row_ids.tolist(), slots.tolist()):
             assert pages.rows[slot].tolist() == known.get((owner, row), initial[row].tolist())
             pages.rows[slot] = known[owner, row] = [number, row]
     assert pages.used.sum() == len(known) and pages.pages <= -(-len(known) // PAGE) + 5
-    again = Pages(initial, 5)
-    again.unpack({name: part.copy() for name, part in pages.pack().items()})
-    every = np.tile(np.arange(200, dtype=np.int32), 5)
-    there, here = (p.find(np.arange(5), np.arange(0, 1001, 200), every) for p in (pages, again))
-    assert np.array_equal(there, here) and (there >= 0).sum() == len(known)
+    loaded = Pages(initial, 5)
+    loaded.unpack({name: part.copy() for name, part in pages.pack().items()})
+    all_rows = np.tile(np.arange(200, dtype=np.int32), 5)
+    slots_before, slots_after = (p.find(np.arange(5), np.arange(0, 1001, 200), all_rows) for p in (pages, loaded))
+    assert np.array_equal(slots_before, slots_after) and (slots_before >= 0).sum() == len(known)
 
 
-def test_pages_on_disk_are_the_same(tmp_path):
+def test_pages_on_disk_give_the_same_bytes(tmp_path):
     method, model = fedrap_of()
-    here = list(run(method, model, federation(), rounds=3))[-1].state
-    there = begin(method, model, federation(), folder=tmp_path / "private")
-    there = list(run(method, model, federation(), rounds=3, state=there))[-1].state
-    assert same_bytes(everything(here), everything(there))
-    assert isinstance(there.private.touched["own"].values, np.memmap)
-    copy = Store.fresh(there.private.initial, PEOPLE, ["own"], tmp_path)
-    copy.unpack({name: value.clone() for name, value in there.private.pack().items()})
-    assert same_bytes(copy.gather(np.arange(PEOPLE)), there.private.gather(np.arange(PEOPLE)))
+    in_memory = list(run(method, model, federation(), rounds=3))[-1].state
+    on_disk = begin(method, model, federation(), folder=tmp_path / "private")
+    on_disk = list(run(method, model, federation(), rounds=3, state=on_disk))[-1].state
+    assert same_bytes(everything(in_memory), everything(on_disk))
+    assert isinstance(on_disk.private.touched["own"].values, np.memmap)
+    copy = Store.fresh(on_disk.private.initial, PEOPLE, ["own"], tmp_path)
+    copy.unpack({name: value.clone() for name, value in on_disk.private.pack().items()})
+    assert same_bytes(copy.gather(np.arange(PEOPLE)), on_disk.private.gather(np.arange(PEOPLE)))
 
 
-def test_a_full_disk_is_told_before_anything_is_lost(tmp_path, monkeypatch):
+def test_a_full_disk_raises_an_error_before_a_page_is_written(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -268,7 +266,7 @@ def test_a_full_disk_is_told_before_anything_is_lost(tmp_path, monkeypatch):
         Pages(np.zeros((10, 4), np.float32), 2, tmp_path / "file")
 
 
-def test_pages_that_do_not_fit_together_are_refused():
+def test_inconsistent_pages_are_refused():
     pages = Pages(np.zeros((10, 4), np.float32), 2)
     pages.place(np.array([0]), np.array([0, 2]), np.array([1, 2], np.int32))
     for name, value in (("first", 7), ("used", 90), ("follows", 0), ("ids", 10), ("ids", 1), ("last", 3)):
@@ -278,8 +276,8 @@ def test_pages_that_do_not_fit_together_are_refused():
             Pages(np.zeros((10, 4), np.float32), 2).unpack(parts)
 
 
-def test_a_private_part_of_another_kind_is_refused():
-    state = trained(rounds=1)[-1].state
+def test_private_parameters_of_other_settings_are_refused():
+    state = train(rounds=1)[-1].state
     good = state.private.pack()
     for name in good:
         less = {n: v for n, v in good.items() if n != name}
