@@ -1,4 +1,4 @@
-"""FedVeil: bounds that hold, a second derivation of all it computes, and what it promises before a run."""
+"""FedVeil: bounds of its uploads, an independent implementation of all its steps, and its advice before a run."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from fedtaste.wire.stages import clip
 ROUTES = ("head", "iterate", "features")
 PEOPLE, ITEMS = 60, 130  # more items than the smallest head has
 FEATURES = np.random.default_rng(8).random((ITEMS, 7)).round() + np.eye(ITEMS)[:, :7]
-FEATURES[:, 0] = np.arange(ITEMS) % 2  # what the planted people go by
+FEATURES[:, 0] = np.arange(ITEMS) % 2  # the feature that separates the two tastes
 TABLE = torch.from_numpy(FEATURES).float()
 
 
-def words_of(route: str) -> dict:
+def settings_of(route: str) -> dict:
     """Settings of a route, with the features where it needs them."""
     return {"route": route} | ({"features": TABLE} if route == "features" else {})
 
 
-def planted(people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:
-    """Two kinds of people, who take items of their own half nine times in ten, the first items more often."""
+def two_taste_histories(people: int = PEOPLE, items: int = ITEMS, seed: int = 0) -> Histories:
+    """Two kinds of people, who choose items of their own half nine times in ten, and the first items more often."""
     rng = np.random.default_rng(seed)
     rows = []
     for person in range(people):
-        liking = np.where(np.arange(items) % 2 == person % 2, 0.9, 0.1) / (5 + np.arange(items))
-        rows.append(rng.choice(items, rng.integers(8, 25), replace=False, p=liking / liking.sum()))
+        probabilities = np.where(np.arange(items) % 2 == person % 2, 0.9, 0.1) / (5 + np.arange(items))
+        rows.append(rng.choice(items, rng.integers(8, 25), replace=False, p=probabilities / probabilities.sum()))
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    taken = np.concatenate(rows).astype(np.int32)
-    return Histories(starts, taken, np.ones(len(taken), np.float32))
+    items_of_all = np.concatenate(rows).astype(np.int32)
+    return Histories(starts, items_of_all, np.ones(len(items_of_all), np.float32))
 
 
 def dense(histories: Histories, items: int = ITEMS) -> np.ndarray:
@@ -66,8 +66,8 @@ def dense(histories: Histories, items: int = ITEMS) -> np.ndarray:
     return x
 
 
-def given_noise(method, draws: list[np.ndarray], z: float) -> Stage:
-    """The sum of round t plus C z / sqrt(share) times what is given."""
+def add_noise(method, draws: list[np.ndarray], z: float) -> Stage:
+    """A stage that adds C z / sqrt(share) times the given draws to the sum of every round."""
 
     def server(upload: Upload, context: StageContext) -> Upload:
         bound, share = method.privacy.bounds[context.round]
@@ -86,13 +86,19 @@ def draws_of(method) -> list[np.ndarray]:
     return noise
 
 
+def genre_task():
+    """A ranking task on synthetic data whose genres are the tastes."""
+    data = synthetic(500, 200, 20_000)
+    return ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+
+
 def unit(x: np.ndarray) -> np.ndarray:
     size = np.linalg.norm(x, axis=-1, keepdims=True)
     return x / np.where(size > 0, size, 1)
 
 
-def shrink_one(y: np.ndarray, features: np.ndarray, s: float) -> np.ndarray:
-    """A vector of items towards its ridge fit, by least squares with three more rows for the penalty."""
+def shrink_vector(y: np.ndarray, features: np.ndarray, s: float) -> np.ndarray:
+    """Shrink a vector of items towards its ridge fit, by least squares with additional rows for the penalty."""
     f = np.column_stack([features, np.ones(len(y))])
     augmented = np.vstack([f, math.sqrt(3) * np.eye(f.shape[1])])
     fit = f @ np.linalg.lstsq(augmented, np.concatenate([y, np.zeros(f.shape[1])]), rcond=None)[0]
@@ -101,8 +107,8 @@ def shrink_one(y: np.ndarray, features: np.ndarray, s: float) -> np.ndarray:
 
 
 class Reference:
-    """The mechanism again, on a dense matrix and in double precision, as the specification has it. A basis V is here
-    made of eigenvectors; what it is turned by does not matter, so the tables' noise comes in the method's rotation."""
+    """The mechanism of the specification, implemented again on a dense matrix and in double precision. A basis V
+    consists of eigenvectors here. Its rotation does not matter, so the noise of tables comes in the method's rotation."""
 
     def __init__(
         self, x: np.ndarray, z: float, shares: list[float], alpha: float, noise: list[np.ndarray],
@@ -112,7 +118,7 @@ class Reference:
         self.x, self.z, self.shares, self.noise, self.features = x, z, shares, noise, features
         s = z / math.sqrt(shares[0])
         total = unit(x).sum(0) + s * noise[0]
-        total = total if features is None else shrink_one(total, features, s)
+        total = total if features is None else shrink_vector(total, features, s)
         self.p = s * np.logaddexp(0, total / s) if z else unit(x).sum(0)
         self.d = np.maximum(self.p, max(s, 1)) ** -alpha
         self.q = unit(self.p * self.d)
@@ -141,15 +147,15 @@ class Reference:
         v[head] = vectors[:, -number:]
         return np.linalg.qr(self.off_q(v))[0]
 
-    def tabled(self, v: np.ndarray, theirs: np.ndarray, turn: int) -> np.ndarray:
+    def table_of(self, v: np.ndarray, theirs: np.ndarray, number: int) -> np.ndarray:
         """Y, for a basis V whose space is that of `theirs`."""
         u = self.t @ v
         u *= np.minimum(1, CLIP / np.maximum(np.linalg.norm(u, axis=1), 1e-12))[:, None]
-        self.s = CLIP * self.z / math.sqrt(self.shares[turn])
-        y = self.t.T @ u + self.s * self.noise[turn] @ theirs.T @ v
+        self.s = CLIP * self.z / math.sqrt(self.shares[number])
+        y = self.t.T @ u + self.s * self.noise[number] @ theirs.T @ v
         if self.features is not None:
             axes = np.linalg.eigh(v.T @ y + y.T @ v)[1]
-            y = np.stack([shrink_one(y @ axis, self.features, self.s) for axis in axes.T], 1) @ axes.T
+            y = np.stack([shrink_vector(y @ axis, self.features, self.s) for axis in axes.T], 1) @ axes.T
         return self.off_q(y)
 
     def from_features(self) -> np.ndarray:
@@ -157,10 +163,10 @@ class Reference:
 
     def operator(self, v: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Q diag(gain) Q'."""
-        values, turn = np.linalg.eigh((v.T @ y + y.T @ v) / 2)
-        kept = values > (2 * self.s if self.features is None else 1e-3 * values[-1])
-        y = y @ turn[:, kept]
-        t, q = np.linalg.eigh((y / values[kept]) @ y.T)
+        values, rotation = np.linalg.eigh((v.T @ y + y.T @ v) / 2)
+        large = values > (2 * self.s if self.features is None else 1e-3 * values[-1])
+        y = y @ rotation[:, large]
+        t, q = np.linalg.eigh((y / values[large]) @ y.T)
         t = np.maximum(t, 0)
         return (q * (t / (t + (8 if self.features is None else 2) * self.n / self.m))) @ q.T
 
@@ -169,23 +175,23 @@ class Reference:
         return (np.outer(y @ self.q, self.q) + strength * late @ operator) / self.d
 
 
-def close(got, expected, within: float = 1e-4) -> None:
-    assert np.abs(np.asarray(got, float) - expected).max() <= within * max(1, np.abs(expected).max())
+def close(values, expected, within: float = 1e-4) -> None:
+    assert np.abs(np.asarray(values, float) - expected).max() <= within * max(1, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("backend", ["kernel", "vmap"])
 @pytest.mark.parametrize("z", [0.05, 0.3])
 @pytest.mark.parametrize("route", ROUTES)
-def test_all_of_it_equals_a_second_derivation(route, z, backend):
-    data, model = planted(), factorization(ITEMS, k=4)
-    words = {"noise": z, "people": PEOPLE, "turns": 2, "strength": 1.5, "recency": 0.8, "floor": 0.2} | words_of(route)
-    method, fixed = fedveil(model, **words), constants(z, ITEMS, PEOPLE, route == "features")
+def test_fedveil_equals_an_independent_dense_implementation(route, z, backend):
+    data, model = two_taste_histories(), factorization(ITEMS, k=4)
+    options = {"noise": z, "people": PEOPLE, "turns": 2, "strength": 1.5, "recency": 0.8, "floor": 0.2}
+    method, fixed = fedveil(model, **options, **settings_of(route)), constants(z, ITEMS, PEOPLE, route == "features")
     noise, public = draws_of(method), FEATURES if route == "features" else None
     reference = Reference(dense(data), z, [share for _, share in method.privacy.bounds], fixed.alpha, noise, public)
     federation = of_histories(data, ITEMS)
     number = min(len(method.privacy.bounds), 3)
-    rounds = run(method, model, federation, rounds=number, wire=given_noise(method, noise, z), backend=backend)
-    states = [done.state.shared for done in rounds]
+    rounds = run(method, model, federation, rounds=number, wire=add_noise(method, noise, z), backend=backend)
+    states = [round_result.state.shared for round_result in rounds]
     close(states[0]["popular"], reference.p)
     if route == "head":
         v = reference.from_gram(fixed.head, fixed.width)
@@ -194,13 +200,13 @@ def test_all_of_it_equals_a_second_derivation(route, z, backend):
         v = reference.from_features()
         assert method.init({})[0]["table"].shape == (ITEMS, 32) and len(method.privacy.bounds) == 2
     else:
-        v = states[0]["table"].double().numpy()  # public and random: any is right, if it is a basis without q
+        v = states[0]["table"].double().numpy()  # public and random: any basis orthogonal to q is right
         close(v.T @ v, np.eye(fixed.width))
         close(v.T @ reference.q, np.zeros(fixed.width))
     for turn in {"head": (2,), "iterate": (1, 2), "features": (1,)}[route]:
         before = states[turn - 1]["table"].double().numpy()
         close(before @ before.T, v @ v.T)
-        y = reference.tabled(v, before, turn)
+        y = reference.table_of(v, before, turn)
         operator, v = reference.operator(v, y), np.linalg.qr(y)[0]
         table, gain = (states[turn][name].double().numpy() for name in ("table", "gain"))
         close(table @ gain @ table.T, operator)
@@ -210,13 +216,15 @@ def test_all_of_it_equals_a_second_derivation(route, z, backend):
     expected = reference.scores(operator, dense(data), now, 1.5)
     everyone, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, "history")
     state = begin(method, model, federation)
-    for part, got in personal_scores(method, model, states[-1], state.private, everyone, examples, torch.arange(ITEMS)):
-        close(got, expected[part])
+    for part, scores in personal_scores(
+        method, model, states[-1], state.private, everyone, examples, torch.arange(ITEMS)
+    ):
+        close(scores, expected[part])
 
 
 def person(items: list[int]) -> Examples:
-    one = torch.ones(1, max(len(items), 1))
-    return Examples(torch.tensor([items or [0]]), one, one if items else 0 * one)
+    ones = torch.ones(1, max(len(items), 1))
+    return Examples(torch.tensor([items or [0]]), ones, ones if items else 0 * ones)
 
 
 @settings(max_examples=60, deadline=None)
@@ -226,9 +234,8 @@ def person(items: list[int]) -> Examples:
     st.floats(0, 50),
     st.sampled_from(ROUTES),
 )
-def test_no_upload_is_longer_than_its_bound(items, seed, scale, route):
-    """Whatever the device is sent."""
-    method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE, **words_of(route))
+def test_no_upload_exceeds_its_bound_for_any_download(items, seed, scale, route):
+    method = fedveil(factorization(ITEMS, k=2), noise=0.5, people=PEOPLE, **settings_of(route))
     generator = torch.Generator().manual_seed(seed)
     params = {n: scale * torch.randn(v.shape, generator=generator) for n, v in method.init({})[0].items()}
     for number, (bound, _) in enumerate(method.privacy.bounds):
@@ -238,35 +245,37 @@ def test_no_upload_is_longer_than_its_bound(items, seed, scale, route):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_kernel_is_the_sum_of_the_clients(route):
-    data, model = planted(), factorization(ITEMS, k=4)
-    method = fedveil(model, noise=0.2, people=PEOPLE, **words_of(route))
+def test_the_kernel_equals_the_sum_of_the_clients(route):
+    data, model = two_taste_histories(), factorization(ITEMS, k=4)
+    method = fedveil(model, noise=0.2, people=PEOPLE, **settings_of(route))
     federation = of_histories(data, ITEMS)
     state = begin(method, model, federation)
     everyone, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, "history")
     for number in range(len(method.privacy.bounds) + 1):
         down = Download(state.shared, torch.tensor(float(number)))
-        whole, refused = method.fast.kernel(down, state.private, everyone, examples)
+        kernel_sum, refused = method.fast.kernel(down, state.private, everyone, examples)
         parts = [method.client(down, {}, Examples(*(x[0] for x in examples.pad(np.array([p])))))[0] for p in everyone]
-        alone = parts[0]
+        client_sum = parts[0]
         for part in parts[1:]:
-            alone = alone + part
-        assert whole.total.keys() == alone.total.keys() and float(whole.weight) == PEOPLE and not refused
-        one, _ = method.fast.kernel(down, state.private, everyone[:1], federation.examples(everyone[:1], 0, "history"))
-        for name in whole.total:
-            assert whole.total[name].dtype == torch.float64 and one.total[name].dtype == torch.float32
-            close(one.total[name], parts[0].total[name].numpy(), 1e-6)
-            close(whole.total[name], alone.total[name].numpy(), 2e-6)
-        shared, memory = method.server(state.shared, state.memory, whole)
+            client_sum = client_sum + part
+        assert kernel_sum.total.keys() == client_sum.total.keys() and float(kernel_sum.weight) == PEOPLE and not refused
+        single, _ = method.fast.kernel(
+            down, state.private, everyone[:1], federation.examples(everyone[:1], 0, "history")
+        )
+        for name in kernel_sum.total:
+            assert kernel_sum.total[name].dtype == torch.float64 and single.total[name].dtype == torch.float32
+            close(single.total[name], parts[0].total[name].numpy(), 1e-6)
+            close(kernel_sum.total[name], client_sum.total[name].numpy(), 2e-6)
+        shared, memory = method.server(state.shared, state.memory, kernel_sum)
         assert number < len(method.privacy.bounds) or all(torch.equal(shared[n], state.shared[n]) for n in shared)
         state.shared, state.memory = shared, memory
-    assert not whole.total  # after the last release nothing is sent
+    assert not kernel_sum.total  # uploads after the last release are empty
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_shares_add_up_to_the_whole_budget(route):
+def test_the_shares_of_all_rounds_add_up_to_the_budget(route):
     z = float(dp_accounting.get_sigma_gaussian(3.0, 1e-3))
-    release = fedveil(factorization(ITEMS, k=2), noise=z, people=900, **words_of(route)).privacy.bounds
+    release = fedveil(factorization(ITEMS, k=2), noise=z, people=900, **settings_of(route)).privacy.bounds
     shares = tuple(share for _, share in release)
     assert math.isclose(sum(shares), 1) and min(shares) > 0
     assert epsilons(Mechanism(z, 1.0, shares), len(shares), 1e-3).epsilon == pytest.approx(3.0, abs=2e-3)
@@ -278,7 +287,7 @@ def test_iterated_tables_get_growing_shares():
     assert np.allclose([release[2][1] / release[1][1], release[3][1] / release[2][1]], 1.3)
 
 
-def test_a_folded_square_is_as_long_as_the_square():
+def test_folding_a_symmetric_matrix_keeps_its_norm():
     x = torch.randn(7, 7, dtype=torch.float64)
     square = x + x.T
     assert torch.allclose(fold(square).norm(), square.norm())
@@ -293,52 +302,50 @@ def test_a_person_without_a_head_item_sends_zeros_and_is_served():
     assert not upload.total["gram"].any()
     upload, _ = method.client(Download(shared, torch.tensor(1.0)), {}, person([3, 120]))
     assert float(upload.total["gram"].norm()) == pytest.approx(1, rel=1e-5)
-    served = method.personalize(shared, {}, person([120, 110, 129]))
-    assert torch.isfinite(served["item"]).all() and torch.isfinite(served["user"]).all()
+    params = method.personalize(shared, {}, person([120, 110, 129]))
+    assert torch.isfinite(params["item"]).all() and torch.isfinite(params["user"]).all()
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_one_person_and_items_of_nobody_are_no_trouble(route):
-    data, model = planted(1, 40), factorization(40, k=2)
+def test_one_person_and_items_of_nobody_give_finite_numbers(route):
+    data, model = two_taste_histories(1, 40), factorization(40, k=2)
     method = fedveil(model, route=route, features=TABLE[:40] if route == "features" else None)
     last = list(run(method, model, of_histories(data, 40), rounds=len(method.privacy.bounds)))[-1]
     assert all(torch.isfinite(value).all() for value in last.state.shared.values())
-    served = method.personalize(last.state.shared, {}, person([5, 7]))
-    assert torch.isfinite(model.score(served, torch.arange(40))).all()
+    params = method.personalize(last.state.shared, {}, person([5, 7]))
+    assert torch.isfinite(model.score(params, torch.arange(40))).all()
 
 
-def test_recency_one_does_not_see_the_order():
-    data, model = planted(), factorization(ITEMS, k=4)
+def test_with_recency_one_the_order_does_not_matter():
+    data, model = two_taste_histories(), factorization(ITEMS, k=4)
     state = list(run(fedveil(model), model, of_histories(data, ITEMS), rounds=3))[-1].state
-    there, back = person(data.of(0).tolist()), person(data.of(0).tolist()[::-1])
+    forwards, backwards = person(data.of(0).tolist()), person(data.of(0).tolist()[::-1])
 
-    def served(examples: Examples, **words) -> torch.Tensor:
-        return model.score(fedveil(model, **words).personalize(state.shared, {}, examples), torch.arange(ITEMS))
+    def scores(examples: Examples, **options) -> torch.Tensor:
+        return model.score(fedveil(model, **options).personalize(state.shared, {}, examples), torch.arange(ITEMS))
 
-    assert torch.allclose(served(there, recency=1.0), served(back, recency=1.0), atol=1e-6)
-    assert torch.allclose(served(there, recency=1.0), served(there, floor=1.0), atol=1e-6)
-    assert not torch.allclose(served(there), served(back), atol=1e-3)
+    assert torch.allclose(scores(forwards, recency=1.0), scores(backwards, recency=1.0), atol=1e-6)
+    assert torch.allclose(scores(forwards, recency=1.0), scores(forwards, floor=1.0), atol=1e-6)
+    assert not torch.allclose(scores(forwards), scores(backwards), atol=1e-3)
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_planted_taste_is_found_and_beats_popularity(route):
-    task = ranking_task(
-        synthetic(500, 200, 20_000), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0
-    )
+def test_fedveil_beats_popularity_on_data_with_two_tastes(route):
+    task = genre_task()
     model = factorization(200, k=8)
     hits = {}
-    for name, words in (("popularity", {}), ("fedveil", {"route": route, "features": task.facts.features})):
-        method = build(name, model, words)
+    for name, options in (("popularity", {}), ("fedveil", {"route": route, "features": task.facts.features})):
+        method = build(name, model, options)
         federation = task.federation("final", method, Sampling(), None)
         state = list(run(method, model, federation, rounds=len(method.privacy.bounds) or 1))[-1].state
-        for whom, people, passes in (("seen", task.seen, None), ("new", task.newcomers, 1)):
-            judged = task.evaluate(Served(method, model, state), people, passes)
-            hits[name, whom] = judged.values["sampled"]["hr@10"]
+        for group, people, passes in (("seen", task.seen, None), ("new", task.newcomers, 1)):
+            metrics = task.evaluate(Served(method, model, state), people, passes)
+            hits[name, group] = metrics.values["sampled"]["hr@10"]
     assert hits["fedveil", "seen"] > hits["popularity", "seen"] + 0.06
     assert hits["fedveil", "new"] > hits["popularity", "new"]
 
 
-def test_what_is_said_before_a_run():
+def test_predictor_advice_and_constants_for_known_numbers():
     assert predictor(2.5, 1600, 1000) == pytest.approx(0.1) and predictor(1.0, 2500, 50_000) == pytest.approx(0.001)
     assert "30 items" in advice(0.019) and "Compare" in advice(0.05) and "popularity" in advice(0.11)
     assert constants(0.0, 3706, 0) == (0.1, 500, 32, 0.25)
@@ -349,16 +356,16 @@ def test_what_is_said_before_a_run():
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "options, error_text",
     [
         ({"noise": 1.0}, "people"),
         ({"noise": -1.0, "people": 9}, "noise must be at least 0, got -1"),
         ({"turns": 0}, "turns must be"),
     ],
 )
-def test_what_cannot_be_is_refused(words, said):
-    with pytest.raises(SettingError, match=said):
-        fedveil(factorization(9, k=2), **words)
+def test_invalid_settings_are_refused(options, error_text):
+    with pytest.raises(SettingError, match=error_text):
+        fedveil(factorization(9, k=2), **options)
 
 
 def test_ratings_are_refused():
@@ -366,7 +373,7 @@ def test_ratings_are_refused():
         fedveil(factorization(9, k=2, biases=True))
 
 
-def test_private_popularity_is_the_clipped_history_and_nothing_else():
+def test_private_popularity_uploads_only_the_clipped_history():
     method = build("popularity", factorization(ITEMS, k=2), {})
     shared = method.init({"item": torch.zeros(ITEMS, 2)})[0]
     upload, _ = method.client(Download(shared, torch.tensor(0.0)), {}, person([1, 4, 6]))
@@ -377,8 +384,8 @@ def test_private_popularity_is_the_clipped_history_and_nothing_else():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 30), st.floats(1e-9, 1e-2), st.integers(1, 60))
-def test_a_person_who_is_nearly_the_common_taste_is_bounded_by_the_kernel_too(seed, share, number):
-    """What is left of such a person is as small as rounding, and its length must not grow by that."""
+def test_the_kernel_bounds_a_person_with_nearly_the_common_taste(seed, share, number):
+    """The residual of such a person is as small as rounding errors, which must not increase its norm."""
     rng = np.random.default_rng(seed)
     items = rng.choice(ITEMS, number, replace=False).tolist()
     popular = torch.full((ITEMS,), share)
@@ -393,27 +400,28 @@ def test_a_person_who_is_nearly_the_common_taste_is_bounded_by_the_kernel_too(se
         assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
 
 
-def test_shrinkage_by_hand():
-    """Without features the fit is the sum over items / (items + 3), and a part of the rest is added."""
+def test_shrinkage_equals_a_computation_by_hand():
+    """Without features the fit is the sum over items / (items + 3), and a part of the residual is added."""
     y = torch.tensor([[1.0, 4.0], [3.0, 4.0], [5.0, 4.0]], dtype=torch.float64)
     fit = np.array([9 / 6, 12 / 6])
     rest = y.numpy() - fit  # [-.5, 1.5, 3.5], [2, 2, 2]
     tau = np.array([14.75 / 3 - 2.0, 4.0 - 2.0])  # s^2 is 2
     expected = fit + rest * tau / (tau + 2)
-    got = shrunk(y, torch.zeros(3, 0), math.sqrt(2))
-    assert np.allclose(got, expected) and np.allclose(shrunk(y[:, 1], torch.zeros(3, 0), math.sqrt(2)), expected[:, 1])
+    result = shrunk(y, torch.zeros(3, 0), math.sqrt(2))
+    assert np.allclose(result, expected)
+    assert np.allclose(shrunk(y[:, 1], torch.zeros(3, 0), math.sqrt(2)), expected[:, 1])
     assert np.allclose(shrunk(y, torch.zeros(3, 0), 100.0), np.tile(fit, (3, 1)))  # nothing but noise: the fit
     assert torch.equal(shrunk(y, torch.zeros(3, 0), 0.0), y)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_shrinkage_is_the_second_derivation_and_helps(seed):
+def test_shrinkage_equals_an_independent_implementation_and_lowers_the_error(seed):
     rng = np.random.default_rng(seed)
     truth = FEATURES @ rng.standard_normal((7, 3)) + 0.3 * rng.standard_normal((ITEMS, 3))
     noisy = truth + rng.standard_normal(truth.shape)
-    got = shrunk(torch.from_numpy(noisy), TABLE, 1.0).numpy()
-    assert np.allclose(got, np.stack([shrink_one(column, FEATURES, 1.0) for column in noisy.T], 1))
-    assert ((got - truth) ** 2).mean() < 0.3 * ((noisy - truth) ** 2).mean()
+    result = shrunk(torch.from_numpy(noisy), TABLE, 1.0).numpy()
+    assert np.allclose(result, np.stack([shrink_vector(column, FEATURES, 1.0) for column in noisy.T], 1))
+    assert ((result - truth) ** 2).mean() < 0.3 * ((noisy - truth) ** 2).mean()
 
 
 def test_the_route_follows_from_public_numbers():
@@ -430,8 +438,8 @@ def test_the_route_follows_from_public_numbers():
     assert shapes[0] == shapes[1]
 
 
-def test_a_server_without_the_features_says_so():
-    data, model = planted(), factorization(ITEMS, k=2)
+def test_a_server_without_the_features_is_refused():
+    data, model = two_taste_histories(), factorization(ITEMS, k=2)
     method = fedveil(model, noise=0.5, people=PEOPLE, route="features", feature_count=7)
     with pytest.raises(SettingError, match="route=head"):
         list(run(method, model, of_histories(data, ITEMS), rounds=1))
@@ -439,32 +447,30 @@ def test_a_server_without_the_features_says_so():
         fedveil(model, features=TABLE[:9])
 
 
-def test_without_features_it_is_the_head_route():
-    data, model = planted(), factorization(ITEMS, k=2)
+def test_without_features_the_route_is_head():
+    data, model = two_taste_histories(), factorization(ITEMS, k=2)
     federation, states = of_histories(data, ITEMS), []
-    for words in ({}, {"route": "head"}):
-        method = fedveil(model, noise=0.3, people=PEOPLE, **words)
-        wire = given_noise(method, draws_of(method), 0.3)
+    for options in ({}, {"route": "head"}):
+        method = fedveil(model, noise=0.3, people=PEOPLE, **options)
+        wire = add_noise(method, draws_of(method), 0.3)
         states.append(list(run(method, model, federation, rounds=3, wire=wire))[-1].state.shared)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 @pytest.mark.parametrize("z", [1.0, 2.0])
-def test_features_help_where_there_is_much_noise(z):
-    """Three noise draws in a world whose genres are the planted tastes."""
-    task = ranking_task(
-        synthetic(500, 200, 20_000), protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0
-    )
+def test_features_improve_accuracy_under_much_noise(z):
+    """Mean over three noise draws on data whose genres are the tastes."""
+    task = genre_task()
     model, hits = factorization(200, k=8), {}
     assert task.facts.feature_count == task.facts.features.shape[1] >= 6
-    for name, words in (("head", {"route": "head"}), ("features", {"features": task.facts.features})):
-        method, rates = fedveil(model, noise=z, people=task.facts.people, **words), []
+    for name, options in (("head", {"route": "head"}), ("features", {"features": task.facts.features})):
+        method, rates = fedveil(model, noise=z, people=task.facts.people, **options), []
         for seed in range(3):
             rng = np.random.default_rng(seed)
             draws = [rng.standard_normal(draw.shape) for draw in draws_of(method)]
             federation = task.federation("final", method, Sampling(), None)
             state = list(
-                run(method, model, federation, rounds=len(method.privacy.bounds), wire=given_noise(method, draws, z))
+                run(method, model, federation, rounds=len(method.privacy.bounds), wire=add_noise(method, draws, z))
             )[-1].state
             rates.append(task.evaluate(Served(method, model, state), task.seen, None).values["sampled"]["hr@10"])
         hits[name] = np.mean(rates)
@@ -475,46 +481,49 @@ def test_private_popularity_is_shrunk_towards_its_fit():
     model = factorization(ITEMS, k=2)
     noisy = torch.from_numpy(np.random.default_rng(0).normal(5, 3, ITEMS)).float()
     shared = {"item": torch.zeros(ITEMS, 2), "count": torch.zeros(ITEMS)}
-    for words, expected in (
-        ({"noise": 1.5, "clip": 2.0, "features": TABLE}, shrink_one(noisy.double().numpy(), FEATURES, 3.0)),
+    for options, expected in (
+        ({"noise": 1.5, "clip": 2.0, "features": TABLE}, shrink_vector(noisy.double().numpy(), FEATURES, 3.0)),
         ({"noise": 1.5, "clip": 2.0}, noisy.numpy()),
         ({"features": TABLE}, noisy.numpy()),
     ):
-        method = build("popularity", model, words)
+        method = build("popularity", model, options)
         after, _ = method.server(shared, {}, Upload({"count": noisy}, torch.tensor(60.0)))
         close(after["count"], expected, 1e-6)
         close(after["item"][:, 0], (expected + 5) / 65, 1e-6)
 
 
-def private(method: str, **words) -> Settings:
-    return Settings(data="synthetic:60x40x900", method=method, epsilon=1.0, **words)
+def private_settings(method: str, **options) -> Settings:
+    return Settings(data="synthetic:60x40x900", method=method, epsilon=1.0, **options)
 
 
-def test_a_plan_without_the_features_is_the_same_plan():
+def test_a_plan_without_the_feature_table_equals_the_plan_with_it():
     """Devices, `recommend` and `export` know the number of features and have no table."""
-    task = make_task(private("fedveil"), synthetic(60, 40, 900))
-    here, there = (plan(private("fedveil"), facts) for facts in (task.facts, replace(task.facts, features=None)))
-    assert here.settings == there.settings and here.settings["route"] == "features"
-    assert here.rounds == there.rounds == 2 and here.method.privacy.bounds == there.method.privacy.bounds
-    without = plan(private("fedveil"), replace(task.facts, features=None, feature_count=0))
-    assert without.settings["route"] == "head" and without.rounds == 3
+    task = make_task(private_settings("fedveil"), synthetic(60, 40, 900))
+    with_table, without_table = (
+        plan(private_settings("fedveil"), facts) for facts in (task.facts, replace(task.facts, features=None))
+    )
+    assert with_table.settings == without_table.settings and with_table.settings["route"] == "features"
+    assert with_table.rounds == without_table.rounds == 2
+    assert with_table.method.privacy.bounds == without_table.method.privacy.bounds
+    no_features = plan(private_settings("fedveil"), replace(task.facts, features=None, feature_count=0))
+    assert no_features.settings["route"] == "head" and no_features.rounds == 3
     assert plan(Settings(data="synthetic:60x40x900", method="fedveil"), task.facts).settings["route"] == "head"
-    assert "features" in here.predictor["advice"] and "features" not in without.predictor["advice"]
+    assert "features" in with_table.predictor["advice"] and "features" not in no_features.predictor["advice"]
 
 
-def test_the_wire_tells_popularity_its_noise_and_its_clip():
-    settings, data = private("popularity", wire="clip=0.5"), synthetic(60, 40, 900)
+def test_popularity_gets_noise_and_clip_from_the_wire():
+    settings, data = private_settings("popularity", wire="clip=0.5"), synthetic(60, 40, 900)
     task = make_task(settings, data)
     private_plan = plan(settings, task.facts)
     noisy = torch.from_numpy(np.random.default_rng(0).normal(5, 3, 40)).float()
     shared = private_plan.method.init(private_plan.model.init(torch.Generator()))[0]
     after, _ = private_plan.method.server(shared, {}, Upload({"count": noisy}, torch.tensor(54.0)))
     deviation = 0.5 * private_plan.wire.mechanism.noise
-    close(after["count"], shrink_one(noisy.double().numpy(), task.facts.features.double().numpy(), deviation), 1e-5)
+    close(after["count"], shrink_vector(noisy.double().numpy(), task.facts.features.double().numpy(), deviation), 1e-5)
 
 
-def test_a_run_with_features_can_be_served(tmp_path):
-    settings, data = private("fedveil"), synthetic(60, 40, 900)
+def test_a_run_with_features_recommends_and_cannot_be_exported(tmp_path):
+    settings, data = private_settings("fedveil"), synthetic(60, 40, 900)
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), data, __version__)
     result = execute(prepare(settings, data), folder)
     assert result.settings["route"] == "features" and result.rounds == 2 and result.feature_count >= 6
