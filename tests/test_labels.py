@@ -1,4 +1,4 @@
-"""Clients with features, from data to result: who learns from what, what is judged and counted; and the command."""
+"""Clients with features: which examples are trained on, how metrics and gradients are computed, and the command."""
 
 from __future__ import annotations
 
@@ -30,63 +30,64 @@ DATA = logistic(clients=4, examples=43, seed=3)
 PASSING = ("seconds", "peak_rss_mb", "run")
 
 
-def ran(data, path, method="fedavg", rounds=3, **settings):
-    """(result, everything of the final state by name)."""
-    asked = Settings(data=data.name, method=method, rounds=rounds, set={n: str(v) for n, v in settings.items()})
-    result = execute(prepare(asked, data), RunFolder.create(Path(path), asked.model_dump(), data, "0"))
+def run_in(data, path, method="fedavg", rounds=3, **settings):
+    """(result, parameters of the final state by name) of a run in the folder `path`."""
+    run_settings = Settings(data=data.name, method=method, rounds=rounds, set={n: str(v) for n, v in settings.items()})
+    result = execute(prepare(run_settings, data), RunFolder.create(Path(path), run_settings.model_dump(), data, "0"))
     return result, load_params(Path(path) / "final.safetensors")[0]
 
 
 def shares(weights, inputs, targets):
-    """The share of right answers of each client's weights [classes, d], in plain numpy."""
+    """The share of correct predictions with each client's weights [classes, d], in plain numpy."""
     return [float(np.mean((x.astype(float) @ w.T).argmax(1) == y)) for w, x, y in zip(weights, inputs, targets)]
 
 
-# Who learns from what
+# Examples for training and validation
 
 
 @pytest.mark.parametrize("examples", [1, 4, 5, 43, 200])
-def test_four_fifths_are_learnt_from_and_the_rest_chooses(examples):
-    kept = _search_mask(examples, 2, seed=5)
-    assert (~kept).sum() == examples // 5
-    assert (kept == _search_mask(examples, 2, seed=5)).all()
+def test_the_search_trains_on_four_fifths_of_the_examples(examples):
+    mask = _search_mask(examples, 2, seed=5)
+    assert (~mask).sum() == examples // 5
+    assert (mask == _search_mask(examples, 2, seed=5)).all()
     if examples > 40:
-        assert (kept != _search_mask(examples, 3, seed=5)).any() and (kept != _search_mask(examples, 2, seed=6)).any()
+        assert (mask != _search_mask(examples, 3, seed=5)).any() and (mask != _search_mask(examples, 2, seed=6)).any()
 
 
-def test_the_search_learns_from_the_kept_and_is_judged_on_the_others():
+def test_the_search_validates_on_the_examples_it_does_not_train_on():
     task, model = Clients(DATA, seed=5), softmax(10, 2)
     method = METHODS["fedavg"](model, lr=0.5)
-    kept = [_search_mask(len(y), client, 5) for client, y in enumerate(DATA.targets)]
+    masks = [_search_mask(len(y), client, 5) for client, y in enumerate(DATA.targets)]
     search = task.federation("search", method, Sampling(), None)
     for client in range(4):
-        one = search.examples(np.array([client]), 0, "samples")
-        assert (one.inputs == DATA.features[client][kept[client]]).all()
-        assert (one.targets == DATA.targets[client][kept[client]]).all()
+        examples = search.examples(np.array([client]), 0, "samples")
+        assert (examples.inputs == DATA.features[client][masks[client]]).all()
+        assert (examples.targets == DATA.targets[client][masks[client]]).all()
         final = task.federation("final", method, Sampling(), None).examples(np.array([client]), 0, "samples")
         assert (final.inputs == DATA.features[client]).all()
     state = list(run(method, model, search, rounds=3))[-1].state
-    rest = [[x[~k] for x, k in zip(part, kept)] for part in (DATA.features, DATA.targets)]
+    rest = [[x[~k] for x, k in zip(part, masks)] for part in (DATA.features, DATA.targets)]
     expected = np.mean(shares([state.shared["weight"].numpy()] * 4, *rest))
     assert task.validation(Served(method, model, state)).exact()["accuracy"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_test_examples_change_nothing_but_the_judgement(tmp_path):
+def test_test_examples_change_only_the_test_metrics(tmp_path):
     poisoned = replace(
         DATA, test_features=tuple(9 - 3 * x for x in DATA.test_features),
         test_targets=tuple(1 - y for y in DATA.test_targets),
     )  # fmt: skip
-    (clean, one), (spoilt, two) = (ran(d, tmp_path / n, "ditto") for d, n in ((DATA, "a"), (poisoned, "b")))
-    assert same_bytes(one, two) and clean.curve == spoilt.curve and clean.best_round == spoilt.best_round
+    clean, clean_params = run_in(DATA, tmp_path / "a", "ditto")
+    spoilt, params = run_in(poisoned, tmp_path / "b", "ditto")
+    assert same_bytes(params, clean_params) and (spoilt.curve, spoilt.best_round) == (clean.curve, clean.best_round)
     assert clean.metric("seen.accuracy") != spoilt.metric("seen.accuracy")
 
 
-# What is judged
+# Metrics
 
 
 @pytest.mark.parametrize("method, settings", [("fedavg", {}), ("fedclup", {"lam": 0.3}), ("ditto", {"lam": 0.3})])
-def test_personal_and_global_accuracy_by_hand(method, settings, tmp_path):
-    result, state = ran(DATA, tmp_path / "run", method, **settings)
+def test_personal_and_global_accuracy_equal_a_computation_by_hand(method, settings, tmp_path):
+    result, state = run_in(DATA, tmp_path / "run", method, **settings)
     everybody = [state["shared.weight"].numpy()] * 4
     mine = everybody if method == "fedavg" else state["private.stacked.own.weight"].numpy()
     personal, common = (shares(weights, DATA.test_features, DATA.test_targets) for weights in (mine, everybody))
@@ -105,22 +106,22 @@ def test_personal_and_global_accuracy_by_hand(method, settings, tmp_path):
 def test_intervals_narrow_with_more_test_examples(tmp_path):
     few = replace(DATA, test_features=tuple(x[:8] for x in DATA.test_features),
                   test_targets=tuple(y[:8] for y in DATA.test_targets))  # fmt: skip
-    wide, narrow = (ran(d, tmp_path / n)[0].interval("seen.accuracy") for d, n in ((few, "a"), (DATA, "b")))
+    wide, narrow = (run_in(d, tmp_path / n)[0].interval("seen.accuracy") for d, n in ((few, "a"), (DATA, "b")))
     assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
 
 
-def test_clients_of_one_class_are_told_at_once_by_a_model_of_their_own(tmp_path):
+def test_local_models_classify_clients_of_one_class_perfectly(tmp_path):
     ones = tuple(np.full_like(y, client % 2) for client, y in enumerate(DATA.targets))
     x = tuple(np.abs(x) + 1 for x in DATA.features)
     data = replace(DATA, features=x, targets=ones, test_features=x, test_targets=ones, truth=None, scales=None)
-    assert ran(data, tmp_path / "a", "local")[0].metric("seen.accuracy") == 1
-    assert ran(data, tmp_path / "b", "fedavg")[0].metric("seen.accuracy") < 0.8
+    assert run_in(data, tmp_path / "a", "local")[0].metric("seen.accuracy") == 1
+    assert run_in(data, tmp_path / "b", "fedavg")[0].metric("seen.accuracy") < 0.8
 
 
 @pytest.mark.parametrize("method, settings", [("fedavg", {}), ("fedclup", {"lam": 0.3}), ("local", {})])
-def test_distances_from_the_truth_by_hand(method, settings, tmp_path):
+def test_distances_from_the_true_weights_equal_a_computation_by_hand(method, settings, tmp_path):
     data = least_squares(clients=5, examples=20, features=3, seed=1)
-    result, state = ran(data, tmp_path / "run", method, **settings)
+    result, state = run_in(data, tmp_path / "run", method, **settings)
     name = {"fedclup": "private.stacked.own.weight", "local": "private.stacked.weight"}.get(method)
     mine = [state["shared.weight"].numpy()] * 5 if name is None else state[name].numpy()
     gaps = np.linalg.norm(mine - data.truth, axis=1)
@@ -135,7 +136,7 @@ def test_distances_from_the_truth_by_hand(method, settings, tmp_path):
 
 
 def test_weights_of_scaled_features_are_compared_in_the_units_of_the_truth(tmp_path):
-    result, state = ran(DATA, tmp_path / "run", "local", lr=0.5)
+    result, state = run_in(DATA, tmp_path / "run", "local", lr=0.5)
     mine = state["private.stacked.weight"].numpy() / np.stack(DATA.scales)[:, None]
     gaps = np.linalg.norm((mine - DATA.truth).reshape(4, -1), axis=1)
     assert result.metric("seen.personal_error") == pytest.approx(gaps.mean(), rel=1e-5)
@@ -145,7 +146,7 @@ def test_weights_of_scaled_features_are_compared_in_the_units_of_the_truth(tmp_p
 def test_a_client_without_examples_is_served_the_shared_model(method, tmp_path):
     x, y = DATA.features, DATA.targets
     data = replace(DATA, features=(*x[:3], x[3][:0]), targets=(*y[:3], y[3][:0]), truth=None, scales=None)
-    result, state = ran(data, tmp_path / "run", method)
+    result, state = run_in(data, tmp_path / "run", method)
     assert any("1 client has no examples and takes no part in learning: 3." in note for note in result.notes)
     last = result.by_client[3]
     expected = shares([state["shared.weight"].numpy()], DATA.test_features[3:], DATA.test_targets[3:])[0]
@@ -153,19 +154,19 @@ def test_a_client_without_examples_is_served_the_shared_model(method, tmp_path):
     assert last.examples == 0 and all(torch.isfinite(v).all() for v in state.values())
 
 
-def test_prediction_does_not_depend_on_who_is_asked_beside():
+def test_predictions_do_not_depend_on_the_other_clients_of_a_call():
     model = softmax(10, 2)
     method = build("fedclup", model, {"lam": 0.3})
     home = (DATA.features, DATA.targets)
     inputs = tuple(x[: 3 + 9 * i] for i, x in enumerate(DATA.test_features))
     state = list(run(method, model, of_arrays(*home), rounds=2))[-1].state
     ask = lambda people: predict(method, model, state.shared, state.private, people, home, inputs)
-    together, apart = ask(np.array([2, 0, 3])), [ask(np.array([person]))[0] for person in (2, 0, 3)]
+    together, separate = ask(np.array([2, 0, 3])), [ask(np.array([person]))[0] for person in (2, 0, 3)]
     assert [len(out) for out in together] == [21, 3, 30]
-    assert all(np.allclose(one, two, atol=1e-6) for one, two in zip(together, apart))
+    assert all(np.allclose(joint, single, atol=1e-6) for joint, single in zip(together, separate))
 
 
-# What is counted
+# Counts of gradients
 
 
 @pytest.mark.parametrize(
@@ -181,37 +182,37 @@ def test_prediction_does_not_depend_on_who_is_asked_beside():
     ],
 )
 def test_gradients_are_counted(method, settings, each, tmp_path):
-    result, _ = ran(DATA, tmp_path / "run", method, **settings)
+    result, _ = run_in(DATA, tmp_path / "run", method, **settings)
     assert result.gradients.dump() == {"per_person_round": each, "total": each * result.rounds}
     assert [point.gradients for point in result.curve] == [each, 2 * each, 3 * each]
 
 
-def test_measuring_the_curvature_costs_something_once(tmp_path):
-    result, _ = ran(DATA, tmp_path / "run", "fedclup", lam=0.3, passes=4)
+def test_the_curvature_is_measured_in_the_first_round_only(tmp_path):
+    result, _ = run_in(DATA, tmp_path / "run", "fedclup", lam=0.3, passes=4)
     first, second, third = (point.gradients for point in result.curve)
     assert third - second == second - first == result.gradients.per_person_round == 4
     assert first > 4
 
 
 def test_the_same_seed_gives_the_same_result(tmp_path):
-    one, two = (ran(DATA, tmp_path / name, "fedclup", batch=16)[0].dump() for name in "ab")
-    for result in (one, two):
+    first, second = (run_in(DATA, tmp_path / name, "fedclup", batch=16)[0].dump() for name in "ab")
+    for result in (first, second):
         for name in PASSING:
             del result[name]
-    assert json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True)
+    assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 @pytest.mark.parametrize("spread", [3.0, 1.0])
-def test_heterogeneity_is_what_was_planted(spread):
-    found = heterogeneity(Clients(least_squares(spread=spread), seed=0))
-    assert pytest.approx(spread, rel=0.25) == found.R and found.noise < found.R
-    assert (found.n, found.clients) == (40, 50)
+def test_heterogeneity_equals_the_spread_of_the_data(spread):
+    measured = heterogeneity(Clients(least_squares(spread=spread), seed=0))
+    assert pytest.approx(spread, rel=0.25) == measured.R and measured.noise < measured.R
+    assert (measured.n, measured.clients) == (40, 50)
 
 
-def test_heterogeneity_below_the_noise_is_told_as_such():
+def test_heterogeneity_below_the_noise_is_reported_with_the_noise():
     """A fit of 10 numbers from 40 examples with noise 1 is off by about sqrt(10 / 40)."""
-    found = heterogeneity(Clients(least_squares(spread=0.1), seed=0))
-    assert found.R < found.noise == pytest.approx(0.5, rel=0.25)
+    measured = heterogeneity(Clients(least_squares(spread=0.1), seed=0))
+    assert measured.R < measured.noise == pytest.approx(0.5, rel=0.25)
 
 
 def test_one_client_has_no_heterogeneity():
@@ -240,87 +241,73 @@ def test_json_of_data_with_features(data, method, metrics):
 
 
 @pytest.mark.parametrize("method", NEED_ITEMS)
-def test_methods_of_items_are_refused(method):
-    said = fedtaste("run", "--data", TINY, "--method", method).refused(method)
-    assert any(other in said.err.lower() for other in ("use fedavg", "use fedals", "use local")), said.err
+def test_methods_that_need_items_are_refused(method):
+    output = fedtaste("run", "--data", TINY, "--method", method).refused(method)
+    assert any(other in output.err.lower() for other in ("use fedavg", "use fedals", "use local")), output.err
     assert not Path("runs").exists()
 
 
-def test_all_methods_leave_out_those_of_items_with_the_reason():
-    said = fedtaste(
+def test_comparing_all_methods_omits_those_that_need_items_with_a_reason():
+    output = fedtaste(
         "compare", "--methods", "all", "--data", TINY, "--rounds", 1, "--threads", 1, "--jobs", 1, "--out", "all",
         "--json",
     )  # fmt: skip
-    names = {result["method"] for result in said.json["results"]}
+    names = {result["method"] for result in output.json["results"]}
     assert names == set(METHODS) - {*NEED_ITEMS, "fedbn"}
     for name in (*NEED_ITEMS, "fedbn"):
-        assert f"{name} is left out: " in said.err and name in said.json["left_out"]
+        assert f"{name} is left out: " in output.err and name in output.json["left_out"]
 
 
 @pytest.mark.parametrize(
-    "data, rounds, who",
+    "data, rounds, parts",
     [
         (TINY, 9, ["In round 3", "client 0"]),
         (TINY, 1, ["client 0's in round 1"]),
         ("shifted-digits:examples=20", 5, ["In round 3", 'client 0 ("plain")']),
     ],
 )
-def test_a_run_that_diverges_names_the_client_the_round_and_the_setting(data, rounds, who):
-    said = fedtaste(
-        "run",
-        "--data",
-        data,
-        "--method",
-        "fedavg",
-        "--set",
-        "lr=1e9",
-        "--rounds",
-        rounds,
-        "--threads",
-        1,
-        "--out",
-        "bad",
-    )
-    said.refused(*who, "learning rate (lr", "a tenth of it")
-    params, about = load_params(Path("bad/state.safetensors"))  # refuses what is not finite
+def test_a_diverged_run_names_the_client_the_round_and_the_setting(data, rounds, parts):
+    args = ("--data", data, "--method", "fedavg", "--set", "lr=1e9", "--rounds", rounds, "--threads", 1, "--out", "bad")
+    fedtaste("run", *args).refused(*parts, "learning rate (lr", "a tenth of it")
+    params, about = load_params(Path("bad/state.safetensors"))  # load_params refuses numbers that are not finite
     assert params and about["progress"]["rejected"] and not Path("bad/result.json").exists()
 
 
-def test_a_comparison_keeps_the_runs_that_do_not_diverge():
+def test_a_comparison_omits_only_the_runs_that_diverge():
     sweep = ("--method", "fedavg", "--sweep", "lr=0.1,1e9", "--methods", "local")
-    said = fedtaste("compare", *sweep, "--data", TINY, "--rounds", 4, "--threads", 1, "--out", "some", "--json")
-    assert [Path(result["run"]).name for result in said.json["results"]] == ["fedavg-lr=0.1", "local"]
-    assert "fedavg-lr=1e9 is left out: In round 3" in said.err
+    output = fedtaste("compare", *sweep, "--data", TINY, "--rounds", 4, "--threads", 1, "--out", "some", "--json")
+    assert [Path(result["run"]).name for result in output.json["results"]] == ["fedavg-lr=0.1", "local"]
+    assert "fedavg-lr=1e9 is left out: In round 3" in output.err
     assert fedtaste("report", "some", "--json").code == 0
     lost = ("--method", "fedavg", "--sweep", "lr=1e9,1e10")
     fedtaste("compare", *lost, "--data", TINY, "--rounds", 4, "--threads", 1, "--out", "none").refused("In round 3")
 
 
-def test_names_of_clients_stand_in_their_lines(tmp_path):
+def test_results_by_client_carry_the_names_of_clients(tmp_path):
     names = ("a", "b", "c", "d")
-    rows = ran(replace(DATA, clients=names), tmp_path / "run")[0].by_client
+    rows = run_in(replace(DATA, clients=names), tmp_path / "run")[0].by_client
     assert tuple(row.client for row in rows) == names
 
 
-def test_batches_of_features_are_of_one_size():
-    """A hundred in batches of at most 32 are four of 25, in order, also beside somebody with fewer."""
+def test_batches_of_features_have_nearly_equal_sizes():
+    """A hundred examples in batches of at most 32 are four batches of 25, also beside clients with fewer examples."""
     inputs = [np.arange(n, dtype=np.float32)[:, None] for n in (100, 96, 5)]
-    both = of_arrays(inputs, [x[:, 0] for x in inputs], batch=32)
-    together = both.examples(np.arange(3), 0, "samples").pad()
+    federation = of_arrays(inputs, [x[:, 0] for x in inputs], batch=32)
+    together = federation.examples(np.arange(3), 0, "samples").pad()
     assert together.mask.sum(2).int().tolist() == [[25, 25, 25, 25], [32, 32, 32, 0], [5, 0, 0, 0]]
     for person in range(3):
-        alone = both.examples(np.array([person]), 0, "samples").pad()
-        real = alone.mask[0] > 0
-        assert sorted(alone.inputs[0][real][:, 0].tolist()) == list(range(len(inputs[person])))
-        for step in range(alone.mask.shape[1]):
-            mine, theirs = (e.inputs[i, step][e.mask[i, step] > 0] for e, i in ((alone, 0), (together, person)))
+        single = federation.examples(np.array([person]), 0, "samples").pad()
+        real = single.mask[0] > 0
+        assert sorted(single.inputs[0][real][:, 0].tolist()) == list(range(len(inputs[person])))
+        for step in range(single.mask.shape[1]):
+            mine, theirs = (e.inputs[i, step][e.mask[i, step] > 0] for e, i in ((single, 0), (together, person)))
             assert torch.equal(mine, theirs)
 
 
-def test_runs_side_by_side_are_the_runs_one_by_one():
-    """Every process comes to a good end, and what it learnt is what one process would have."""
-    words = ("compare", "--methods", "fedavg,ditto", "--data", TINY, "--rounds", 2, "--threads", 1, "--json")
-    one, two = (fedtaste(*words, "--jobs", jobs, "--out", f"jobs{jobs}") for jobs in (1, 2))
-    assert one.json["left_out"] == two.json["left_out"] == {} and "left out" not in two.err
-    for a, b in zip(one.json["results"], two.json["results"]):
+def test_parallel_runs_equal_sequential_runs():
+    """Every process succeeds, and its result equals that of a single process."""
+    args = ("compare", "--methods", "fedavg,ditto", "--data", TINY, "--rounds", 2, "--threads", 1, "--json")
+    sequential, parallel = (fedtaste(*args, "--jobs", jobs, "--out", f"jobs{jobs}") for jobs in (1, 2))
+    assert sequential.json["left_out"] == parallel.json["left_out"] == {} and "left out" not in parallel.err
+    for a, b in zip(sequential.json["results"], parallel.json["results"]):
         assert a["seen"] == b["seen"] and a["method"] == b["method"] and a["gradients"] == b["gradients"]
