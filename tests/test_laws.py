@@ -25,7 +25,7 @@ TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink":
 TRAIL |= {"mix": 0.2, "fast": 0.1, "slow": 0.5, "reach": 3, "keep": 9}
 VEIL = {"people": 96, "strength": 2.0, "recency": 0.5, "floor": 0.5}
 KINDS = (torch.arange(ITEMS)[:, None] % torch.arange(2, 9) == 0).float()  # public item features
-# name, settings that keep tiny worlds lively, tasks, and for every setting another value (which must matter)
+# name, settings with which a tiny world changes visibly, tasks, and another value of every setting (which must matter)
 TABLE = [
     ("popularity", {}, ["ranking", "ratings"], {"shrink": 50.0}),
     ("local", {"lr": 0.1}, ["ranking", "ratings"], {"lr": 0.2, "passes": 2}),
@@ -153,7 +153,7 @@ def test_every_method_has_a_row():
 
 
 @pytest.mark.parametrize("law, row, task", CASES)
-def test_law(law, row, task, tmp_path):
+def test_method_obeys_law(law, row, task, tmp_path):
     law(row, task, tmp_path)
 
 
@@ -211,30 +211,24 @@ def test_bad_uploads_are_rejected_counted_and_change_nothing(kind, backend):
             yield encode(spoil(up), head) if float(up.weight) == mark else blob
 
     options = {"network": network} if backend == "loop" else {"wire": Stage(client=client)}
-    got = next(run(method, model, federation, rounds=1, backend=backend, **options))
-    assert got.rejected == {reason: hostile} and got.answered == PEOPLE - hostile
+    result = next(run(method, model, federation, rounds=1, backend=backend, **options))
+    assert result.rejected == {reason: hostile} and result.answered == PEOPLE - hostile
     honest = np.flatnonzero(weights != mark)
     _, _, without = world(name, settings, "ranking", data=data, members=honest)
     expected = next(run(method, model, without, rounds=1, backend=backend))
-    assert_close(got.state.shared, expected.state.shared, 1e-6)
+    assert_close(result.state.shared, expected.state.shared, 1e-6)
 
 
 def test_kernel_rejects_clients_whose_numbers_are_not_finite():
     method, model, federation = world("fedals", {}, "ranking")
     state = begin(method, model, federation)
-    state.shared["item"][int(federation.examples(np.array([0]), 0, method.examples).inputs[0])] = torch.nan
-    method_up, refused = method.fast.kernel(
-        Download(state.shared, torch.tensor(0.0)),
-        None,
-        None,
-        federation.examples(np.arange(PEOPLE), 0, method.examples),
-    )
-    touched = sum(
-        int(federation.examples(np.array([0]), 0, method.examples).inputs[0]) in histories().of(p)
-        for p in range(PEOPLE)
-    )
-    assert refused["non-finite"] == touched and float(method_up.weight) == PEOPLE - touched
-    assert torch.isfinite(method_up.total["sums"]).all()
+    item = int(federation.examples(np.array([0]), 0, method.examples).inputs[0])
+    state.shared["item"][item] = torch.nan
+    examples = federation.examples(np.arange(PEOPLE), 0, method.examples)
+    upload, refused = method.fast.kernel(Download(state.shared, torch.tensor(0.0)), None, None, examples)
+    touched = sum(item in histories().of(person) for person in range(PEOPLE))
+    assert refused["non-finite"] == touched and float(upload.weight) == PEOPLE - touched
+    assert torch.isfinite(upload.total["sums"]).all()
 
 
 def test_unknown_server_optimiser_is_refused_with_a_suggestion():
