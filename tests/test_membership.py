@@ -1,4 +1,4 @@
-"""The membership audit: the theorem against other computations, scores that are exact, and lies that are found out."""
+"""The membership audit: its theorem against direct computations, exact scores, and detection of too little noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WIDE = "synthetic:30x1500x900"  # many items: a canary for each
 
 @pytest.fixture
 def quiet_noise(monkeypatch):
-    """A sampler that draws a quarter of the stated deviation behind the audit's back."""
+    """Replace the sampler by one that draws a quarter of the stated deviation."""
     exact = noise.discrete_gaussian
     monkeypatch.setattr(noise, "discrete_gaussian", lambda sigma, *args: exact(sigma / 4, *args))
 
@@ -49,7 +49,7 @@ def task_of(data: str, method: str):
     return make_task(Settings(data=data, method=method), loaded), loaded.titles
 
 
-def audited(method: str, wire: str = "", epsilon: float | None = None, data: str = WIDE, **values):
+def audit_result(method: str, wire: str = "", epsilon: float | None = None, data: str = WIDE, **values):
     settings = Settings(data=data, method=method, wire=wire, epsilon=epsilon, **values)
     return audit(settings, *task_of(data, method), AuditScope(people=4, coin_seed=1))
 
@@ -58,20 +58,20 @@ def audited(method: str, wire: str = "", epsilon: float | None = None, data: str
 
 
 def tail(guesses: int, correct: int, q: float) -> float:
-    """P[Binomial(guesses, q) >= correct], by adding up."""
+    """P[Binomial(guesses, q) >= correct], as a sum."""
     return sum(math.comb(guesses, i) * q**i * (1 - q) ** (guesses - i) for i in range(correct, guesses + 1))
 
 
 @pytest.mark.parametrize("m,r,v", [(100, 100, 75), (1000, 100, 75), (50, 20, 20), (50, 20, 0), (30, 10, 6)])
 @pytest.mark.parametrize("epsilon,delta", [(0.0, 0.0), (1.0, 1e-4), (2.5, 1e-3), (0.3, 0.01)])
-def test_the_p_value_is_that_of_another_computation(m, r, v, epsilon, delta):
+def test_the_p_value_equals_a_direct_computation(m, r, v, epsilon, delta):
     q = math.exp(epsilon) / (1 + math.exp(epsilon))
     slope = max((tail(r, max(v - i, 0), q) - tail(r, v, q)) / i for i in range(1, m + 1))
     expected = min(1.0, tail(r, v, q) + 2 * m * delta * slope)
     assert p_value(m, r, v, epsilon, delta) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_bound_is_the_largest_epsilon_that_is_refuted():
+def test_the_bound_is_the_largest_refuted_epsilon():
     bound = epsilon_lower(1000, 100, 90, 1e-5)
     assert p_value(1000, 100, 90, bound - 1e-6, 1e-5) < 0.05 <= p_value(1000, 100, 90, bound + 1e-6, 1e-5)
     assert epsilon_lower(1000, 100, 50, 1e-5) == 0.0
@@ -83,9 +83,9 @@ def test_the_bound_is_the_largest_epsilon_that_is_refuted():
         p_value(10, 10, 11, 1.0, 0.0)
 
 
-def test_the_bound_of_randomised_response_is_too_large_in_one_of_twenty_at_most():
-    """The mechanism for which the theorem is tight: every coin is told right with e / (1 + e), epsilon 1. The error
-    probability is exact; 400 simulated audits may be above 20 by chance, and above 34 once in a thousand times."""
+def test_the_bound_exceeds_epsilon_of_randomised_response_in_at_most_five_percent():
+    """The theorem is tight for this mechanism: it reports every coin correctly with probability e / (1 + e), epsilon 1.
+    The error probability is exact; of 400 simulated audits 20 may fail by chance, and 34 once in a thousand times."""
     q = math.e / (1 + math.e)
     least = next(v for v in range(301) if epsilon_lower(300, 300, v, 0.0) > 1.0)
     assert 0.03 < tail(300, least, q) <= 0.05
@@ -93,7 +93,7 @@ def test_the_bound_of_randomised_response_is_too_large_in_one_of_twenty_at_most(
     assert (right >= least).sum() <= 34
 
 
-def simulated(sigma: float, rng: np.random.Generator, canaries: int = 1000) -> float:
+def simulated_audit(sigma: float, rng: np.random.Generator, canaries: int = 1000) -> float:
     """One audit of a sum of orthogonal unit vectors with noise of deviation `sigma`, stated as 1.6 (epsilon 3)."""
     inside = rng.random(canaries) < 0.5
     z = inside - 0.5 + sigma * rng.standard_normal(canaries)
@@ -102,21 +102,21 @@ def simulated(sigma: float, rng: np.random.Generator, canaries: int = 1000) -> f
     return epsilon_lower(canaries, guesses, correct, 1e-6)
 
 
-def test_the_gaussian_mechanism_is_not_accused_and_a_quarter_of_its_noise_is():
+def test_full_gaussian_noise_is_not_refuted_and_a_quarter_of_it_is():
     rng = np.random.default_rng(1)
-    assert sum(simulated(1.6, rng) > 3.0 for _ in range(400)) <= 20
-    assert sum(simulated(0.4, rng) > 3.0 for _ in range(40)) >= 20
+    assert sum(simulated_audit(1.6, rng) > 3.0 for _ in range(400)) <= 20
+    assert sum(simulated_audit(0.4, rng) > 3.0 for _ in range(40)) >= 20
 
 
 # Scores
 
 
 def test_scores_of_uploads_that_do_not_overlap_are_exact_log_likelihood_ratios():
-    """Two rounds with other deviations: sum of (<release - rest, u> - |u|^2 / 2) / s^2."""
+    """For two rounds with different deviations: the sum of (<release - rest, u> - |u|^2 / 2) / s^2."""
     rng = np.random.default_rng(2)
-    lengths, seen, expected = rng.random((2, 5)) + 0.5, rng.standard_normal((2, 5)), np.zeros(5)
+    lengths, releases, expected = rng.random((2, 5)) + 0.5, rng.standard_normal((2, 5)), np.zeros(5)
     evidence = Evidence.none(5)
-    for u, z, s in zip(lengths, seen, (0.7, 1.3)):
+    for u, z, s in zip(lengths, releases, (0.7, 1.3)):
         expected += (z * u - u**2 / 2) / s**2
         evidence.along += (z - u / 2) * u / s**2
         evidence.gram += np.diag(u**2) / s**2
@@ -149,18 +149,18 @@ def test_epsilon_of_gaussian_noise_is_that_of_dp_accounting(mu, delta):
     assert gaussian_epsilon(mu, delta) == pytest.approx(dp_accounting.get_epsilon_gaussian(1 / mu, delta), rel=1e-3)
 
 
-def test_the_bound_of_gaussian_noise_holds_and_finds_a_quarter_of_it():
+def test_the_gaussian_bound_holds_and_detects_a_quarter_of_the_noise():
     """400 audits of 600 canaries at mu = 1: the bound is above the truth in at most 5 %, and with four times the
     separation always far above it."""
-    rng, truth, above, found = np.random.default_rng(0), gaussian_epsilon(1.0, 1e-6), 0, []
+    rng, truth, above, bounds_of_weak_noise = np.random.default_rng(0), gaussian_epsilon(1.0, 1e-6), 0, []
     for trial in range(400):
         inside = rng.random(600) < 0.5
         for mu in (1.0, 4.0) if trial < 20 else (1.0,):
             scores = mu * (rng.standard_normal(600) + mu * (inside - 0.5))
             bound = gaussian_lower(scores, inside, 1e-6)[0]
             above += mu == 1.0 and bound > truth
-            found += [bound] if mu == 4.0 else []
-    assert above <= 20 and min(found) > 2 * truth
+            bounds_of_weak_noise += [bound] if mu == 4.0 else []
+    assert above <= 20 and min(bounds_of_weak_noise) > 2 * truth
 
 
 # Configurations
@@ -176,7 +176,7 @@ CLAIMS = [
 
 @pytest.mark.parametrize("method,wire,epsilon,values", CLAIMS)
 def test_an_honest_epsilon_is_not_refuted(method, wire, epsilon, values):
-    result = audited(method, wire, epsilon, **values)
+    result = audit_result(method, wire, epsilon, **values)
     assert result.epsilon == pytest.approx(epsilon, rel=0.01)
     assert 0 < result.epsilon_lower <= result.epsilon
     assert result.membership.on_grid
@@ -186,40 +186,40 @@ def test_an_honest_epsilon_is_not_refuted(method, wire, epsilon, values):
 
 
 @pytest.mark.parametrize("method,wire,epsilon,values", CLAIMS)
-def test_a_quarter_of_the_noise_is_found_out(method, wire, epsilon, values, quiet_noise):
-    result = audited(method, wire, epsilon, **values)
+def test_a_quarter_of_the_noise_is_refuted(method, wire, epsilon, values, quiet_noise):
+    result = audit_result(method, wire, epsilon, **values)
     assert result.epsilon_lower > result.epsilon
     assert result.membership.noise_ratio[0] == pytest.approx(0.25, rel=0.05)
     assert any("refuted" in note for note in result.notes) and any("0.25" in note for note in result.notes)
 
 
-def test_noise_of_devices_and_of_sealed_groups_is_audited(quiet_noise):
+def test_local_noise_and_noise_of_secure_groups_are_audited(quiet_noise):
     for wire in ("clip=1.0,local", "clip=1.0,secure=10", "clip=1.0,secure"):
-        member = audited("popularity", wire, 3.0).membership
+        member = audit_result("popularity", wire, 3.0).membership
         assert member.noise_ratio[0] == pytest.approx(0.25, rel=0.05), wire
         assert member.epsilon_lower > 1.0, wire
 
 
-def test_sums_without_noise_tell_every_coin():
-    result = audited("fedmf", "secure=10")
+def test_sums_without_noise_reveal_every_coin():
+    result = audit_result("fedmf", "secure=10")
     member = result.membership
     assert result.epsilon is None and member.noise_ratio is None
     assert member.correct == member.guesses and result.epsilon_lower == member.largest > 3
     assert result.tpr_at_fpr == 1.0
 
 
-def test_where_there_is_nothing_to_guess_from_there_is_no_bound():
+def test_methods_without_uploads_or_sums_have_no_bound():
     for method, wire in (("local", ""), ("centralised", ""), ("fedmf", "median")):
-        result = audited(method, wire, data="synthetic:60x80x900")
+        result = audit_result(method, wire, data="synthetic:60x80x900")
         assert result.epsilon_lower is result.membership is result.tpr_at_fpr is None
 
 
 def test_secret_sampling_is_not_refuted():
-    result = audited("popularity", "clip=1.0,noise=0.9", cohort=0.2, data="synthetic:300x1500x9000")
+    result = audit_result("popularity", "clip=1.0,noise=0.9", cohort=0.2, data="synthetic:300x1500x9000")
     assert result.membership.epsilon_lower <= result.epsilon
 
 
-def test_the_stated_deviation_is_that_of_the_accountant():
+def test_the_stated_deviation_equals_that_of_the_accountant():
     method = plan(Settings(data=WIDE, method="fedveil", epsilon=3.0), task_of(WIDE, "fedveil")[0].facts).method
     (bound, share), noise = method.privacy.bounds[1], 1.7
     assert noise_deviation({"noise": noise}, method, 1) == pytest.approx(noise * bound / math.sqrt(share))
@@ -230,7 +230,7 @@ def test_the_stated_deviation_is_that_of_the_accountant():
 # The noise itself
 
 
-def test_values_that_depend_on_the_data_are_told_from_a_grid():
+def test_on_grid_distinguishes_integer_steps_from_real_values():
     """Version 0.6.0 released float32(v + float32(s g)): a value off the grid of float32(s g) names who has an item."""
     rng = np.random.default_rng(4)
     assert on_grid(rng.integers(-1000, 1000, 100) * 2.0**-12, 2.0**-12)
@@ -244,12 +244,12 @@ def test_values_that_depend_on_the_data_are_told_from_a_grid():
     assert not any(on_grid(real(v, d), 1 / 64) for v in (0.0, 0.3) for d in range(200))
 
 
-def test_noise_of_a_known_seed_is_recognised():
+def test_noise_from_a_guessable_seed_is_recognised():
     """Version 0.6.0 drew its noise from the seed of the run, which anybody can try."""
     noise = server_noise(7, "item", 20)
     assert [seed for seed in range(10) if np.allclose(server_noise(seed, "item", 20), noise, rtol=1e-6)] == [7]
 
 
-def test_the_ratio_of_the_noise_is_measured():
+def test_noise_ratio_measures_a_quarter_of_the_noise():
     noise = torch.randn(20_000, generator=torch.Generator().manual_seed(0)).double() / 4
     assert noise_ratio(float((noise**2).sum()), len(noise))[0] == pytest.approx(0.25, rel=0.02)
