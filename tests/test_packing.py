@@ -1,4 +1,4 @@
-"""Downloads that are written otherwise: what is read, what it weighs, and that training goes through it."""
+"""Packed downloads (`--download`): their contents, their sizes, and training with them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support.worlds import world
 
 @examples(max_examples=40, deadline=None)
 @given(st.integers(0, 30), st.integers(1, 9), st.floats(0, 1), st.integers(0, 9), st.sampled_from(sorted(FORMS)))
-def test_what_is_read_is_what_was_written(rows, width, share, seed, form):
-    """Exactly for sparse and rows, to half a step of the row's scale for int8; zeros stay zeros."""
+def test_unpacked_tables_equal_the_packed_ones_up_to_rounding(rows, width, share, seed, form):
+    """The forms sparse and rows are exact, and int8 is off by at most half a step of the row's scale. Zeros stay zeros."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(rows, width, generator=generator)
     table[torch.rand(rows, width, generator=generator) < share] = 0.0
@@ -41,16 +41,16 @@ def test_a_sparse_table_is_small_on_the_wire():
 
 
 @pytest.mark.parametrize("form", ["sparse", "rows"])
-def test_exact_forms_change_nothing_but_the_bytes(form):
+def test_exact_forms_change_only_the_number_of_bytes(form):
     settings = {"lr": 0.1, "table_lr": 5.0, "passes": 2, "prox": 0.5}
     method, model, federation = world("fedrap", settings, "ranking")
     dense, packed = (list(run(method, model, federation, rounds=4, download=way)) for way in ("dense", form))
     assert_close(everything(dense[-1].state), everything(packed[-1].state), 0)
     assert packed[-1].zeros > 0.5 and packed[-1].down_bytes < dense[-1].down_bytes
-    assert packed[0].down_bytes == dense[0].down_bytes  # nothing is zero at the start, so nothing is gained by packing
+    assert packed[0].down_bytes == dense[0].down_bytes  # at the start no number is zero, so packing saves nothing
 
 
-def test_bytes_are_what_devices_compute_with():
+def test_clients_compute_with_the_rounded_download():
     method, model, federation = world("fedavg", {"lr": 0.1}, "ranking")
     exact, rounded = (list(run(method, model, federation, rounds=2, download=way))[-1] for way in ("dense", "int8"))
     assert rounded.down_bytes < exact.down_bytes and rounded.up_bytes == exact.up_bytes
