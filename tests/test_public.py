@@ -1,4 +1,4 @@
-"""The public surface, the docstrings, and the README's code."""
+"""The public names, the docstrings, the code in README.md, and the examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = [m.name for m in pkgutil.walk_packages(fedtaste.__path__, "fedtaste.")]
 
 
-def test_every_public_name_exists():
+def test_every_public_name_exists_and_others_raise_an_error():
     for name in fedtaste.__all__:
         assert getattr(fedtaste, name) is not None
     with pytest.raises(AttributeError, match="Public names"):
@@ -35,19 +35,19 @@ def test_no_module_hides_a_public_name():
     assert fedtaste.local is fedtaste.METHODS["local"] and callable(fedtaste.heterogeneity)
 
 
-def test_help_does_not_wait_for_torch():
+def test_the_command_line_starts_without_torch():
     code = "import sys; import fedtaste.cli.main; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstrings(name):
+def test_every_module_has_a_docstring_and_its_examples_pass(name):
     module = importlib.import_module(name)
-    assert module.__doc__, "every module says what it is"
+    assert module.__doc__, "every module needs a docstring"
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
-def test_readme_code_runs_and_prints_what_it_says(monkeypatch, tmp_path):
+def test_readme_code_prints_the_output_shown(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.S)
@@ -73,13 +73,13 @@ def test_examples_run(example, tmp_path, monkeypatch):
         runpy.run_path(str(example), run_name="__main__")
 
 
-def test_no_pickle_no_eval():
+def test_the_source_uses_no_pickle_and_no_eval():
     for path in (ROOT / "src").rglob("*.py"):
         assert not re.search(r"\bpickle\b|(?<![\w.])eval\(|torch\.load\(|allow_pickle=True", path.read_text()), path
 
 
 def test_the_public_surface_is_small_and_typed():
-    """At most 60 names, and type checkers see the same names as the lazy table."""
+    """There are at most 60 names, and type checkers see the same names as the lazy table."""
     assert len(fedtaste.__all__) <= 60
     tree = ast.parse((ROOT / "src" / "fedtaste" / "__init__.py").read_text())
     typed = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
