@@ -1,4 +1,4 @@
-"""Methods that must coincide, and answers that are known."""
+"""Methods that must coincide for some settings, known answers, finite differences, and steps computed by hand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from support.worlds import ITEMS, PEOPLE, arrays, checkerboard, histories, model
 TASKS = ("ranking", "ratings")
 
 
-def last(name, settings, task="ranking", **options):
+def final_params(name, settings, task="ranking", **options):
     return everything(trained(name, settings, task, **options)[-1].state)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_fedprox_without_its_spring_is_fedavg(task):
-    assert_close(last("fedprox", {"lr": 0.1, "mu": 0.0}, task), last("fedavg", {"lr": 0.1}, task), 0)
+def test_fedprox_with_mu_zero_equals_fedavg(task):
+    assert_close(final_params("fedprox", {"lr": 0.1, "mu": 0.0}, task), final_params("fedavg", {"lr": 0.1}, task), 0)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_fedper_without_a_head_is_fedavg(task):
-    assert_close(last("fedper", {"lr": 0.1, "private": ()}, task), last("fedavg", {"lr": 0.1}, task), 0)
+def test_fedper_without_private_parameters_equals_fedavg(task):
+    assert_close(final_params("fedper", {"lr": 0.1, "private": ()}, task), final_params("fedavg", {"lr": 0.1}, task), 0)
 
 
 def scorer_world(name, settings, batch):
@@ -45,30 +45,30 @@ def scorer_world(name, settings, batch):
 
 
 @pytest.mark.parametrize("item_scale, batch", [(0.0, 8), (2.0, 0)])
-def test_pfedrec_of_one_batch_or_with_still_items_is_fedrep(item_scale, batch):
-    """Both step the scorer first; they differ in what is alternated, batches or passes."""
+def test_pfedrec_with_one_batch_or_fixed_items_equals_fedrep(item_scale, batch):
+    """Both step the scorer first. They differ in the unit that they alternate by: batches or passes."""
     ours = {"lr": 0.1, "item_scale": item_scale}
     theirs = {"private_lr": 0.1, "private_passes": 1, "lr": 0.1 * item_scale * ITEMS}
-    one, two = (
+    pfedrec, fedrep = (
         list(run(*scorer_world(name, settings, batch), rounds=3))[-1].state
         for name, settings in (("pfedrec", ours), ("fedrep", theirs))
     )
-    assert_close(everything(one), everything(two), 1e-6)
+    assert_close(everything(pfedrec), everything(fedrep), 1e-6)
 
 
-def test_pfedrec_serves_what_the_next_round_would_leave_on_the_device():
+def test_pfedrec_serves_the_parameters_after_its_next_local_pass():
     method, model, federation = world("pfedrec", {"item_scale": 1.0}, "ranking")
-    shared, own = method.init(model.init(torch.Generator().manual_seed(0)))
+    shared, private = method.init(model.init(torch.Generator().manual_seed(0)))
     examples = Examples(*(x[0] for x in federation.examples(np.array([3]), 0, method.examples).pad()))
-    upload, after = method.client(Download(shared, torch.tensor(0.0)), own, examples)
+    upload, after = method.client(Download(shared, torch.tensor(0.0)), private, examples)
     assert_close(
-        method.personalize(shared, own, examples), after | {"item": shared["item"] + upload.total["item"]}, 1e-6
+        method.personalize(shared, private, examples), after | {"item": shared["item"] + upload.total["item"]}, 1e-6
     )
 
 
 @pytest.mark.parametrize("name", ["pfedrec", "local", "fedals"])
-def test_few_candidates_are_scored_as_all_items_are(name, monkeypatch):
-    """Own tables are made for candidates and examples only: that changes no score, nor do small pieces."""
+def test_few_candidates_get_the_scores_that_they_have_among_all_items(name, monkeypatch):
+    """Private tables are computed for candidates and examples only, in pieces. Neither changes a score."""
     method, model, federation = world(name, {}, "ranking")
     state = list(run(method, model, federation, rounds=2))[-1].state
     people = np.arange(PEOPLE)[::-1].copy()
@@ -85,31 +85,31 @@ def test_few_candidates_are_scored_as_all_items_are(name, monkeypatch):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_fedmf_is_fedavg_of_a_factorisation(task):
-    assert_close(last("fedmf", {"lr": 0.1}, task), last("fedavg", {"lr": 0.1}, task), 0)
+def test_fedmf_equals_fedavg_of_a_factorisation(task):
+    assert_close(final_params("fedmf", {"lr": 0.1}, task), final_params("fedavg", {"lr": 0.1}, task), 0)
 
 
-def test_a_server_of_rate_one_is_plain_averaging():
-    assert_close(last("fedavg", {"lr": 0.1, "server": "sgd"}), last("fedavg", {"lr": 0.1}), 1e-6)
+def test_server_sgd_with_rate_one_equals_averaging():
+    assert_close(final_params("fedavg", {"lr": 0.1, "server": "sgd"}), final_params("fedavg", {"lr": 0.1}), 1e-6)
 
 
-def test_local_sends_nothing():
-    done = trained("local", {"lr": 0.1}, "ranking")
-    assert done[-1].state.shared == {}
-    assert done[-1].up_bytes < 100 * done[-1].answered  # an envelope and a weight
+def test_local_sends_no_parameters():
+    rounds = trained("local", {"lr": 0.1}, "ranking")
+    assert rounds[-1].state.shared == {}
+    assert rounds[-1].up_bytes < 100 * rounds[-1].answered  # an envelope and a weight
 
 
-def test_fedsgd_with_everybody_is_one_centralised_step():
+def test_fedsgd_with_all_clients_equals_centralised_descent():
     data = linear_data(clients=7, features=4, seed=3)
     model = linear(4)
     federation = of_arrays(data.features, data.targets)
-    apart = list(run(build("fedsgd", model, {"lr": 0.1}), model, federation, rounds=5))[-1]
-    together = list(run(build("centralised", model, {"lr": 0.1}), model, pooled(federation), rounds=5))[-1]
-    assert_close(apart.state.shared, together.state.shared, 1e-6)
+    federated = list(run(build("fedsgd", model, {"lr": 0.1}), model, federation, rounds=5))[-1]
+    centralised = list(run(build("centralised", model, {"lr": 0.1}), model, pooled(federation), rounds=5))[-1]
+    assert_close(federated.state.shared, centralised.state.shared, 1e-6)
 
 
 def central_ials(data, items, k, rounds, *, lam, alpha0, start):
-    """iALS in one place, in double precision and with nothing shared with the library: the whole matrix, dense."""
+    """Centralised iALS on the dense matrix in double precision, without code of the library."""
     matrix = np.zeros((data.people, items))
     for person in range(data.people):
         matrix[person, data.of(person)] = 1
@@ -126,7 +126,7 @@ def central_ials(data, items, k, rounds, *, lam, alpha0, start):
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
 def test_fedals_equals_an_independent_central_ials(backend):
-    """Predictions after each of 5 rounds, to 1e-5."""
+    """Predictions after each of 5 rounds agree to 1e-5."""
     data, lam, alpha0, k = histories(seed=4), 0.02, 0.3, 6
     model = factorization(ITEMS, k=k)
     method = build("fedals", model, {"lam": lam, "alpha0": alpha0, "recency": 1.0})
@@ -134,46 +134,48 @@ def test_fedals_equals_an_independent_central_ials(backend):
     start = model.init(torch.Generator().manual_seed(7))["item"].numpy()
     central = central_ials(data, ITEMS, k, 5, lam=lam, alpha0=alpha0, start=start)
     before = torch.from_numpy(start)
-    for done, expected in zip(run(method, model, federation, rounds=5, seed=7, backend=backend), central, strict=True):
-        shared = {"item": before, "gram": before.T @ before}  # a round's people were solved against the table before it
+    for round_result, expected in zip(
+        run(method, model, federation, rounds=5, seed=7, backend=backend), central, strict=True
+    ):
+        shared = {"item": before, "gram": before.T @ before}  # a round solves its people against the table before it
         users = []
         for person in range(data.people):
             examples = Examples(*(x[0] for x in federation.examples(np.array([person]), 0, method.examples).pad()))
             users.append(method.personalize(shared, {}, examples)["user"])
-        before = done.state.shared["item"]
+        before = round_result.state.shared["item"]
         assert np.abs((torch.stack(users) @ before.T).numpy() - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
 @pytest.mark.parametrize("task", TASKS)
-def test_counts_that_are_sent_once_give_the_same_numbers_in_fewer_bytes(task, backend):
+def test_counts_sent_once_give_the_same_result_in_fewer_bytes(task, backend):
     (each, model, federation), (once, *_) = (world("fedals", {"counts_once": value}, task) for value in (False, True))
-    plain, short = (list(run(m, model, federation, rounds=4, backend=backend)) for m in (each, once))
-    assert_close(everything(plain[-1].state), everything(short[-1].state), 1e-6)
-    assert plain[0].up_bytes == short[0].up_bytes and plain[1].up_bytes > short[1].up_bytes
+    every_round, first_round = (list(run(m, model, federation, rounds=4, backend=backend)) for m in (each, once))
+    assert_close(everything(every_round[-1].state), everything(first_round[-1].state), 1e-6)
+    assert every_round[0].up_bytes == first_round[0].up_bytes and every_round[1].up_bytes > first_round[1].up_bytes
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_fedals_equals_the_centralised_bound(task):
     for settings in ({}, {"lam": 0.3}):
-        federated, central = last("fedals", settings, task), last("centralised", settings, task)
+        federated, central = final_params("fedals", settings, task), final_params("centralised", settings, task)
         assert_close({"p": _products(federated)}, {"p": _products(central)}, 1e-4)
 
 
 def _products(params):
-    """What factors mean whatever their rotation: item against item."""
+    """Products of items with items, which do not depend on the rotation of the factors."""
     return params["item"] @ params["item"].T
 
 
-def test_fcf_steps_down_the_slope_of_the_central_objective():
-    """The first step of Adam is the sign of the slope, which is written here over the whole matrix."""
+def test_fcf_steps_against_the_gradient_of_the_central_objective():
+    """The first step of Adam is the sign of the gradient, which is computed here over the whole matrix."""
     lam, alpha0 = 0.02, 0.3
     method, model, federation = world("fcf", {"lam": lam, "alpha0": alpha0}, "ranking")
     state = next(run(method, model, federation, rounds=1, seed=5)).state
     before = model.init(torch.Generator().manual_seed(5))["item"].double()
-    taken = torch.zeros(PEOPLE, ITEMS).double()
+    interactions = torch.zeros(PEOPLE, ITEMS).double()
     for person in range(PEOPLE):
-        taken[person, torch.from_numpy(histories().of(person).astype(np.int64))] = 1
+        interactions[person, torch.from_numpy(histories().of(person).astype(np.int64))] = 1
     examples = lambda person: Examples(
         *(x[0] for x in federation.examples(np.array([person]), 0, method.examples).pad())
     )
@@ -181,14 +183,14 @@ def test_fcf_steps_down_the_slope_of_the_central_objective():
     users = torch.stack([method.personalize(shared, {}, examples(person))["user"] for person in range(PEOPLE)]).double()
 
     def objective(item):
-        strength = lam * (taken.sum(0) + alpha0 * PEOPLE)
-        errors = taken * (users @ item.T - 1) ** 2 + alpha0 * (users @ item.T) ** 2
+        strength = lam * (interactions.sum(0) + alpha0 * PEOPLE)
+        errors = interactions * (users @ item.T - 1) ** 2 + alpha0 * (users @ item.T) ** 2
         return errors.sum() + (strength[:, None] * item**2).sum()
 
     slope = torch.func.grad(objective)(before)
-    clear = slope.abs() > 1e-2
-    assert clear.float().mean() > 0.9
-    assert torch.equal((state.shared["item"] - before).sign()[clear], -slope.sign()[clear])
+    distinct = slope.abs() > 1e-2
+    assert distinct.float().mean() > 0.9
+    assert torch.equal((state.shared["item"] - before).sign()[distinct], -slope.sign()[distinct])
 
 
 @pytest.mark.parametrize(
@@ -203,8 +205,8 @@ def test_fcf_steps_down_the_slope_of_the_central_objective():
         ("fedrep", {"lr": 2.0, "private_lr": 1.0, "private_passes": 1, "server": "adagrad", "server_lr": 0.3}, 60),
     ],
 )
-def test_checkerboard(name, settings, rounds):
-    """The one item of their own parity that a person lacks must come first, for everybody."""
+def test_everybody_is_recommended_the_missing_item_of_the_checkerboard(name, settings, rounds):
+    """The only item of their parity that a person lacks must be ranked first, for everybody."""
     n = 16
     data = checkerboard(n)
     model = factorization(n, k=4, loss="squared" if settings.get("solver") == "exact" else "bce", spread=1.0)
@@ -214,19 +216,12 @@ def test_checkerboard(name, settings, rounds):
     state = list(run(method, model, trained_on, rounds=rounds))[-1].state
     people = np.arange(n)
     tops = np.zeros(n, int)
-    for part, scores in personal_scores(
-        method,
-        model,
-        state.shared,
-        state.private,
-        people,
-        federation.examples(people, 999, method.examples),
-        torch.arange(n),
-    ):
+    examples = federation.examples(people, 999, method.examples)
+    for part, scores in personal_scores(method, model, state.shared, state.private, people, examples, torch.arange(n)):
         for row, person in enumerate(part):
-            own = scores[row].clone()
-            own[torch.from_numpy(data.of(person).astype(np.int64))] = -torch.inf
-            tops[person] = int(own.argmax())
+            scores_of_person = scores[row].clone()
+            scores_of_person[torch.from_numpy(data.of(person).astype(np.int64))] = -torch.inf
+            tops[person] = int(scores_of_person.argmax())
     assert tops.tolist() == people.tolist()
 
 
@@ -244,7 +239,7 @@ def double(params):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_gradients_are_those_of_the_loss(task):
+def test_gradients_equal_finite_differences_of_the_loss(task):
     model = model_of(task, {})
     params = double(model.init(torch.Generator().manual_seed(0)))
     batch = Examples(
@@ -253,21 +248,19 @@ def test_gradients_are_those_of_the_loss(task):
     slopes = torch.func.grad(model.loss)(params, batch)
     for name, slope in slopes.items():
         for at in {0, slope.numel() // 20, slope.numel() - 1}:
-            assert (
-                abs(finite_difference(lambda p: model.loss(p, batch), params, name, at) - float(slope.view(-1)[at]))
-                < 1e-6
-            )
+            difference = finite_difference(lambda p: model.loss(p, batch), params, name, at)
+            assert abs(difference - float(slope.view(-1)[at])) < 1e-6
     assert not slopes["item"][7].any()  # padding does not count
 
 
-def test_fedprox_descends_the_squared_spring():
-    """The second of two steps moves along the gradient of loss + mu/2 |w - g|^2, told by finite differences."""
+def test_fedprox_descends_its_squared_proximal_term():
+    """The second of two steps follows the gradient of loss + mu/2 |w - g|^2, computed by finite differences."""
     lr, mu = 0.1, 3.0
     method, model, federation = world("fedprox", {"lr": lr, "mu": mu, "passes": 2, "private": ()}, "ranking")
     once, _, _ = world("fedprox", {"lr": lr, "mu": mu, "passes": 1, "private": ()}, "ranking")
     shared = model.init(torch.Generator().manual_seed(0))
     examples = of_histories(histories(), ITEMS, negatives=0).examples(np.array([0]), 0, "samples").pad()
-    examples = Examples(*(x[0] for x in examples))  # one batch, so that a pass is a step
+    examples = Examples(*(x[0] for x in examples))  # one batch: a pass is one step
     down = Download(shared, torch.tensor(0.0))
     weight = examples.mask.sum()
     first, second = (
@@ -283,15 +276,10 @@ def test_fedprox_descends_the_squared_spring():
         assert abs(float((first[name] - second[name]).view(-1)[at]) / lr - slope) < 1e-4
 
 
-def test_ridge_is_where_the_slope_vanishes():
+def test_the_gradient_vanishes_at_the_ridge_solution():
     rng = torch.Generator().manual_seed(0)
-    features, targets, weights = (
-        torch.randn(9, 4, generator=rng),
-        torch.randn(9, generator=rng),
-        torch.rand(9, generator=rng),
-    )
-    gram = torch.eye(4) * 0.3
-    features, targets, weights, gram = (x.double() for x in (features, targets, weights, gram))
+    features, targets = torch.randn(9, 4, generator=rng).double(), torch.randn(9, generator=rng).double()
+    weights, gram = torch.rand(9, generator=rng).double(), (torch.eye(4) * 0.3).double()
     u = ridge(features, targets, weights, gram, torch.tensor(0.2).double())
 
     def objective(params):
@@ -304,7 +292,7 @@ def test_ridge_is_where_the_slope_vanishes():
 
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad", "sgd"])
 def test_server_optimisers_take_the_step_of_their_paper(name):
-    """Two steps by hand, from the formulas of Reddi et al."""
+    """Two steps are computed by hand from the formulas of Reddi et al."""
     lr, tau, b1, b2 = 0.1, 1e-3, 0.9, 0.99
     method = build("fedavg", model_of("ranking", {}), {"server": name, "server_lr": lr})
     x, memory, m, v = torch.zeros(1), {}, 0.0, tau**2
@@ -332,7 +320,7 @@ def test_uploads_add_and_average():
     assert Upload({"w": torch.tensor([5.0])}, torch.tensor(0.0)).mean()["w"].item() == 0
 
 
-def test_a_chain_runs_forwards_on_the_device_and_backwards_on_the_server():
+def test_chained_stages_run_forwards_on_clients_and_backwards_on_the_server():
     def note(mark):
         def step(upload, context):
             trace.append(mark)
@@ -341,15 +329,15 @@ def test_a_chain_runs_forwards_on_the_device_and_backwards_on_the_server():
         return step
 
     trace: list[str] = []
-    both = chain(Stage(note("a"), note("A")), Stage(note("b"), note("B")), Stage(server=note("C")))
+    stages = chain(Stage(note("a"), note("A")), Stage(note("b"), note("B")), Stage(server=note("C")))
     upload = Upload({}, torch.tensor(1.0))
     context = StageContext(bytes(32), 0, 1.0)
-    both.server(both.client(upload, context), context)
+    stages.server(stages.client(upload, context), context)
     assert trace == ["a", "b", "C", "B", "A"]
     assert chain() == Stage()
 
 
-def test_nobody_answering_changes_nothing():
+def test_rounds_without_answers_change_nothing():
     method, model, federation = world("fedavg", {"lr": 0.1}, "ranking")
     rounds = list(run(method, model, federation, rounds=2, dropout=1.0))
     assert [r.answered for r in rounds] == [0, 0] and rounds[-1].up_bytes == 0 < rounds[-1].down_bytes
@@ -357,7 +345,7 @@ def test_nobody_answering_changes_nothing():
     assert_close(rounds[-1].state.shared, start, 0)
 
 
-def test_cohorts_and_dropout():
+def test_cohorts_have_the_requested_size_and_are_repeatable():
     _, _, federation = world("fedavg", {"lr": 0.1}, "ranking")
     cohort, answering = federation.cohort(0, size=10, dropout=0.5, seed=1)
     assert len(cohort) == 10 and len(set(cohort)) == 10 and set(answering) < set(cohort)
@@ -369,8 +357,8 @@ def test_cohorts_and_dropout():
             federation.cohort(0, size=bad)
 
 
-def test_an_item_that_a_cohort_lacks_keeps_its_factors():
-    """FedALS with a cohort: the first round zeroes what nobody has, later ones leave it alone."""
+def test_items_that_a_cohort_lacks_keep_their_factors():
+    """FedALS with a cohort: the first round sets factors of missing items to zero, later rounds do not change them."""
     method, model, federation = world("fedals", {}, "ranking")
     rounds = list(run(method, model, federation, rounds=4, cohort=3, seed=2))
     items = [r.state.shared["item"] for r in rounds]
@@ -380,7 +368,7 @@ def test_an_item_that_a_cohort_lacks_keeps_its_factors():
     assert any(items[3][i].any() for i in lacking)
 
 
-def test_convergence_says_why():
+def test_convergence_gives_the_reason_to_stop():
     check = Convergence(tolerance=1e-3, patience=3)
     assert check.reason(0.1, [0.1, 0.2]) is None
     assert "tolerance 0.001" in check.reason(1e-4, [])
@@ -388,103 +376,108 @@ def test_convergence_says_why():
     assert check.reason(0.1, [0.1, 0.3, None, None, 0.4]) is None
 
 
-def test_the_worked_example_finds_the_true_weights():
-    """10 clients x 5 features: FedSGD recovers what made the targets, and the convergence check ends it."""
+def test_fedsgd_finds_the_true_weights_of_the_worked_example():
+    """10 clients x 5 features: FedSGD recovers the weights of the targets, and the convergence check ends the run."""
     data = linear_data()
     model = linear(5)
     check, reason = Convergence(tolerance=1e-6), None
-    for done in run(METHODS["fedsgd"](model, lr=0.1), model, of_arrays(data.features, data.targets), rounds=500):
-        reason = check.reason(done.change, [])
+    for round_result in run(
+        METHODS["fedsgd"](model, lr=0.1), model, of_arrays(data.features, data.targets), rounds=500
+    ):
+        reason = check.reason(round_result.change, [])
         if reason:
             break
-    assert reason and done.number < 200
-    assert np.abs(done.state.shared["weight"].numpy() - data.truth).max() < 1e-3
+    assert reason and round_result.number < 200
+    assert np.abs(round_result.state.shared["weight"].numpy() - data.truth).max() < 1e-3
 
 
 @pytest.mark.parametrize("name, lr", [("fedsgd", 1e20), ("fedsgd", 3e3), ("local", 1e20)])
-def test_divergence_is_told_with_the_round_and_the_likely_cause(name, lr):
+def test_divergence_raises_an_error_with_the_round_and_the_likely_cause(name, lr):
     data = linear_data()
     model = linear(5)
-    with pytest.raises(DivergedError, match="In round .* left the finite numbers.*learning rate"):
+    with pytest.raises(DivergedError, match="In round .*learning rate"):
         list(run(METHODS[name](model, lr=lr), model, of_arrays(data.features, data.targets), rounds=50))
 
 
-# A model of one's own
+# Methods with a personal model
 
 OWN_TASKS = [("numbers", 7), ("labels", None), ("labels", 7), ("pictures", 7), ("ranking", 7), ("ratings", 7)]
-own_tasks = pytest.mark.parametrize("task, cohort", OWN_TASKS)  # with a cohort people skip rounds
-LONER = {"lr": 0.1, "passes": 2}
+with_own_tasks = pytest.mark.parametrize("task, cohort", OWN_TASKS)  # with a cohort people skip rounds
+LOCAL = {"lr": 0.1, "passes": 2}
 
 
-def ended(name, settings, task, cohort=None, rounds=4):
-    """(method, state) after some rounds; of pictures two, as batch norm of few makes much of rounding."""
+def final_state(name, settings, task, cohort=None, rounds=4):
+    """(method, state) after some rounds: two for pictures, since batch norm of few examples amplifies rounding."""
     method, model, federation = world(name, settings, task)
     rounds = min(rounds, 2) if task == "pictures" else rounds
     return method, list(run(method, model, federation, rounds=rounds, cohort=cohort, seed=1))[-1].state
 
 
-def served(name, settings, task, cohort=None):
-    """What everybody is served with, as one dict."""
-    method, state = ended(name, settings, task, cohort)
+def served_params(name, settings, task, cohort=None):
+    """The parameters with which each person is served, as one dict."""
+    method, state = final_state(name, settings, task, cohort)
     _, _, federation = world(name, settings, task)
-    served = {}
+    params = {}
     for person in range(PEOPLE):
-        own = {n: v[0] for n, v in state.private.gather(np.array([person])).items()}
+        private = {n: v[0] for n, v in state.private.gather(np.array([person])).items()}
         examples = Examples(*(x[0] for x in federation.examples(np.array([person]), 9, method.examples).pad()))
-        served |= {f"{person}/{n}": v for n, v in method.personalize(state.shared, own, examples).items()}
-    return served
+        params |= {f"{person}/{n}": v for n, v in method.personalize(state.shared, private, examples).items()}
+    return params
 
 
-@own_tasks
+@with_own_tasks
 @pytest.mark.parametrize(
     "name, settings",
     [
-        ("fedclup", {"lam": 0.0, "rate": 0.3, **LONER}),
-        ("fedclup", {"lam": 0.0, "rate": 1.7, **LONER}),
+        ("fedclup", {"lam": 0.0, "rate": 0.3, **LOCAL}),
+        ("fedclup", {"lam": 0.0, "rate": 1.7, **LOCAL}),
         ("ditto", {"lam": 0.0, "lr": 0.05, "own_lr": 0.1, "own_passes": 2}),
-        ("lgmix", {"share": 1.0, **LONER}),
+        ("lgmix", {"share": 1.0, **LOCAL}),
     ],
     ids=["fedclup", "fedclup-faster", "ditto", "lgmix"],
 )
-def test_without_a_spring_or_a_share_of_others_everybody_is_alone(name, settings, task, cohort):
-    assert_close(served(name, settings, task, cohort), served("local", LONER, task, cohort), 1e-5)
+def test_methods_without_influence_of_others_equal_local_training(name, settings, task, cohort):
+    assert_close(served_params(name, settings, task, cohort), served_params("local", LOCAL, task, cohort), 1e-5)
 
 
-@own_tasks
+@with_own_tasks
 @pytest.mark.parametrize("name, settings", [("lgmix", {"share": 0.0}), ("apfl", {"alpha": 0.0, "alpha_lr": 0.0})])
-def test_without_anything_of_ones_own_it_is_fedavg(name, settings, task, cohort):
-    settings = settings | LONER
-    assert_close(served(name, settings, task, cohort), served("fedavg", LONER, task, cohort), 1e-5)
-    ours, theirs = (ended(*setup, task, cohort)[1].shared for setup in ((name, settings), ("fedavg", LONER)))
+def test_methods_without_personalisation_equal_fedavg(name, settings, task, cohort):
+    settings = settings | LOCAL
+    assert_close(served_params(name, settings, task, cohort), served_params("fedavg", LOCAL, task, cohort), 1e-5)
+    ours, theirs = (final_state(*setup, task, cohort)[1].shared for setup in ((name, settings), ("fedavg", LOCAL)))
     assert_close(ours, theirs, 1e-5)
 
 
-def test_apfl_of_a_private_head_is_fedper_of_it():
+def test_apfl_with_a_private_head_equals_fedper():
     def make():
         return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
 
-    federation, whole, private = of_arrays(*arrays("labels"), batch=8), wrap(make), wrap(make, private=("2.*",))
-    mixed = list(run(build("apfl", private, {"alpha": 0.0, "alpha_lr": 0.0, **LONER}), private, federation, rounds=3))
-    split = list(run(build("fedper", whole, {"private": ("2.*",), **LONER}), whole, federation, rounds=3))
-    one, two = (everything(done[-1].state) for done in (mixed, split))
-    assert_close({name: one[name] for name in two}, two, 1e-6)
-
-
-@own_tasks
-def test_pfedme_of_one_turn_and_whole_steps_is_fedclup_of_rate_one(task, cohort):
-    ours = {"lam": 0.5, "eta": 2.0, "beta": 1.0, "turns": 1, **LONER}
-    one, two = (
-        everything(ended(name, settings, task, cohort)[1])
-        for name, settings in (("pfedme", ours), ("fedclup", {"lam": 0.5, "rate": 1.0, **LONER}))
+    federation, shared, private = of_arrays(*arrays("labels"), batch=8), wrap(make), wrap(make, private=("2.*",))
+    mixed = build("apfl", private, {"alpha": 0.0, "alpha_lr": 0.0, **LOCAL})
+    split = build("fedper", shared, {"private": ("2.*",), **LOCAL})
+    apfl, fedper = (
+        everything(list(run(method, model, federation, rounds=3))[-1].state)
+        for method, model in ((mixed, private), (split, shared))
     )
-    assert_close(one, two, 1e-6)
+    assert_close({name: apfl[name] for name in fedper}, fedper, 1e-6)
+
+
+@with_own_tasks
+def test_pfedme_with_one_turn_and_full_steps_equals_fedclup_with_rate_one(task, cohort):
+    ours = {"lam": 0.5, "eta": 2.0, "beta": 1.0, "turns": 1, **LOCAL}
+    pfedme, fedclup = (
+        everything(final_state(name, settings, task, cohort)[1])
+        for name, settings in (("pfedme", ours), ("fedclup", {"lam": 0.5, "rate": 1.0, **LOCAL}))
+    )
+    assert_close(pfedme, fedclup, 1e-6)
 
 
 @pytest.mark.parametrize("trace", ["covariance", "gram"])
 @pytest.mark.parametrize("task", ["labels", "ranking", "ratings"])
-def test_equal_models_have_equal_shares(task, trace):
-    """The released code says .999 here. (Batch norm moves its statistics, even at rate 0.)"""
-    _, state = ended("lgmix", {"lr": 0.0, "trace": trace}, task, rounds=1)
+def test_lgmix_gives_equal_models_equal_shares(task, trace):
+    """The released code gives .999 here. (Batch norm changes its statistics even at rate 0.)"""
+    _, state = final_state("lgmix", {"lr": 0.0, "trace": trace}, task, rounds=1)
     assert (state.private.gather(np.arange(PEOPLE))["ratio"] == 0.5).all()
 
 
@@ -500,67 +493,67 @@ def one_client(task, seed=0):
 
 
 @pytest.mark.parametrize("task, model", [("numbers", linear(6)), ("labels", logistic(6, 3, bias=True))])
-def test_curvature_is_the_largest_eigenvalue(task, model):
-    """Of the whole second derivative, over all batches; a dozen probes come near, and never above."""
+def test_curvature_approaches_the_largest_eigenvalue(task, model):
+    """The eigenvalue is that of the Hessian over all batches. A dozen probes come close, and never exceed it."""
     examples = one_client(task)
     start = model.init(torch.Generator())
     names, shapes = list(start), [v.shape for v in start.values()]
     rng = torch.Generator().manual_seed(0)
     at = {n: torch.randn(v.shape, generator=rng) for n, v in start.items()}
     real = examples.mask.flatten() > 0
-    one = Examples(
+    all_examples = Examples(
         examples.inputs.flatten(0, 1)[real].double(), examples.targets.flatten()[real], torch.ones(int(real.sum()))
     )
 
     def loss(flat):
         pieces = flat.split([shape.numel() for shape in shapes])
-        return model.loss({n: x.reshape(shape) for n, x, shape in zip(names, pieces, shapes)}, one)
+        return model.loss({n: x.reshape(shape) for n, x, shape in zip(names, pieces, shapes)}, all_examples)
 
     hessian = torch.func.jacrev(torch.func.grad(loss))(torch.cat([v.flatten() for v in at.values()]).double())
     largest = float(torch.linalg.eigvalsh(hessian)[-1])
-    probed = replace(model, bound=None)  # where nothing is known but the loss
+    probed = replace(model, bound=None)  # only the loss is known
     assert float(curvature(probed, at, examples, at, probes=80)[0]) == pytest.approx(largest, rel=1e-3)
     assert 0.85 * largest < float(curvature(probed, at, examples, at)[0]) < 1.0001 * largest
-    bound = float(curvature(model, at, examples, at)[0])  # exact for least squares, above for softmax
-    assert bound == pytest.approx(largest, rel=1e-4) if task == "numbers" else bound >= 0.9999 * largest
-    turn = torch.cat([torch.cos(torch.arange(v.numel()) + 1.0) for v in at.values()]).double()
-    usual = float(turn @ hessian @ turn / (turn @ turn))
-    assert float(curvature(model, at, examples, at)[1]) == pytest.approx(usual, rel=1e-4)
+    upper = float(curvature(model, at, examples, at)[0])  # exact for least squares, above for softmax
+    assert upper == pytest.approx(largest, rel=1e-4) if task == "numbers" else upper >= 0.9999 * largest
+    direction = torch.cat([torch.cos(torch.arange(v.numel()) + 1.0) for v in at.values()]).double()
+    along_direction = float(direction @ hessian @ direction / (direction @ direction))
+    assert float(curvature(model, at, examples, at)[1]) == pytest.approx(along_direction, rel=1e-4)
 
 
 @pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
 def test_fedclup_ends_at_the_minimum_of_its_objective(lam):
-    """sum_i p_i [ L_i(v_i) + lam/2 |v_i - g|^2 ] of least squares, solved at once in double precision."""
+    """The minimum of sum_i p_i [ L_i(v_i) + lam/2 |v_i - g|^2 ] for least squares, solved in double precision."""
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(n, 3)).astype(np.float32) for n in (12, 20, 31)]
     targets = [(x @ rng.normal(size=3) + 0.1 * rng.normal(size=len(x))).astype(np.float32) for x in inputs]
-    bends = [2 * x.T.astype(float) @ x / len(x) for x in inputs]
+    hessians = [2 * x.T.astype(float) @ x / len(x) for x in inputs]
     right = [2 * x.T.astype(float) @ y / len(x) for x, y in zip(inputs, targets)]
     share = np.array([len(x) for x in inputs]) / sum(map(len, inputs))
-    inverse = [np.linalg.inv(bend + lam * np.eye(3)) for bend in bends]
+    inverse = [np.linalg.inv(bend + lam * np.eye(3)) for bend in hessians]
     pulled = sum(p * lam * a for p, a in zip(share, inverse))
     g = np.linalg.solve(np.eye(3) - pulled, sum(p * a @ b for p, a, b in zip(share, inverse, right)))
     model = linear(3)
     method = build("fedclup", model, {"lam": lam, "passes": 10})
     state = list(run(method, model, of_arrays(inputs, targets), rounds=60, backend="loop"))[-1].state
     assert np.abs(state.shared["weight"].numpy() - g).max() < 1e-4
-    own = state.private.gather(np.arange(3))["own.weight"].numpy()
-    for v, a, b in zip(own, inverse, right):
+    private = state.private.gather(np.arange(3))["own.weight"].numpy()
+    for v, a, b in zip(private, inverse, right):
         assert np.abs(v - a @ (b + lam * g)).max() < 1e-4
 
 
 @pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
-def test_the_measured_rate_of_equal_clients_is_one_plus_lam_by_curvature(lam):
+def test_the_measured_rate_of_equal_clients_is_one_plus_lam_over_curvature(lam):
     x, y = arrays("numbers")
     model = linear(6)
     method = build("fedclup", model, {"lam": lam, "passes": 3})
     state = list(run(method, model, of_arrays([x[4]] * 3, [y[4]] * 3), rounds=1))[-1].state
-    own = state.private.gather(np.arange(3))
-    expected = (1 + lam / own["bend"][0, 0]) * own["own.weight"][0]  # g began at 0
+    private = state.private.gather(np.arange(3))
+    expected = (1 + lam / private["bend"][0, 0]) * private["own.weight"][0]  # g began at 0
     assert torch.allclose(state.shared["weight"], expected, rtol=1e-5)
 
 
-# Verbs
+# Functions that methods share
 
 
 def test_touched_marks_the_rows_that_real_examples_name():
@@ -572,7 +565,7 @@ def test_touched_marks_the_rows_that_real_examples_name():
     assert marks["w"].shape == () and marks["w"] == 1
 
 
-def test_pick_takes_the_new_where_it_is_marked():
+def test_pick_takes_new_values_where_marked():
     marks = {"item": torch.tensor([[1.0], [0]]), "w": torch.ones(())}
     new, old = ({"item": torch.full((2, 2), x), "w": torch.full((3,), x)} for x in (1.0, torch.nan))
     picked = pick(marks, new, old)
@@ -582,15 +575,15 @@ def test_pick_takes_the_new_where_it_is_marked():
 
 
 @pytest.mark.parametrize("number", [1, 3, 8])
-def test_parts_deal_every_real_example_once_and_evenly(number):
+def test_parts_distribute_every_real_example_once_and_evenly(number):
     mask = torch.tensor([[1.0, 1, 1, 1], [1, 0, 1, 0]])
-    dealt = parts(Examples(torch.arange(8).reshape(2, 4), torch.zeros(2, 4), mask), number)
-    assert torch.equal(torch.stack([part.mask for part in dealt]).sum(0), mask)
-    sizes = [int(part.mask.sum()) for part in dealt]
+    batches = parts(Examples(torch.arange(8).reshape(2, 4), torch.zeros(2, 4), mask), number)
+    assert torch.equal(torch.stack([part.mask for part in batches]).sum(0), mask)
+    sizes = [int(part.mask.sum()) for part in batches]
     assert len(sizes) == number and max(sizes) - min(sizes) <= 1
 
 
-def test_once_measures_only_what_is_not_known():
+def test_measure_once_measures_only_unknown_values():
     calls = []
 
     def measure():
