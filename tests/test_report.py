@@ -1,4 +1,4 @@
-"""The report: complete in itself, inert, and equal to the results it was made from."""
+"""The report: one page without other files, which escapes all texts and shows the values of its results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.report import curves as plots
 from fedtaste.report import html as report
-from fedtaste.report import item_scatter as clouds
-from fedtaste.report import numbers, pareto
+from fedtaste.report import item_scatter, numbers, pareto
 from fedtaste.report.curves import DataShape
 from fedtaste.report.html import write_report
 from fedtaste.report.numbers import human_bytes
@@ -51,7 +50,7 @@ def six(tmp_path_factory) -> tuple[Path, Page, str]:
     return folder, *page_of(SIX, folder, data=DATA)
 
 
-def test_the_page_loads_nothing(six):
+def test_the_page_loads_no_other_file(six):
     _, page, text = six
     loading = ("src", "href", "srcset", "data", "action", "poster")
     addresses = [attrs[key] for _, attrs in page.tags for key in loading if key in attrs]
@@ -59,7 +58,7 @@ def test_the_page_loads_nothing(six):
     assert not re.search(r"https?:|@import|url\(|<script|//[a-z]", re.sub(r"base64,[\w+/=]+", "", text))
     assert any("default-src 'none'" in attrs.get("content", "") for _, attrs in page.tags)
     for address in addresses:
-        if "base64," in address:  # the plots themselves refer to nothing but their own parts
+        if "base64," in address:  # plots refer only to their own parts
             svg = base64.b64decode(address.split("base64,")[1]).decode()
             assert svg.rstrip().endswith("</svg>")
             assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', svg))
@@ -68,12 +67,12 @@ def test_the_page_loads_nothing(six):
 OUTSIDE = ["data", "method", "protocol", "run", "notes", "settings", "stopped", "title", "rejected_updates"]
 
 
-@pytest.mark.parametrize("where", OUTSIDE)
-def test_what_comes_from_outside_is_inert(where):
+@pytest.mark.parametrize("place", OUTSIDE)
+def test_texts_from_outside_are_escaped(place):
     values = {"notes": [EVIL], "settings": {EVIL: EVIL}, "stopped": {"reason": EVIL}, "rejected_updates": {EVIL: 1}}
-    result = ranking() if where == "title" else ranking(**{where: values.get(where, EVIL)})
-    drawn = plots.draw([result]) if where == "method" else ()
-    text = report.render([result, ranking("fedavg")], drawn, title=EVIL if where == "title" else None)
+    result = ranking() if place == "title" else ranking(**{place: values.get(place, EVIL)})
+    drawn_plots = plots.draw([result]) if place == "method" else ()
+    text = report.render([result, ranking("fedavg")], drawn_plots, title=EVIL if place == "title" else None)
     page = Page(text)
     assert "script" not in {tag for tag, _ in page.tags}
     assert EVIL not in text and "&lt;script&gt;" in text
@@ -85,14 +84,14 @@ def test_odd_names_are_drawn_without_a_warning(tmp_path):
     assert "映画🎬" in page_of(odd, tmp_path)[0].text
 
 
-def test_the_table_says_what_the_results_say(six):
+def test_the_table_shows_the_values_of_the_results(six):
     _, page, _ = six
     rows = [row for row in page.rows if row]
     assert len(rows) == len(SIX)
     for result, row in zip(SIX, rows):
-        shown = columns(SIX)
-        assert list(row) == [column.key for column in shown]
-        for column in shown:
+        table_columns = columns(SIX)
+        assert list(row) == [column.key for column in table_columns]
+        for column in table_columns:
             cell = row[column.key]
             assert cell["value"] == column.value(result)
             assert cell["shown"] == column.write(column.value(result))
@@ -104,7 +103,7 @@ def test_the_table_says_what_the_results_say(six):
     assert best["rounds"] == best["seconds.train"] == []  # a setting; all equal
 
 
-def test_headline_in_plain_words():
+def test_the_headline_states_the_main_result():
     assert report.headline([ranking()]) == (
         "FedALS, 4 rounds, clean protocol: a held-out item is among the first ten of a hundred for 74 % [72–76] of "
         "people seen in training, and 73 % [71–75] of people it has never seen."
@@ -118,7 +117,7 @@ def test_headline_in_plain_words():
     assert report.headline([worse, RATINGS]).startswith("Best of 2: FedRecon")  # less error is better
 
 
-def test_a_leaking_protocol_is_shouted():
+def test_a_leaking_protocol_gets_a_warning_box():
     def boxes(**changes) -> tuple[int, str]:
         page = Page(report.render([ranking(**changes)]))
         return sum(attrs.get("class") == "box bad" for _, attrs in page.tags), page.text
@@ -133,28 +132,28 @@ def test_a_leaking_protocol_is_shouted():
     assert "do not compare" in report.warnings([ranking(), ranking(protocol="published")])[1]
 
 
-def test_parts_that_are_missing_are_left_out(tmp_path):
+def test_missing_parts_of_a_result_are_left_out(tmp_path):
     for missing in ("new", "leak", "gradients", "privacy", "interactions"):
-        found = ranking(**{missing: None})
-        assert Page(report.render([found])).text and plots.curves([found])[1]
-        text_table([found])
+        result = ranking(**{missing: None})
+        assert Page(report.render([result])).text and plots.curves([result])[1]
+        text_table([result])
     page, _ = page_of([make_result()], tmp_path)
     assert "no results on held-out data" in page.text and not list((tmp_path / "plots").iterdir())
     with pytest.raises(ValueError, match="finite"):
         ranking(seen={"rmse": float("nan")})
 
 
-def test_what_happened_is_told():
+def test_the_page_shows_rounds_traffic_and_privacy():
     page = Page(report.render([ranking(privacy={"epsilon": 4.0, "delta": 1e-5})]))
-    for words in (
+    for text in (
         "after round 4: all rounds were run", "3 norm above bound", "1.2 GB up, 1.2 GB down", "3.8 MB up in a round",
         "runs/toy-1", "ε = 4, δ = 1e-05", "Ties are broken", "80 seen, 20 new",
         "600 MB",
     ):  # fmt: skip
-        assert words in page.text, words
+        assert text in page.text, text
 
 
-def test_other_tasks(tmp_path):
+def test_reports_of_ratings_and_regression(tmp_path):
     rows = [row for row in page_of([RATINGS], tmp_path)[0].rows if row]
     assert rows[0]["seen.rmse"]["value"] == 0.93 and rows[0]["seen.rmse"]["ends"] == [0.91, 0.95]
     page, _ = page_of([REGRESSION], tmp_path)
@@ -162,25 +161,25 @@ def test_other_tasks(tmp_path):
     assert plots.curves([REGRESSION])[0] == "loss" and plots.curves([RATINGS])[0] == "rmse"
 
 
-def test_plots_are_pictures(six):
+def test_plots_are_non_empty_pictures_with_alternative_texts(six):
     folder, page, _ = six
-    found = sorted(path.name for path in (folder / "plots").iterdir())
-    assert found == ["activity.png", "bytes.png", "convergence.png", "popularity.png"]
-    for name in found:
+    names = sorted(path.name for path in (folder / "plots").iterdir())
+    assert names == ["activity.png", "bytes.png", "convergence.png", "popularity.png"]
+    for name in names:
         assert (folder / "plots" / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         picture = imread(folder / "plots" / name)[..., :3]
         assert picture.shape[0] > 400 and picture.shape[1] > 600
-        assert picture[:3].min() == 1  # the edge is blank, the inside is not, and has colour
+        assert picture[:3].min() == 1  # the edge is blank; the inside is not, and has colour
         assert 0.01 < (picture.min(axis=2) < 0.9).mean() < 0.7 and np.ptp(picture, axis=2).max() > 0.5
     alts = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
     assert len(alts) == 4 and all(len(alt) > 40 for alt in alts) and "best round 8" in alts[0]
     assert "Local sends nothing" in alts[1]
 
 
-def test_curves_are_per_person():
+def test_curves_count_bytes_per_person():
     assert plots.draw([ranking(rounds=1)], DataShape([3])) == []  # dots
-    drawn = plots.draw([ranking(rounds=1), ranking("fedavg", rounds=1)])
-    assert [plot.name for plot in drawn] == ["convergence", "bytes"]
+    drawn_plots = plots.draw([ranking(rounds=1), ranking("fedavg", rounds=1)])
+    assert [plot.name for plot in drawn_plots] == ["convergence", "bytes"]
     _, (curve,) = plots.curves([ranking(up=1000, rounds=3)])
     assert curve.rounds == [1, 2, 3] and curve.sent == [2000, 4000, 6000] and curve.best_round == 3
 
@@ -233,7 +232,7 @@ def test_the_terminal_table_fits_80_columns(results):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_narrow_terminal_leaves_columns_out_and_cuts_nothing(width):
+def test_a_narrow_terminal_omits_columns_and_truncates_no_value(width):
     gradients = {"total": 40.0, "per_person_round": 10.0}
     private = {"epsilon": 123456.789, "delta": 1e-6}
     results = [ranking("fedmf", gradients=gradients, privacy=private), ranking("a" * 30, gradients=gradients)]
@@ -246,69 +245,68 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_nothing(width):
 
 
 def test_a_metric_is_read_by_its_key():
-    found = ranking(level=0.5)
-    assert found.metric("seen.sampled.hr@10") == 0.5 and found.interval("seen.sampled.hr@10") == (0.48, 0.52)
-    assert found.metric("seen.rmse") is found.metric("other.rmse") is found.interval("new.full.map") is None
+    result = ranking(level=0.5)
+    assert result.metric("seen.sampled.hr@10") == 0.5 and result.interval("seen.sampled.hr@10") == (0.48, 0.52)
+    assert result.metric("seen.rmse") is result.metric("other.rmse") is result.interval("new.full.map") is None
     assert RATINGS.metric("seen.rmse") == 0.93 and RATINGS.metric("new.rmse") is RATINGS.interval("new.rmse") is None
     with pytest.raises(ValueError, match="frozen"):
-        found.rounds = 3
+        result.rounds = 3
 
 
-def test_runs_of_one_method_are_told_apart():
+def test_runs_of_one_method_get_distinct_labels():
     sweep = [ranking(settings={"k": k, "lam": 0.1}) for k in (8, 16)]
     assert labels([*sweep, ranking("fedavg")]) == ["FedALS k=8", "FedALS k=16", "FedAvg"]
     assert labels([sweep[0], sweep[0]]) == ["FedALS #1", "FedALS #2"]
 
 
-def test_human_bytes():
+def test_human_bytes_rounds_to_two_digits():
     sizes = (0, 999, 999.6, 1000, 9_949, 9_951, 999_499, 999_500, 28e9, 5e15, None)
-    words = ["0 B", "999 B", "1.0 kB", "1.0 kB", "9.9 kB", "10 kB", "999 kB", "1.0 MB", "28 GB", "5.0 PB", "–"]
-    assert [human_bytes(n) for n in sizes] == words
+    texts = ["0 B", "999 B", "1.0 kB", "1.0 kB", "9.9 kB", "10 kB", "999 kB", "1.0 MB", "28 GB", "5.0 PB", "–"]
+    assert [human_bytes(n) for n in sizes] == texts
 
 
 def sparse(method: str = "fedrap", share: float = 0.1, **changes) -> RunResult:
-    """A result whose rounds also tell loss and zeros; a download weighs less the more zeros there are."""
-    found, down, curve = ranking(method, rounds=4, up=1000, **changes), 0, []
-    for n, point in enumerate(found.curve, 1):
+    """A result whose rounds have loss and zeros. A download has fewer bytes the more zeros there are."""
+    result, down, curve = ranking(method, rounds=4, up=1000, **changes), 0, []
+    for n, point in enumerate(result.curve, 1):
         down += round(80 * 1000 * (1 - share * n))
         curve.append(point.dump() | {"loss": 1 / n - 0.3, "zeros": share * n, "down_bytes": down})
-    return changed(found, curve=curve)
+    return changed(result, curve=curve)
 
 
-def test_loss_zeros_and_downloads_by_round():
-    drawn = {plot.name: plot for plot in plots.draw([sparse()])}
-    assert list(drawn) == ["convergence", "bytes", "loss", "zeros", "down"]
-    assert "FedRAP: 0.700 after round 1, -0.050 after round 4." in drawn["loss"].alt
-    assert "10 % after round 1, 40 % after round 4" in drawn["zeros"].alt
+def test_loss_zeros_and_downloads_are_plotted_by_round():
+    by_name = {plot.name: plot for plot in plots.draw([sparse()])}
+    assert list(by_name) == ["convergence", "bytes", "loss", "zeros", "down"]
+    assert "FedRAP: 0.700 after round 1, -0.050 after round 4." in by_name["loss"].alt
+    assert "10 % after round 1, 40 % after round 4" in by_name["zeros"].alt
     (curve,) = plots.downloads([sparse()])
     assert curve.values == pytest.approx([900, 800, 700, 600])
-    assert "900 B after round 1, 600 B after round 4" in drawn["down"].alt
+    assert "900 B after round 1, 600 B after round 4" in by_name["down"].alt
     assert [plot.name for plot in plots.draw([sparse(share=0)])] == ["convergence", "bytes", "loss"]
-    assert "loss" not in {plot.name for plot in plots.draw([REGRESSION])}  # convergence is the loss already
-    both = plots.follow([ranking(), sparse()], lambda point: point.loss)
-    assert [curve.place for curve in both] == [1]  # a method keeps its colour where others are missing
+    assert "loss" not in {plot.name for plot in plots.draw([REGRESSION])}  # the convergence plot shows the loss
+    losses = plots.follow([ranking(), sparse()], lambda point: point.loss)
+    assert [curve.place for curve in losses] == [1]  # a method keeps its colour where others are missing
 
 
-def test_accuracy_against_seconds():
-    timed = [ranking(seconds={"train": 30.0, "round": lap}, method=name) for name, lap in (("fedals", 0.5), ("fcf", 2))]
-    drawn = {plot.name: plot for plot in plots.draw([*timed, ranking("local")])}
-    assert "FedALS ends at 2.0 s" in drawn["seconds"].alt and "FCF ends at 8.0 s" in drawn["seconds"].alt
-    assert drawn["seconds"].caption.replace("\u00a0", " ").endswith("A round: FedALS 0.50 s, FCF 2.0 s.")
-    assert "seconds" not in {plot.name for plot in plots.draw(timed[:1])}  # nothing to compare
+def test_accuracy_is_plotted_against_seconds():
+    timed = [
+        ranking(seconds={"train": 30.0, "round": duration}, method=name)
+        for name, duration in (("fedals", 0.5), ("fcf", 2))
+    ]
+    by_name = {plot.name: plot for plot in plots.draw([*timed, ranking("local")])}
+    assert "FedALS ends at 2.0 s" in by_name["seconds"].alt and "FCF ends at 8.0 s" in by_name["seconds"].alt
+    assert by_name["seconds"].caption.replace("\u00a0", " ").endswith("A round: FedALS 0.50 s, FCF 2.0 s.")
+    assert "seconds" not in {plot.name for plot in plots.draw(timed[:1])}  # one run only
     page = Page(report.render(timed))
     assert [row["seconds.round"]["shown"] for row in page.rows if "seconds.round" in row] == ["0.50 s", "2.0 s"]
 
 
-def test_the_memory_stands_beside_the_method():
-    leak = {
-        "memoriser_hr@10": 0.9,
-        "popularity_hr@10": 0.4,
-        "leaks": True,
-        "memoriser_curve": [[1, 0.1], [2, 0.2], [10, 0.6], [50, 0.9]],
-    }
-    one = ranking(protocol="published", leak=leak)
-    assert plots.memories([one, one, ranking()]) == [((1, 0.1), (2, 0.2), (10, 0.6), (50, 0.9))]
-    (plot, *_) = plots.draw([one])
+def test_the_memoriser_is_plotted_beside_the_method():
+    leak = {"memoriser_hr@10": 0.9, "popularity_hr@10": 0.4, "leaks": True}
+    leak |= {"memoriser_curve": [[1, 0.1], [2, 0.2], [10, 0.6], [50, 0.9]]}
+    published = ranking(protocol="published", leak=leak)
+    assert plots.memories([published, published, ranking()]) == [((1, 0.1), (2, 0.2), (10, 0.6), (50, 0.9))]
+    (plot, *_) = plots.draw([published])
     assert "a memory that learns nothing: 0.300 after round 4" in plot.alt and "Grey, dashed" in plot.caption
     assert plot.alt.startswith("Line plot of test HR@10")  # the published protocol validates on test
     (plot, *_) = plots.draw([ranking()])
@@ -324,64 +322,64 @@ def fedrap_run(tmp_path_factory) -> tuple[Path, RunResult]:
     return path, execute(prepare(settings, data), RunFolder.create(path, settings.model_dump(), data, "0"))
 
 
-def test_a_run_tells_laps_and_memory(fedrap_run):
+def test_a_run_reports_seconds_per_round_and_the_memoriser(fedrap_run):
     _, result = fedrap_run
     assert result.seconds.round > 0
-    path = dict(result.leak.memoriser_curve)
-    assert list(path) == [1, 2, 5, 10, 20, 30, 50, 100] and path[50] == result.leak.memoriser_hr
+    memoriser = dict(result.leak.memoriser_curve)
+    assert list(memoriser) == [1, 2, 5, 10, 20, 30, 50, 100] and memoriser[50] == result.leak.memoriser_hr
 
 
-def test_common_and_own_items_in_one_plane(fedrap_run, tmp_path):
-    """Own rows are scale x what is stored, of touched rows only; the people are those with the most of them."""
+def test_common_and_private_items_are_plotted_in_one_plane(fedrap_run, tmp_path):
+    """Private rows are scale x stored values, for touched rows only. The people shown have the most of them."""
     run, result = fedrap_run
     from fedtaste.engine.checkpoint import load_params
 
     state = load_params(run / "final.safetensors")[0]
     used = state["private.touched.own.used"].numpy()
-    with clouds.safe_open(run / "final.safetensors", "np") as file:
-        common, own = clouds._tables(file, 24)
+    with item_scatter.safe_open(run / "final.safetensors", "np") as file:
+        common, own = item_scatter._tables(file, 24)
     assert (common == state["shared.item"].numpy()).all() and len(own) == 3
     assert min(used[list(own)]) >= max(np.delete(used, list(own)))
     for person, rows in own.items():
         page = state["private.touched.own.values"][int(state["private.touched.own.first"][person])]
         scale = state["private.stacked.scale"][person]
         assert scale != 1 and rows == pytest.approx((scale * page[: used[person]]).numpy())  # 24 items: one page
-    found = clouds.read_plane(run, 24)
-    assert found.common.shape == (24, 2) and {p: len(r) for p, r in found.own.items()} == {p: used[p] for p in own}
-    assert found.zeros == pytest.approx(float((state["shared.item"] == 0).float().mean()))
-    few = clouds.read_plane(run, 24, points=12)
-    assert len(few.common) == 6 and [len(rows) for rows in few.own.values()] == [2, 2, 2]
+    plane = item_scatter.read_plane(run, 24)
+    assert plane.common.shape == (24, 2) and {p: len(r) for p, r in plane.own.items()} == {p: used[p] for p in own}
+    assert plane.zeros == pytest.approx(float((state["shared.item"] == 0).float().mean()))
+    sample = item_scatter.read_plane(run, 24, points=12)
+    assert len(sample.common) == 6 and [len(rows) for rows in sample.own.values()] == [2, 2, 2]
 
     page, text = page_of([result], tmp_path, runs=[run])
     assert (tmp_path / "plots" / "items.png").exists() and "wants own and common rows apart" in page.text
     (alt,) = [attrs["alt"] for _, attrs in page.tags if attrs.get("alt", "").startswith("Scatter plot")]
     assert "24 common rows spread by" in alt and "% of the variance" in alt
-    assert text == page_of([result], tmp_path, runs=[run])[1]  # made again, it is the same
+    assert text == page_of([result], tmp_path, runs=[run])[1]  # repeatable
     page, _ = page_of([result] * 8 + [ranking()], tmp_path, runs=[run] * 8 + [tmp_path])
     assert "The first 6 runs are shown" in page.text
 
 
-def test_no_plane_without_two_tables(fedrap_run, tmp_path):
+def test_without_two_readable_tables_there_is_no_item_plot(fedrap_run, tmp_path):
     run, result = fedrap_run
-    assert clouds.read_plane(tmp_path, 24) is None and clouds.read_plane(run, 23) is None
-    whole = (run / "final.safetensors").read_bytes()
-    for torn in (b"", whole[:99], whole[:-7], b"\xff" * 64):
-        (tmp_path / "final.safetensors").write_bytes(torn)
-        assert clouds.read_plane(tmp_path, 24) is None
-    page_of([result], tmp_path, runs=[tmp_path])  # a report does not fail for a picture
+    assert item_scatter.read_plane(tmp_path, 24) is None and item_scatter.read_plane(run, 23) is None
+    content = (run / "final.safetensors").read_bytes()
+    for damaged in (b"", content[:99], content[:-7], b"\xff" * 64):
+        (tmp_path / "final.safetensors").write_bytes(damaged)
+        assert item_scatter.read_plane(tmp_path, 24) is None
+    page_of([result], tmp_path, runs=[tmp_path])  # the report is written without the plot
     assert not (tmp_path / "plots" / "items.png").exists()
 
 
-def test_pca_is_the_plane_of_most_variance():
+def test_pca_finds_the_plane_of_largest_variance():
     rng = np.random.default_rng(1)
     flat = rng.normal(size=(200, 2)) * [5, 2] @ np.linalg.qr(rng.normal(size=(6, 6)))[0][:2]
-    placed, shares = clouds.pca(flat + 3)
+    placed, shares = item_scatter.pca(flat + 3)
     gaps = [np.linalg.norm(x[:, None] - x[None], axis=2) for x in (flat, placed)]
     assert gaps[0] == pytest.approx(gaps[1], abs=1e-9) and sum(shares) == pytest.approx(1) and shares[0] > shares[1]
-    assert (clouds.pca(flat + 3)[0] == placed).all() and placed.mean(0) == pytest.approx([0, 0], abs=1e-9)
+    assert (item_scatter.pca(flat + 3)[0] == placed).all() and placed.mean(0) == pytest.approx([0, 0], abs=1e-9)
 
 
-def test_plots_touch_no_global_state(monkeypatch):
+def test_plots_change_no_global_state_of_matplotlib(monkeypatch):
     import matplotlib
 
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
@@ -390,7 +388,7 @@ def test_plots_touch_no_global_state(monkeypatch):
     assert {key: matplotlib.rcParams[key] for key in before} == before
 
 
-def test_examples_in_docstrings():
+def test_docstring_examples_of_numbers_and_pareto():
     import doctest
 
     for module in (numbers, pareto):
