@@ -1,4 +1,4 @@
-"""The state machine of rounds (support/rounds_machine.py), and flaws that it must find."""
+"""The state machine of rounds (support/rounds_machine.py) passes, and finds planted flaws."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ class TestRounds(Rounds.TestCase):
 
 
 FLAWS = {
-    "a late message counts": (
-        "_header_refusal",
-        lambda self, head: None if head.round < self.round else BEFORE(self, head),
-    ),
-    "a duplicate counts": (
-        "_header_refusal",
-        lambda self, head: None if head.person in self.answered else BEFORE(self, head),
-    ),
+    "a late message counts": ("_header_refusal", lambda self, head: None if head.round < self.round else BEFORE(self, head)),
+    "a duplicate counts": ("_header_refusal", lambda self, head: None if head.person in self.answered else BEFORE(self, head)),
     "one is not counted": ("refuse", lambda self, reason, who=-1: None),
-}
+}  # fmt: skip
 BEFORE = UploadValidator._header_refusal
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_state_machine_finds_flaws(monkeypatch, flaw):
-    """A machine that never fails would show nothing."""
+def test_the_state_machine_finds_flaws(monkeypatch, flaw):
+    """A machine that never fails would prove nothing."""
     monkeypatch.setattr(UploadValidator, *FLAWS[flaw])
     with pytest.raises((AssertionError, KeyError)):
-        phases = [Phase.generate]  # that it fails is enough; not how it could fail sooner
+        phases = [Phase.generate]  # no search for a shorter failing example
         run_state_machine_as_test(Rounds, settings=options(30, 30, derandomize=True, database=None, phases=phases))
