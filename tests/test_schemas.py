@@ -1,4 +1,4 @@
-"""JSON schemas: the committed files are those of the models, and what the commands print validates."""
+"""JSON schemas: the committed files equal those of the models, and the output of commands validates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NAMES = {"string": str, "integer": int, "number": (int, float), "object": dict, 
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_committed_schema_is_that_of_the_model(name):
+def test_the_committed_schema_equals_that_of_the_model(name):
     assert (FOLDER / f"{name}.json").read_text("utf-8") == schema_text(SCHEMAS[name]), "run benchmarks/schemas.py"
     assert {path.stem for path in FOLDER.iterdir()} == set(SCHEMAS)
 
 
 def fits(value: object, schema: dict, definitions: dict) -> bool:
-    """Whether a JSON value is of the schema: types, required and unknown keys. Enough of the standard for ours."""
+    """Whether a JSON value fits the schema: types, required and unknown keys. This covers what our schemas use."""
     if "$ref" in schema:
         return fits(value, definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:
@@ -50,30 +50,30 @@ def fits(value: object, schema: dict, definitions: dict) -> bool:
     return True
 
 
-def validates(printed: str, model: type[ResultPart], name: str) -> None:
-    """The output is a dump of the model, key for key, and of the committed schema."""
-    value = json.loads(printed)
-    assert model.model_validate_json(printed, strict=True).dump() == value
+def validates(text: str, model: type[ResultPart], name: str) -> None:
+    """The output is a dump of the model, key for key, and fits the committed schema."""
+    value = json.loads(text)
+    assert model.model_validate_json(text, strict=True).dump() == value
     schema = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     assert fits(value, schema, schema["$defs"]) and not fits(value | {"unknown": 1}, schema, schema["$defs"])
     assert not fits({key: part for key, part in value.items() if key != next(iter(value))}, schema, schema["$defs"])
 
 
 @pytest.mark.parametrize(
-    "words", ["", "--wire secure=10", "--wire clip=1,noise=1", "--task ratings", "--protocol published"]
+    "options", ["", "--wire secure=10", "--wire clip=1,noise=1", "--task ratings", "--protocol published"]
 )
-def test_what_run_prints_validates(words, tmp_path, monkeypatch):
+def test_the_output_of_run_validates(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    method = "fedmf" if "noise" in words else "fedals"
-    said = fedtaste("run", *TINY, "--method", method, *words.split(), "--out", "run")
-    validates(said.out, RunResult, "run")
-    assert json.loads(Path("run/result.json").read_text()) == json.loads(said.out)
-    present = set(json.loads(said.out)) & {"secure", "federation", "by_client", "weights", "true_weights"}
-    assert present == ({"secure"} if "secure" in words else set())
+    method = "fedmf" if "noise" in options else "fedals"
+    output = fedtaste("run", *TINY, "--method", method, *options.split(), "--out", "run")
+    validates(output.out, RunResult, "run")
+    assert json.loads(Path("run/result.json").read_text()) == json.loads(output.out)
+    present = set(json.loads(output.out)) & {"secure", "federation", "by_client", "weights", "true_weights"}
+    assert present == ({"secure"} if "secure" in options else set())
 
 
-def test_what_compare_prints_validates(tmp_path, monkeypatch):
+def test_the_output_of_compare_validates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = fedtaste("compare", *TINY, "--methods", "popularity,fedals", "--axes", "accuracy,bytes", "--out", "both")
-    validates(said.out, ComparisonResult, "compare")
-    assert re.search(r'"bytes": \d+[,}]', said.out)  # whole numbers stay whole
+    output = fedtaste("compare", *TINY, "--methods", "popularity,fedals", "--axes", "accuracy,bytes", "--out", "both")
+    validates(output.out, ComparisonResult, "compare")
+    assert re.search(r'"bytes": \d+[,}]', output.out)  # integers are printed as integers
