@@ -1,4 +1,4 @@
-"""`fedtaste serve` over real sockets: what it sends, what it refuses, and that it goes on whatever comes."""
+"""`fedtaste serve` over real sockets: its replies, its refusals, and its robustness against any request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from support.api_explorer import explore
 from support.bundles import TITLES, small_bundle
 from support.command import QUICK, fedtaste
 
-CASES = 300  # of schemathesis, here; benchmarks/page_api.py asks for 2,000
+CASES = 300  # of schemathesis; benchmarks/page_api.py runs 2,000
 POST, TYPE = "POST /v1/recommend HTTP/1.1", "Content-Type: application/json"
 CHUNKED = "Transfer-Encoding: chunked"
 SECRET = "What I like is nobody's business"
@@ -54,7 +54,7 @@ def running(recommender: Recommender, api: bool = True, **options: Any) -> Itera
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A bundle with a neighbour and a lodger that nobody may see."""
+    """A bundle, with secret files in its folder and beside it that must not be served."""
     path = small_bundle(tmp_path_factory.mktemp("site") / "bundle")
     for name in ("secret.txt", "../secret.txt", ".git"):
         (path / name).write_text(SECRET)
@@ -74,41 +74,41 @@ def server(recommender) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def strict(recommender) -> Iterator[tuple[Server, list[str]]]:
-    """A server, and what it has said of its own bugs."""
+    """A server, and its log of internal errors."""
     bugs: list[str] = []
     with running(recommender, log=bugs.append) as server:
         yield server, bugs
 
 
 def ask(server: Server, target: str = "/", method: str = "GET", body: Any = None, **headers: str):
-    """(status, headers, body) over a connection of its own."""
-    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    with contextlib.closing(link):
-        link.request(method, target, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        got = link.getresponse()
-        return got.status, {name.lower(): value for name, value in got.getheaders()}, got.read()
+    """(status, headers, body) of a request over a new connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request(method, target, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 
 
 def post(server: Server, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    status, _, got = ask(server, "/v1/recommend", "POST", raw, **{"Content_Type": "application/json"} | headers)
-    return status, json.loads(got)
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    status, _, content = ask(server, "/v1/recommend", "POST", encoded, **{"Content_Type": "application/json"} | headers)
+    return status, json.loads(content)
 
 
-def raw(server: Server, sent: bytes, wait: float = 10.0) -> bytes:
-    """All that comes back until the server hangs up."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=wait) as link:
-        link.sendall(sent)
-        got = b""
+def raw(server: Server, request: bytes, wait: float = 10.0) -> bytes:
+    """All bytes that the server sends until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=wait) as connection:
+        connection.sendall(request)
+        received = b""
         with contextlib.suppress(ConnectionResetError):
-            while more := link.recv(65536):
-                got += more
-        return got
+            while chunk := connection.recv(65536):
+                received += chunk
+        return received
 
 
 def head(server: Server, first: str = POST, *lines: str) -> bytes:
-    own = [f"Host: localhost:{server.port}", "Connection: close"]
-    return "\r\n".join([first, *own, *lines, "", ""]).encode("latin-1")
+    common = [f"Host: localhost:{server.port}", "Connection: close"]
+    return "\r\n".join([first, *common, *lines, "", ""]).encode("latin-1")
 
 
 def status_of(reply: bytes) -> int:
@@ -119,32 +119,25 @@ def status_of(reply: bytes) -> int:
 # Files
 
 
-def test_every_file_of_the_bundle_comes_as_it_is_and_is_named_rightly(server, recommender):
-    kinds = {
-        "html": "text/html",
-        "js": "text/javascript",
-        "css": "text/css",
-        "json": "application/json",
-        "md": "text/plain",
-    }
+def test_every_file_of_the_bundle_is_sent_unchanged_with_its_type(server, recommender):
+    kinds = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+    kinds |= {"json": "application/json", "md": "text/plain"}
     assert len(recommender.files) == 11
     for name, content in recommender.files.items():
-        status, headers, got = ask(server, f"/{name}")
-        assert (status, got, headers["content-length"]) == (200, content, str(len(content)))
+        status, headers, body = ask(server, f"/{name}")
+        assert (status, body, headers["content-length"]) == (200, content, str(len(content)))
         assert headers["content-type"].split(";")[0] == kinds.get(name.rpartition(".")[2], "application/octet-stream")
     assert ask(server, "/")[2] == ask(server, "/?x=1")[2] == recommender.files["index.html"]
 
 
-def test_every_reply_carries_the_headers_that_keep_a_person_safe(server):
+def test_every_reply_has_the_security_headers(server):
     answers = [ask(server), ask(server, "/nothing"), ask(server, "/", "PUT"), ask(server, Host="evil.example"),
                ask(server, "/v1/health"), ask(server, "/v1/x"), ask(server, "/v1/recommend", "POST", b"{"),
                ask(server, If_None_Match="*"), ask(server, "/item.f32", "HEAD")]  # fmt: skip
     assert [status for status, _, _ in answers] == [200, 404, 405, 421, 200, 404, 415, 304, 200]
     for _, headers, _ in answers:
-        policy = headers["content-security-policy"].split("; ")
-        assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "trusted-types fedtaste"} <= {
-            *policy
-        }
+        policy = {*headers["content-security-policy"].split("; ")}
+        assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "trusted-types fedtaste"} <= policy
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
         assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
         assert "geolocation=()" in headers["permissions-policy"] and "=*" not in headers["permissions-policy"]
@@ -152,29 +145,38 @@ def test_every_reply_carries_the_headers_that_keep_a_person_safe(server):
         assert not {"set-cookie", "server"} & {*headers} and not any("access-control" in name for name in headers)
 
 
-def test_a_copy_that_is_still_good_is_not_sent_again(server, recommender):
-    for packed in ({}, {"Accept_Encoding": "gzip"}):
-        _, headers, _ = ask(server, "/main.js", **packed)
+def test_a_cached_file_is_not_sent_again(server, recommender):
+    for encoding in ({}, {"Accept_Encoding": "gzip"}):
+        _, headers, _ = ask(server, "/main.js", **encoding)
         for known in (headers["etag"], f'"x", W/{headers["etag"]}', "*"):
-            status, again, got = ask(server, "/main.js", If_None_Match=known, **packed)
-            assert (status, got, again["etag"]) == (304, b"", headers["etag"]) and "content-length" not in again
+            status, others, body = ask(server, "/main.js", If_None_Match=known, **encoding)
+            assert (status, body, others["etag"]) == (
+                304,
+                b"",
+                headers["etag"],
+            ) and "content-length" not in others
     assert ask(server, "/main.js", If_None_Match='"old"')[0] == 200
     assert ask(server, "/main.js")[1]["etag"] != ask(server, "/main.js", Accept_Encoding="gzip")[1]["etag"]
 
 
-def test_text_is_packed_for_those_who_take_it(server, recommender):
-    for accepted, packs in [("gzip, br", True), ("br;q=1, GZIP;q=0.5", True), ("gzip;q=0", False), ("identity", False)]:
-        _, headers, got = ask(server, "/main.js", Accept_Encoding=accepted)
-        assert (headers.get("content-encoding") == "gzip") == packs and headers["vary"] == "Accept-Encoding"
-        assert (gzip.decompress(got) if packs else got) == recommender.files["main.js"]
-        assert int(headers["content-length"]) == len(got) and (len(got) < 100) == packs
+def test_text_is_compressed_for_clients_that_accept_gzip(server, recommender):
+    for accepted, compressed in [
+        ("gzip, br", True),
+        ("br;q=1, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("identity", False),
+    ]:
+        _, headers, body = ask(server, "/main.js", Accept_Encoding=accepted)
+        assert (headers.get("content-encoding") == "gzip") == compressed and headers["vary"] == "Accept-Encoding"
+        assert (gzip.decompress(body) if compressed else body) == recommender.files["main.js"]
+        assert int(headers["content-length"]) == len(body) and (len(body) < 100) == compressed
     assert "content-encoding" not in ask(server, "/item.f32", Accept_Encoding="gzip")[1]
 
 
-def test_head_is_get_without_the_body(server):
+def test_head_returns_the_headers_of_get(server):
     for target in ("/", "/item.f32", "/v1/health"):
-        whole, bare = ask(server, target), ask(server, target, "HEAD")
-        assert bare[2] == b"" and bare[1] | {"date": 0} == whole[1] | {"date": 0}
+        get_reply, head_reply = ask(server, target), ask(server, target, "HEAD")
+        assert head_reply[2] == b"" and head_reply[1] | {"date": 0} == get_reply[1] | {"date": 0}
 
 
 @pytest.mark.parametrize(
@@ -188,18 +190,18 @@ def test_head_is_get_without_the_body(server):
         "/" + "a/" * 4000,
     ],
 )  # fmt: skip
-def test_nothing_but_the_bundle_can_be_asked_for(server, target):
+def test_paths_outside_the_bundle_are_not_served(server, target):
     for method in ("GET", "HEAD", "POST"):
-        got = raw(server, head(server, f"{method} {target} HTTP/1.1", "Content-Length: 0"))
-        assert status_of(got) in (400, 404) and SECRET.encode() not in got
-        assert method == "HEAD" or got.endswith((b".\n", b"}"))
+        reply = raw(server, head(server, f"{method} {target} HTTP/1.1", "Content-Length: 0"))
+        assert status_of(reply) in (400, 404) and SECRET.encode() not in reply
+        assert method == "HEAD" or reply.endswith((b".\n", b"}"))
 
 
-# Requests that are none
+# Malformed requests
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "request",
     [
         b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET / HTTP/2\r\n\r\n", b"get / HTTP/1.1\r\n\r\n",
         b"GET  / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1 \r\n\r\n", b"\x16\x03\x01\x02\x00\x01\xfc\x03", b"\r\n\r\n",
@@ -210,12 +212,12 @@ def test_nothing_but_the_bundle_can_be_asked_for(server, target):
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", b"GET / HTTP/1.1\rHost: a\r\n\r\n",
     ],
 )  # fmt: skip
-def test_garbage_gets_a_sentence(server, sent):
-    got = raw(server, sent)
-    assert status_of(got) == 400 and b"Connection: close" in got and got.endswith(b".\n")
+def test_malformed_requests_get_a_400_with_an_explanation(server, request):
+    reply = raw(server, request)
+    assert status_of(reply) == 400 and b"Connection: close" in reply and reply.endswith(b".\n")
 
 
-WORDS = [
+FRAGMENTS = [
     b"GET", b"POST", b" ", b"/", b"/v1/recommend", b"HTTP/1.1", b"\r\n", b"\r\n\r\n", b"Host: localhost:%d", b"{}",
     b"Content-Length: 2", b"Transfer-Encoding: chunked", b"Expect: 100-continue", b"2\r\n{}\r\n", b":", b"0", b"\xff",
     b"POST /v1/recommend HTTP/1.1\r\nHost: localhost:%d\r\nContent-Type: application/json\r\n",
@@ -223,17 +225,17 @@ WORDS = [
 
 
 @settings(max_examples=300)
-@given(sent=st.lists(st.sampled_from(WORDS) | st.binary(max_size=5), max_size=20).map(b"".join))
-def test_whatever_is_sent_no_thread_fails(strict, sent):
+@given(request=st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=5), max_size=20).map(b"".join))
+def test_random_bytes_never_cause_an_internal_error(strict, request):
     server, bugs = strict
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
-        link.sendall(sent.replace(b"%d", b"%d" % server.port))
-        link.shutdown(socket.SHUT_WR)
-        got = link.recv(99)
-    assert bugs == [] and (not got or got.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4", b"HTTP/1.1 100")))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request.replace(b"%d", b"%d" % server.port))
+        connection.shutdown(socket.SHUT_WR)
+        reply = connection.recv(99)
+    assert bugs == [] and (not reply or reply.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4", b"HTTP/1.1 100")))
 
 
-def test_a_head_that_is_too_large_is_refused(server):
+def test_request_headers_that_are_too_large_are_refused(server):
     fits = "x" * (MAX_HEAD - 500)
     assert status_of(raw(server, head(server, "GET / HTTP/1.1", f"A: {fits}"))) == 200
     for lines in ([f"A: {fits}{fits}"], [f"A{n}: {n}" for n in range(5000)]):
@@ -241,22 +243,22 @@ def test_a_head_that_is_too_large_is_refused(server):
     assert status_of(raw(server, b"GET /" + b"a" * 1_000_000)) == 431
 
 
-def test_only_its_own_names_are_answered_for(server):
+def test_only_requests_to_allowed_hosts_are_answered(server):
     port = server.port
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}", "films.example",
                  "FILMS.example:99", "other.example:8443"):  # fmt: skip
         assert ask(server, Host=host)[0] == 200, host
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "localhost:1", "other.example", "x.films.example",
                  f"127.0.0.1:{port}.evil.example", f"localhost:{port}@evil", "", f"localhost:{port}, x"):  # fmt: skip
-        status, _, got = ask(server, Host=host)
-        assert (status, b"--allow-host" in got) == (421, True), host
-    status, _, got = ask(server, "/v1/health", Host="evil.example")
-    assert status == 421 and json.loads(got)["field"] == "Host"
+        status, _, body = ask(server, Host=host)
+        assert (status, b"--allow-host" in body) == (421, True), host
+    status, _, body = ask(server, "/v1/health", Host="evil.example")
+    assert status == 421 and json.loads(body)["field"] == "Host"
     assert status_of(raw(server, b"GET / HTTP/1.0\r\n\r\n")) == 421
 
 
 @pytest.mark.parametrize("name", ["*", "https://films.example", "films.example/", "a b", "", "a:123456", "é.example"])
-def test_names_that_cannot_be_hosts_are_refused(recommender, name):
+def test_invalid_host_names_are_refused(recommender, name):
     with pytest.raises(SettingError, match="--allow-host"):
         Server(recommender.files, hosts=[name])
 
@@ -264,18 +266,18 @@ def test_names_that_cannot_be_hosts_are_refused(recommender, name):
 # Bodies
 
 
-def test_a_body_is_taken_whole_or_in_chunks(server):
-    want = json.dumps({"likes": [TITLES[0]], "n": 3}).encode()
-    answer = post(server, want)
+def test_a_body_may_be_sent_at_once_or_in_chunks(server):
+    body = json.dumps({"likes": [TITLES[0]], "n": 3}).encode()
+    answer = post(server, body)
     assert answer[0] == 200 and answer[1]["from"] == [TITLES[0]]
     for size in (1, 7, 1000):
-        pieces = [want[at : at + size] for at in range(0, len(want), size)] + [b""]
-        sent = b"".join(b"%x;a=b\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-        got = raw(server, head(server, POST, TYPE, "Transfer-Encoding: chunked") + sent)
-        assert (status_of(got), json.loads(got.split(b"\r\n\r\n", 1)[1])) == answer
-    assert post(server, want.ljust(MAX_BODY)) == answer
-    expecting = head(server, POST, TYPE, "Expect: 100-continue", f"Content-Length: {len(want)}")
-    assert raw(server, expecting + want).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+        pieces = [body[at : at + size] for at in range(0, len(body), size)] + [b""]
+        chunks = b"".join(b"%x;a=b\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+        reply = raw(server, head(server, POST, TYPE, "Transfer-Encoding: chunked") + chunks)
+        assert (status_of(reply), json.loads(reply.split(b"\r\n\r\n", 1)[1])) == answer
+    assert post(server, body.ljust(MAX_BODY)) == answer
+    expecting = head(server, POST, TYPE, "Expect: 100-continue", f"Content-Length: {len(body)}")
+    assert raw(server, expecting + body).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
 
 
 @pytest.mark.parametrize(
@@ -297,55 +299,55 @@ def test_a_body_is_taken_whole_or_in_chunks(server):
         (408, [CHUNKED], b"2\r\n{}"),
     ],
 )  # fmt: skip
-def test_bodies_that_cannot_be_taken(server, status, lines, body):
-    got = raw(server, head(server, POST, TYPE, *lines) + body)
-    answer = json.loads(got.split(b"\r\n\r\n", 1)[1])
-    assert status_of(got) == status and {*answer} == {"error", "field"} and answer["error"].endswith(".")
+def test_invalid_bodies_are_refused_with_their_status(server, status, lines, body):
+    reply = raw(server, head(server, POST, TYPE, *lines) + body)
+    answer = json.loads(reply.split(b"\r\n\r\n", 1)[1])
+    assert status_of(reply) == status and {*answer} == {"error", "field"} and answer["error"].endswith(".")
 
 
 def test_a_large_body_is_refused_before_it_is_sent(server):
     began = time.monotonic()
     assert status_of(raw(server, head(server, "POST / HTTP/1.1", "Content-Length: 70000") + b"x")) == 413
     assert time.monotonic() - began < 4
-    whole = 32 * 2**20  # more than any buffer holds: whoever goes on sending still gets to read why
-    assert status_of(raw(server, head(server, POST, f"Content-Length: {whole}") + bytes(whole))) == 413
+    size = 32 * 2**20  # more than any buffer holds: a client that goes on sending still receives the reply
+    assert status_of(raw(server, head(server, POST, f"Content-Length: {size}") + bytes(size))) == 413
 
 
-def test_several_requests_on_one_connection_are_answered_in_turn(server):
+def test_several_requests_on_one_connection_are_answered_in_order(server):
     body = b'{"n": 1}'
     first = f"POST /v1/recommend HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
-    one = first.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    got = raw(server, one * 3 + head(server, "GET /style.css HTTP/1.1"))
-    assert got.count(b"HTTP/1.1 200 OK") == 4 and got.count(b'"popular": true') == 3 and got.endswith(b"}\n")
+    request = first.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    replies = raw(server, request * 3 + head(server, "GET /style.css HTTP/1.1"))
+    assert replies.count(b"HTTP/1.1 200 OK") == 4 and replies.count(b'"popular": true') == 3
+    assert replies.endswith(b"}\n")
 
 
-def test_without_api_there_is_none(recommender):
+def test_without_the_api_option_its_paths_do_not_exist(recommender):
     with running(recommender, api=False) as server:
         for method in ("GET", "POST"):
-            status, headers, got = ask(server, "/v1/recommend", method, b"{}")
-            assert (status, headers["content-type"]) == (404, "application/json") and "--api" in json.loads(got)[
-                "error"
-            ]
+            status, headers, body = ask(server, "/v1/recommend", method, b"{}")
+            assert (status, headers["content-type"]) == (404, "application/json")
+            assert "--api" in json.loads(body)["error"]
         assert ask(server)[0] == 200
 
 
-# Many, slow, and broken
+# Parallel requests, slow clients and internal errors
 
 
-def test_a_hundred_at_once_get_the_same_answer(server):
+def test_a_hundred_parallel_requests_get_the_same_answer(server):
     barrier = threading.Barrier(100)
 
-    def one(_: int) -> tuple[int, dict[str, Any]]:
+    def request(_: int) -> tuple[int, dict[str, Any]]:
         barrier.wait()
         return post(server, {"likes": TITLES[:5], "n": 20})
 
     with ThreadPoolExecutor(100) as pool:
-        answers = list(pool.map(one, range(100)))
+        answers = list(pool.map(request, range(100)))
     assert {status for status, _ in answers} == {200}
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_slow_clients_hold_up_nobody_and_are_sent_away(recommender):
+def test_slow_clients_delay_nobody_and_time_out(recommender):
     with running(recommender, patience=2.0) as server, contextlib.ExitStack() as open_:
         slow = [open_.enter_context(socket.create_connection(("127.0.0.1", server.port), 10)) for _ in range(50)]
         for link in slow:
@@ -353,29 +355,29 @@ def test_slow_clients_hold_up_nobody_and_are_sent_away(recommender):
         began = time.monotonic()
         assert ask(server)[0] == 200 and post(server, {})[0] == 200
         assert time.monotonic() - began < 2
-        while not select.select(slow[:1], [], [], 0.1)[0]:  # a byte now and then does not win time
+        while not select.select(slow[:1], [], [], 0.1)[0]:  # single bytes do not extend the time limit
             slow[0].sendall(b"T")
             assert time.monotonic() - began < 4
         assert all(link.recv(99).startswith(b"HTTP/1.1 408 ") for link in slow)
         assert time.monotonic() - began < 4
 
 
-def test_beyond_what_it_can_take_it_says_when_to_come_back(recommender, monkeypatch):
-    going, entered = threading.Event(), threading.Semaphore(0)
+def test_requests_beyond_the_limit_get_503_with_retry_after(recommender, monkeypatch):
+    released, entered = threading.Event(), threading.Semaphore(0)
 
-    def held(self, *args, **kwargs):
+    def wait(self, *args, **kwargs):
         entered.release()
-        assert going.wait(20)
+        assert released.wait(20)
         return Recommendations(items=(), history=(), popular=True)
 
     with running(recommender, parallel=2) as server, ThreadPoolExecutor(2) as pool:
-        monkeypatch.setattr(Recommender, "recommend", held)
+        monkeypatch.setattr(Recommender, "recommend", wait)
         busy = [pool.submit(post, server, {}) for _ in range(2)]
         assert entered.acquire(timeout=10) and entered.acquire(timeout=10)
-        status, headers, got = ask(server, "/v1/health")
-        assert (status, headers["retry-after"]) == (503, "1") and "Too many" in json.loads(got)["error"]
+        status, headers, body = ask(server, "/v1/health")
+        assert (status, headers["retry-after"]) == (503, "1") and "Too many" in json.loads(body)["error"]
         assert ask(server)[0] == 503
-        going.set()
+        released.set()
         assert [future.result()[0] for future in busy] == [200, 200]
         assert ask(server, "/v1/health")[0] == 200
         idle = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(4)]
@@ -391,46 +393,46 @@ def test_beyond_what_it_can_take_it_says_when_to_come_back(recommender, monkeypa
         assert ask(server)[0] == 200
 
 
-def test_a_bug_is_told_without_what_was_typed(recommender, monkeypatch):
-    said: list[str] = []
-    with running(recommender, log=said.append) as server:
+def test_an_internal_error_is_logged_without_user_input(recommender, monkeypatch):
+    log: list[str] = []
+    with running(recommender, log=log.append) as server:
         monkeypatch.setattr(Recommender, "recommend", lambda self, *args, **kwargs: {}[SECRET])
         status, answer = post(server, {})
-        assert status == 500 and "bug" in answer["error"] and SECRET not in str(answer) + str(said)
-        assert len(said) == 1 and "test_serving.py" in said[0] and "KeyError" in said[0]
+        assert status == 500 and "bug" in answer["error"] and SECRET not in str(answer) + str(log)
+        assert len(log) == 1 and "test_serving.py" in log[0] and "KeyError" in log[0]
         assert ask(server, "/v1/health")[0] == 200
         monkeypatch.setattr(serving_http, "parse_head", lambda head: {}[SECRET])
         assert raw(server, head(server)) == b""
-        assert len(said) == 2 and SECRET not in said[1] and "KeyError" in said[1]
+        assert len(log) == 2 and SECRET not in log[1] and "KeyError" in log[1]
 
 
-def test_a_client_that_goes_away_leaves_no_trace(server, capfd):
-    for sent in (b"", b"GET", head(server)[:-2], head(server, "GET /item.f32 HTTP/1.1")):
+def test_a_disconnected_client_causes_no_output(server, capfd):
+    for request in (b"", b"GET", head(server)[:-2], head(server, "GET /item.f32 HTTP/1.1")):
         with socket.create_connection(("127.0.0.1", server.port)) as link:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not a goodbye
-            link.sendall(sent)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing sends a reset
+            link.sendall(request)
     assert ask(server)[0] == 200
     assert capfd.readouterr() == ("", "")
 
 
-def test_ports_that_cannot_be_had(server, recommender):
-    with pytest.raises(SettingError, match=f"Port {server.port} .* another program listens there.*--port 0"):
+def test_used_and_invalid_ports_are_refused(server, recommender):
+    with pytest.raises(SettingError, match=f"Port {server.port} .*--port 0"):
         Server(recommender.files, port=server.port)
     for port in (-1, 65536):
         with pytest.raises(SettingError, match="0 to 65535"):
             Server(recommender.files, port=port)
 
 
-# The description, held against the server
+# The OpenAPI description
 
 
 @pytest.mark.parametrize("task", ["ranking", "ratings"])
-def test_schemathesis_finds_nothing(tmp_path, task):
+def test_the_server_conforms_to_its_openapi_description(tmp_path, task):
     with running(Recommender.load(small_bundle(tmp_path, task))) as server:
-        found = explore(server.url, CASES)
-    assert found["wrong"] == []
-    assert found["cases"] >= CASES and {200, 400, 405, 415, 422} <= {*found["statuses"]}
-    assert not [status for status in found["statuses"] if status >= 500 or status == 0]
+        report = explore(server.url, CASES)
+    assert report["wrong"] == []
+    assert report["cases"] >= CASES and {200, 400, 405, 415, 422} <= {*report["statuses"]}
+    assert not [status for status in report["statuses"] if status >= 500 or status == 0]
 
 
 # The command
@@ -448,12 +450,12 @@ def command(*args: object) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_listens_answers_stops_and_tells_nothing(folder, stop):
+def test_the_command_answers_requests_and_stops_on_a_signal_without_output(folder, stop):
     with command(folder, "--port", 0, "--api", "--json") as process:
-        told = json.loads(process.stdout.readline())
-        assert {*told} == {"url", "pid"} and told["pid"] == process.pid
-        at = told["url"].removeprefix("http://").rstrip("/")
-        with contextlib.closing(http.client.HTTPConnection(at, timeout=20)) as link:
+        output = json.loads(process.stdout.readline())
+        assert {*output} == {"url", "pid"} and output["pid"] == process.pid
+        address = output["url"].removeprefix("http://").rstrip("/")
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=20)) as link:
             for target, body in (("/v1/recommend", {"likes": [SECRET]}), (f"/{SECRET.replace(' ', '+')}", SECRET)):
                 link.request("POST", target, json.dumps(body), {"Content-Type": "application/json"})
                 assert link.getresponse().read()
@@ -462,7 +464,7 @@ def test_the_command_listens_answers_stops_and_tells_nothing(folder, stop):
         assert (process.returncode, out, err) == (0, "", "")
 
 
-def test_the_command_says_where_to_look(folder):
+def test_the_command_prints_the_address_to_open(folder):
     with command(folder, "--port", 0) as process:
         line = process.stdout.readline()
         assert line.startswith("Open http://127.0.0.1:") and line.endswith("Ctrl-C stops.\n")
@@ -470,50 +472,50 @@ def test_the_command_says_where_to_look(folder):
         assert process.wait(20) == 0
 
 
-def test_a_run_is_exported_first_and_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
+def test_a_run_is_exported_first_and_no_temporary_file_remains(tmp_path, monkeypatch, capfd):
     assert fedtaste("run", *QUICK, "--out", tmp_path / "run").code == 0
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    made = load_recommender(tmp_path / "run")
-    assert {"index.html", "sw.js", "manifest.json", "items.json"} <= {*made.files}
+    exported = load_recommender(tmp_path / "run")
+    assert {"index.html", "sw.js", "manifest.json", "items.json"} <= {*exported.files}
     assert "Exporting" in capfd.readouterr().err and not [*(tmp_path / "temporary").iterdir()]
-    with running(made) as server:
+    with running(exported) as server:
         status, headers, page = ask(server)
-        assert (status, page) == (200, made.files["index.html"])
+        assert (status, page) == (200, exported.files["index.html"])
         policy = re.search(r'"Content-Security-Policy" content="([^"]+)"', page.decode())[1]
         assert {*headers["content-security-policy"].split("; ")} == {
             *re.split(r";\s+", policy),
-            "frame-ancestors 'none'",  # this and the next a page cannot say of itself
+            "frame-ancestors 'none'",  # a page cannot set this directive and the next one itself
             "sandbox allow-scripts allow-same-origin allow-downloads allow-forms",
         }
-        assert len(post(server, {"likes": [made.bundle.titles[0]]})[1]["items"]) == 10
+        assert len(post(server, {"likes": [exported.bundle.titles[0]]})[1]["items"]) == 10
 
 
 @pytest.mark.parametrize("name", ["item.f32", "main.js", "items.json", "index.html", "sw.js", "manifest.json"])
-@pytest.mark.parametrize("how", ["changed", "missing"])
-def test_a_bundle_that_is_not_as_exported_is_refused(tmp_path, name, how):
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_bundle_with_a_changed_or_missing_file_is_refused(tmp_path, name, damage):
     path = small_bundle(tmp_path / "bundle") / name
     content = path.read_bytes()
     path.unlink()
-    if how == "changed":
+    if damage == "changed":
         other = small_bundle(tmp_path / "other", "ratings") / name  # a page that belongs to another manifest
         path.write_bytes(other.read_bytes() if name in ("index.html", "sw.js") else content[:-50] + b"!" * 50)
-    with pytest.raises(FedtasteError) as refused:
+    with pytest.raises(FedtasteError) as error:
         Recommender.load(path.parent)
-    assert name in str(refused.value) and "xport" in str(refused.value)
+    assert name in str(error.value) and "xport" in str(error.value)
 
 
-@pytest.mark.parametrize("what", ["nothing", "empty", "neither", "another version", "changed"])
-def test_the_command_refuses_with_a_sentence(tmp_path, what):
+@pytest.mark.parametrize("content", ["nothing", "empty", "neither", "another version", "changed"])
+def test_the_command_refuses_a_folder_without_a_valid_bundle(tmp_path, content):
     path = tmp_path / "site"
-    if what != "nothing":
+    if content != "nothing":
         path.mkdir()
-    if what == "neither":
+    if content == "neither":
         (path / "notes.txt").write_text("x")
-    if what == "changed":
+    if content == "changed":
         (small_bundle(path) / "main.js").write_text("send(everything)")
-    if what == "another version":
+    if content == "another version":
         (small_bundle(path) / "manifest.json").write_text('{"format": "fedtaste-bundle-9", "fedtaste": "9.0"}')
-    said = fedtaste("serve", path, "--port", 0)
-    words = {"another version": "fedtaste-bundle-9", "changed": "main.js is not the file that was exported"}
-    said.refused(str(path), words.get(what, "fedtaste export"))
+    output = fedtaste("serve", path, "--port", 0)
+    reasons = {"another version": "fedtaste-bundle-9", "changed": "main.js is not the file that was exported"}
+    output.refused(str(path), reasons.get(content, "fedtaste export"))
