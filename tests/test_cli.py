@@ -17,7 +17,7 @@ from fedtaste.cli.options import COMMANDS
 from fedtaste.cli.parser import load_function
 from fedtaste.errors import RunError
 from fedtaste.experiment.settings import Settings
-from support.command import CONTRACT, QUICK, WORLD, fedtaste, no_network
+from support.command import CONTRACT, QUICK, WORLD, fedtaste, no_network, without_times
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -28,11 +28,6 @@ GOOD = "user,item,rating,timestamp\n" + ROWS
 
 def files() -> set[str]:
     return {str(path) for path in Path().rglob("*")}
-
-
-def without_times(result: dict) -> dict:
-    """A result without the parts that differ between two equal runs."""
-    return {name: value for name, value in result.items() if name not in ("seconds", "peak_rss_mb", "run")}
 
 
 @pytest.fixture(scope="module")

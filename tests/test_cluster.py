@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import importlib.util
 import json
@@ -37,24 +36,9 @@ from fedtaste.flower.certificates import (
 from fedtaste.flower.cluster import Cluster
 from fedtaste.flower.processes import MARK, environment, find_marked, kill_marked, program, require_flower, to_toml
 from fedtaste.flower.superlink_client import SuperLinkClient, Unreachable
+from support.tls import handshake
 
 # --------------------------------------------------------------------------------------------- certificates
-
-
-def handshake(server, authority: Path, name: str = "127.0.0.1") -> None:
-    """One TLS handshake in memory, with the strictest checks of Python."""
-    host = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    host.load_cert_chain(server.certificate, server.key)
-    guest = ssl.create_default_context(cafile=str(authority))
-    guest.verify_flags |= ssl.VERIFY_X509_STRICT
-    to_host, to_guest = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = guest.wrap_bio(to_guest, to_host, server_hostname=name)
-    ends = [client, host.wrap_bio(to_host, to_guest, server_side=True)]
-    for _ in range(4):
-        for end in ends:
-            with contextlib.suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-    assert client.version() is not None
 
 
 def mode(path: Path) -> int:
@@ -68,20 +52,20 @@ def test_a_server_certificate_is_accepted_with_its_own_authority_only(tmp_path):
         server = issue_server(tmp_path / "authority", tmp_path / "server", ["127.0.0.1", "server.example.org"])
     finally:
         os.umask(old)
-    handshake(server, server.authority)
-    handshake(server, authority, "server.example.org")
+    handshake(server.certificate, server.key, server.authority)
+    handshake(server.certificate, server.key, authority, "server.example.org")
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch|doesn't match"):
-        handshake(server, authority, "other.example.org")
+        handshake(server.certificate, server.key, authority, "other.example.org")
     other = make_authority(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
-        handshake(server, other)
+        handshake(server.certificate, server.key, other)
 
     assert [mode(tmp_path / name) for name in ("authority", "server")] == [0o700, 0o700]
     assert [mode(path) for path in (tmp_path / "authority/ca.key", server.key)] == [0o600, 0o600]
     assert sorted(path.name for path in server.key.parent.iterdir()) == ["ca.crt", "server.crt", "server.key"]
     days = expiry(server.certificate) - datetime.now(UTC)
     assert timedelta(days=823) < days <= timedelta(days=825)
-    with pytest.raises(SettingError, match="must be 1 to 825, got 826"):
+    with pytest.raises(SettingError, match="1 to 825"):
         issue_server(tmp_path / "authority", tmp_path / "server", days=826)
     with pytest.raises(SettingError, match="neither a host name nor an address"):
         issue_server(tmp_path / "authority", tmp_path / "server", ["a b"])
@@ -93,7 +77,7 @@ def test_a_new_server_certificate_needs_no_change_on_nodes(tmp_path):
     for names in (LOOPBACK, LOOPBACK, ("127.0.0.1", "10.1.2.3")):
         server = issue_server(tmp_path / "authority", tmp_path / "server", names)
         contents += [server.certificate.read_bytes(), server.key.read_bytes()]
-        handshake(server, tmp_path / "authority" / "ca.crt", names[-1])
+        handshake(server.certificate, server.key, tmp_path / "authority" / "ca.crt", names[-1])
         assert make_authority(tmp_path / "authority").read_bytes() == trusted == server.authority.read_bytes()
     assert len(set(contents)) == 6
     assert expiry(server.certificate) > datetime.now(UTC) + timedelta(days=800)
@@ -116,7 +100,7 @@ def test_a_node_key_is_created_once_and_stays_private(tmp_path):
     public_key_path(path).unlink()
     assert make_node_key(tmp_path / "nodes", "node-0").read_bytes() == content
     assert mode(path) == 0o600 and public_key_path(path).exists()
-    with pytest.raises(SettingError, match="not a valid name of a node"):
+    with pytest.raises(SettingError, match="not a valid name"):
         make_node_key(tmp_path / "nodes", "../node")
     path.write_text("no key")
     with pytest.raises(SettingError, match="cannot be read as a node's private key"):
@@ -129,14 +113,14 @@ def test_a_node_key_is_created_once_and_stays_private(tmp_path):
 def test_without_flower_the_error_names_the_extra_to_install(monkeypatch, tmp_path):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else real(name, *a))
-    with pytest.raises(SettingError, match=r"needs Flower\. Install it: pip install 'fedtaste\[flower\]'"):
+    with pytest.raises(SettingError, match=r"fedtaste\[flower\]"):
         require_flower()
     with pytest.raises(SettingError, match="needs Flower"), Cluster(tmp_path, [{}], log=print):
         pass
     monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SettingError, match="program flower-superlink, which is neither beside"):
+    with pytest.raises(SettingError, match="flower-superlink"):
         require_flower()
 
 
@@ -146,7 +130,7 @@ def test_a_port_in_use_is_refused_before_a_process_starts(tmp_path):
         other.listen()
         port = other.getsockname()[1]
         cluster = Cluster(tmp_path / "c", [{}], port=port, log=print)
-        with pytest.raises(SettingError, match=rf"Port {port} of 127\.0\.0\.1 cannot be used \(Address already in use"):
+        with pytest.raises(SettingError, match=f"Port {port} .*in use"):
             cluster.__enter__()
     assert cluster.processes == {} and find_marked(cluster.token) == []
     for wrong in (0, 65536):
@@ -209,7 +193,7 @@ def test_a_process_that_keeps_ending_is_given_up(tmp_path, monkeypatch):
     start(node)
     cluster._restart([node])
     assert cluster.restarts == 1 and log_lines == ["node-0 ended (code 3) and is started again."]
-    with pytest.raises(RunError, match=r"(?s)node-0 ended 2 times in a row .*code 3.*no such people"):
+    with pytest.raises(RunError, match=r"(?s)node-0 ended 2 times.*code 3.*no such people"):
         cluster._restart([node])
 
 
@@ -400,7 +384,7 @@ def test_a_federation_of_one_node_from_start_to_end(tmp_path):
         os.kill(cluster.processes["node-0"], signal.SIGKILL)
         wait_for(lambda: "node-0" not in cluster.processes, 5)
         cluster.restart_ended()
-        wait_for(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30)  # at once, as before
+        wait_for(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30)  # with the same id
         assert cluster.client.count_online() == 1
         os.kill(cluster.processes["superlink"], signal.SIGKILL)
         wait_for(lambda: "superlink" not in cluster.processes, 5)

@@ -192,7 +192,7 @@ def test_gzip_bomb_is_refused(tmp_path, monkeypatch):
     packed = b"".join(part.compress(zeros) for _ in range(20)) + part.flush()
     (tmp_path / "a.csv.gz").write_bytes(packed)
     before = peak()
-    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
+    with pytest.raises(DataError, match="200 times its size"):
         load(str(tmp_path / "a.csv.gz"))
     assert peak() - before < 200
     text = "user,item\n" + "".join(f"{n % 50},{n % 7}\n" for n in range(9000))

@@ -5,7 +5,6 @@ No process of Flower is started; where a script calls `flwr`, a stand-in replies
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -29,6 +28,7 @@ from fedtaste.flower.server_app import open_run
 from fedtaste.flower.validation import common_fields
 from support.command import fedtaste
 from support.flower_worlds import federation_in_process, order_of, serve_to_the_end
+from support.tls import handshake
 
 ITEMS = "item,title,genres\n10,Ten,Drama\n9,Nine,\n11,,Comedy\n"
 HOST = "superlink.example.org"
@@ -71,7 +71,7 @@ def test_all_listed_files_are_written(deployment):
         assert stat.S_IMODE((folder / place / "state").stat().st_mode) == 0o700
     placeholders = [(path.name, name) for path, text in texts(folder).items() for name in re.findall(r"@[A-Z]+@", text)]
     assert {path for path, _ in placeholders} == {"flower-config.toml", "flwr.sh", "register-nodes.sh", "run.sh"}
-    assert {name for _, name in placeholders} == {"@HERE@", "@LINK@"}  # which the scripts fill in
+    assert {name for _, name in placeholders} == {"@HERE@", "@LINK@"}  # the scripts fill them in
 
 
 def test_only_the_owner_can_read_secret_files(deployment):
@@ -99,29 +99,19 @@ def test_files_contain_no_path_of_this_machine(deployment):
         assert not [local_path for local_path in paths if local_path in text], path
 
 
-def handshake(folder: Path, name: str) -> None:
-    """A TLS handshake of a node with the server, without a network."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "server/server.crt", folder / "server/server.key")
-    client = ssl.create_default_context(cafile=str(folder / "nodes/node-0/ca.crt"))
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    node = client.wrap_bio(to_client, to_server, server_hostname=name)
-    ends = [node, server.wrap_bio(to_server, to_client, server_side=True)]
-    for _ in range(6):
-        for end in ends:
-            with contextlib.suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-    assert node.version() and node.getpeercert()
+def meet(folder: Path, name: str) -> None:
+    """A TLS handshake of a node with the server under this name."""
+    handshake(folder / "server/server.crt", folder / "server/server.key", folder / "nodes/node-0/ca.crt", name)
 
 
 @pytest.mark.parametrize("name", [HOST, "127.0.0.1", "localhost"])  # nodes; the proxy and Flower's command
 def test_nodes_accept_the_server_certificate_for_its_own_names(deployment, name):
-    handshake(deployment[0], name)
+    meet(deployment[0], name)
 
 
 def test_nodes_reject_the_server_certificate_for_another_name(deployment):
     with pytest.raises(ssl.SSLCertVerificationError, match="other.example.org"):
-        handshake(deployment[0], "other.example.org")
+        meet(deployment[0], "other.example.org")
 
 
 def test_scripts_are_posix_sh(deployment):
@@ -201,11 +191,11 @@ def test_a_deployment_from_data_contains_the_items_and_no_people(tmp_path):
         "names": ["1", "2"], "titles": ["1", "2"], "genres": [],
     }  # fmt: skip
     assert json.loads(str(config_of(tmp_path / "out")["settings"]))["data"] == "private"
-    assert "listen 9092 ssl" in contents[tmp_path / "out/server/nginx.conf"]  # so the SuperLink is at another one
+    assert "listen 9092 ssl" in contents[tmp_path / "out/server/nginx.conf"]  # so the SuperLink uses another port
     assert "127.0.0.1:9093" in contents[tmp_path / "out/server/nginx.conf"]
     assert "link_port=9093 " in contents[tmp_path / "out/server/environment.sh"]
     assert "server=10.0.0.5:9092 " in contents[tmp_path / "out/nodes/node-0/environment.sh"]
-    handshake(tmp_path / "out", "10.0.0.5")
+    meet(tmp_path / "out", "10.0.0.5")
 
 
 def test_the_settings_file_of_a_node_has_the_fields_that_a_node_reads(deployment, tmp_path):
@@ -236,7 +226,7 @@ def test_the_proxy_lets_nodes_call_exactly_the_paths_that_they_need(deployment):
     rule, (called, others) = rule_of(deployment[0]), (set(), set())
     source = Path(sys.modules["flwr"].__file__).parent
     for path in re.findall(r'"(/v1/[a-z/-]+)"', (source / "supernode/fleet_http_client.py").read_text()):
-        (others if re.search("(un)?register-node$", path) else called).add(path)  # who is in, the operator says
+        (others if re.search("(un)?register-node$", path) else called).add(path)  # the operator registers nodes
     everything = set(re.findall(r'"(/v1/[a-z/-]+)"', Path(flower.__file__).read_text()))
     assert len(called) == 10 and len(everything) > 40 and called < everything
     assert {path for path in everything if rule.search(path)} == called
@@ -247,7 +237,7 @@ def test_the_proxy_lets_nodes_call_exactly_the_paths_that_they_need(deployment):
 
 def test_the_proxy_rebuilds_the_paths_that_it_forwards_and_refuses_the_rest(deployment):
     text = (deployment[0] / "server/nginx.conf").read_text()
-    assert "proxy_pass https://fedtaste_superlink/v1/fleet/$1;" in text  # not what the caller wrote
+    assert "proxy_pass https://fedtaste_superlink/v1/fleet/$1;" in text  # and not the path of the caller
     assert re.search(r"location / \{\s+return 403;\s+\}", text)
     assert text.count("proxy_pass") == 1 and "proxy_ssl_verify on;" in text
     assert "--host 127.0.0.1" in (deployment[0] / "server/start-superlink.sh").read_text()

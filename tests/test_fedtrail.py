@@ -157,7 +157,7 @@ def test_keep_stores_the_largest_entries_of_a_row():
     assert torch.equal(sparse_items, dense_items)
     _, _, all_kept = train({"parts": "trail", "keep": ITEMS})
     assert torch.equal(all_kept.shared["trail"], table)
-    with pytest.raises(SettingError, match="keep must be from 1 to 40 .*, got 41"):
+    with pytest.raises(SettingError, match="keep .* 1 to 40"):
         build("fedtrail", model, {"keep": 41})
 
 
@@ -216,9 +216,9 @@ def test_unread_and_invalid_settings_are_refused(fields, reason):
 
 def test_other_models_and_huge_catalogues_are_refused():
     for model in (model_of("ratings", {}), linear(5)):
-        with pytest.raises(SettingError, match="fedtrail ranks with model=factorization"):
+        with pytest.raises(SettingError, match="model=factorization"):
             build("fedtrail", model, {})
-    with pytest.raises(SettingError, match="40,000 items would take 6 GB: at most 31,622"):
+    with pytest.raises(SettingError, match="at most 31,622"):
         build("fedtrail", factorization(40_000, k=2), {})
 
 

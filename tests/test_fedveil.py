@@ -410,7 +410,9 @@ def test_shrinkage_equals_a_computation_by_hand():
     result = shrunk(y, torch.zeros(3, 0), math.sqrt(2))
     assert np.allclose(result, expected)
     assert np.allclose(shrunk(y[:, 1], torch.zeros(3, 0), math.sqrt(2)), expected[:, 1])
-    assert np.allclose(shrunk(y, torch.zeros(3, 0), 100.0), np.tile(fit, (3, 1)))  # nothing but noise: the fit
+    assert np.allclose(
+        shrunk(y, torch.zeros(3, 0), 100.0), np.tile(fit, (3, 1))
+    )  # all variance is noise: the result is the fit
     assert torch.equal(shrunk(y, torch.zeros(3, 0), 0.0), y)
 
 

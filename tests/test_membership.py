@@ -136,7 +136,7 @@ def test_guesses_and_rates_are_exact():
     scores = np.array([5.0, 4, 3, 2, 1, 0, -1, -2])
     inside = np.array([True, False, True, True, False, False, True, False])
     assert guess_coins(scores, inside, 0.25) == (4, 2)
-    assert tpr_at(scores, inside) == 0.25  # above the largest score of somebody who was out
+    assert tpr_at(scores, inside) == 0.25  # above the largest score of people outside
     assert tpr_at(scores, inside, 0.25) == 0.75  # one of four may be above
     assert tpr_at(scores, inside, others=[9.0]) == 0.0
     assert tpr_at(scores, np.ones(8, bool)) is None

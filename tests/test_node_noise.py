@@ -170,7 +170,7 @@ def test_nodes_draw_their_own_noise_whatever_key_the_server_sends(tmp_path):
     assert np.abs(np.corrcoef(each) - np.eye(len(NODES))).max() < 0.05
     assert each.sum(0).std() / world.promised == pytest.approx(1.0, rel=0.03)
     remaining_noise = subtract_known_noise(world) - sum(world.truth(n) for n in NODES)
-    assert remaining_noise.std() > world.promised  # the guess added noise of its own
+    assert remaining_noise.std() > world.promised  # the subtracted numbers add to the noise
 
 
 def test_no_key_is_in_the_orders_of_a_private_run(tmp_path):
@@ -343,7 +343,7 @@ def test_a_node_refuses_settings_that_are_no_numbers(name, value, tmp_path):
 
 def test_a_run_without_noise_is_refused_when_the_node_says_hello(tmp_path, capsys):
     world = World(tmp_path, "clip=4", least_noise=0.5)
-    with pytest.raises(DataError, match="least_noise.*this run has no such noise"):
+    with pytest.raises(DataError, match="least_noise"):
         world.release()
     assert "node-11: This node adds noise of at least 0.5 x" in capsys.readouterr().out  # the node's log
 
@@ -352,7 +352,7 @@ def test_a_run_without_noise_is_refused_when_the_node_says_hello(tmp_path, capsy
 def test_server_and_node_both_log_why_an_order_was_refused(wire, tmp_path, capsys):
     log = []
     world = World(tmp_path, wire, least_noise=0.9, log=log.append)
-    with pytest.raises(RunError, match=r"at least 0.9 x the bound .* asks it for 0\.\d+ x"):
+    with pytest.raises(RunError, match=r"0\.9 x .* 0\.\d+ x"):
         world.release()
     assert any("least_noise" in line for line in log)
     assert "node-11: This node adds noise of at least 0.9 x" in capsys.readouterr().out
@@ -374,7 +374,7 @@ def test_where_one_node_refuses_the_others_add_the_promised_noise(tmp_path):
     "wire, dead, deviation",
     [
         (CENTRAL, (), 1.0),
-        (CENTRAL, (14,), 1.0),  # the server adds what is missing
+        (CENTRAL, (14,), 1.0),  # the server adds the missing share
         (SECURE, (), np.sqrt(4 / 3)),  # three must be left, and bring all of it
         (SECURE, (14,), 1.0),
         (LOCAL, (), np.sqrt(PEOPLE)),
@@ -421,7 +421,7 @@ def test_a_node_whose_uploads_are_all_rejected_still_adds_its_noise(tmp_path, mo
     [
         ({"wire": "clip=1,noise=1,secure"}, True),
         ({"wire": "clip=1,noise=1"}, False),
-        ({"wire": "clip=1,noise=5,secure", "cohort": 0.9}, False),  # it knows whom it asked
+        ({"wire": "clip=1,noise=5,secure", "cohort": 0.9}, False),  # the server knows the cohort
     ],
     ids=str,
 )
@@ -439,7 +439,7 @@ def test_a_seed_for_noise_is_refused(tmp_path):
         federation_in_process(tmp_path / "run", method="fedmf", wire=CENTRAL, noise_seed=3, rounds=1)
     assert not (tmp_path / "run").exists()
     quiet = federation_in_process(tmp_path / "quiet", method="fedmf", wire="quantise=8", noise_seed=3)
-    assert quiet[0].settings().noise_seed == 3  # of random rounding: nothing is promised
+    assert quiet[0].settings().noise_seed == 3  # for random rounding, which has no epsilon
 
 
 # Metrics of few people

@@ -216,7 +216,7 @@ def check_view(page, view: str, looks=LOOKS) -> None:
         if not page.evaluate("'axe' in window"):
             page.evaluate((resources.files("axe_playwright_python") / "axe.min.js").read_text() + ";0")
         violations = page.evaluate(AXE)
-        summary = [(found["id"], [node["html"][:150] for node in found["nodes"]][:3]) for found in violations]
+        summary = [(item["id"], [node["html"][:150] for node in item["nodes"]][:3]) for item in violations]
         assert not violations, f"{view}, {look}: {summary}"
 
 

@@ -289,10 +289,7 @@ def test_loss_zeros_and_downloads_are_plotted_by_round():
 
 
 def test_accuracy_is_plotted_against_seconds():
-    timed = [
-        ranking(seconds={"train": 30.0, "round": duration}, method=name)
-        for name, duration in (("fedals", 0.5), ("fcf", 2))
-    ]
+    timed = [ranking(name, seconds={"train": 30.0, "round": lap}) for name, lap in (("fedals", 0.5), ("fcf", 2))]
     by_name = {plot.name: plot for plot in plots.draw([*timed, ranking("local")])}
     assert "FedALS ends at 2.0 s" in by_name["seconds"].alt and "FCF ends at 8.0 s" in by_name["seconds"].alt
     assert by_name["seconds"].caption.replace("\u00a0", " ").endswith("A round: FedALS 0.50 s, FCF 2.0 s.")

@@ -34,7 +34,7 @@ from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.atomic import write_atomically
-from support.command import fedtaste
+from support.command import fedtaste, without_times
 
 WEIGHTS = ("model.safetensors", "final.safetensors")
 
@@ -66,8 +66,7 @@ class Watch:
 
 def comparable_result(path: Path, result: RunResult) -> dict:
     """The parts of a run that must be equal: its result without times, and its weights."""
-    same = {name: value for name, value in result.dump().items() if name not in ("seconds", "peak_rss_mb", "run")}
-    return same | {name: (path / name).read_bytes() for name in WEIGHTS}
+    return without_times(result.dump()) | {name: (path / name).read_bytes() for name in WEIGHTS}
 
 
 def run_to_the_end(path: Path, settings: Settings, data, watch: Watch, monkeypatch) -> tuple[dict, int]:
@@ -199,9 +198,7 @@ def test_ctrl_c_names_the_resume_command(tmp_path):
     resumed, uninterrupted = fedtaste("resume", path, "--json").json, fedtaste("run", *RUN, "--out", reference).json
     for name in WEIGHTS:
         assert (path / name).read_bytes() == (reference / name).read_bytes()
-    for key in ("seconds", "peak_rss_mb", "run"):
-        del resumed[key], uninterrupted[key]
-    assert resumed == uninterrupted
+    assert without_times(resumed) == without_times(uninterrupted)
     assert {file.name for file in path.iterdir()} == {file.name for file in reference.iterdir()}
 
 

@@ -312,7 +312,7 @@ def test_thresholds_and_numbers_of_nodes_are_checked():
     data = vectors(4, 5)
     grid = grid_of(data)
     for least in (0, 2):
-        with pytest.raises(SettingError, match=f"threshold of at least 3 .* got {least}"):
+        with pytest.raises(SettingError, match=f"at least 3 .* got {least}"):
             run_sum(grid, data, least=least)
     outcome = run_sum(grid, data, least=5)
     assert outcome.total is None and "4 nodes take part and 5 are needed" in outcome.why and not grid.asks

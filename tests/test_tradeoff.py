@@ -126,7 +126,7 @@ def test_the_advice_names_a_best_value_at_the_edge_of_the_sweep():
     falling = [result_of("fedclup", level, lam=lam) for lam, level in ((0.1, 0.7), (1, 0.6), (10, 0.5))]
     assert "try smaller ones" in trade_off(falling).advice
     zero = [result_of("fedclup", level, lam=lam) for lam, level in ((0, 0.7), (1, 0.6), (10, 0.5))]
-    assert "edge" not in trade_off(zero).advice  # nothing is smaller
+    assert "edge" not in trade_off(zero).advice  # 0 is the smallest value
     assert "edge" not in trade_off(EIGHT).advice
     noisy = [result_of("fedclup", level, lam=lam, half=0.3) for lam, level in ((0.1, 0.5), (1, 0.6), (10, 0.7))]
     assert "edge" not in trade_off(noisy).advice  # the best value is uncertain
@@ -175,9 +175,8 @@ def test_any_set_of_results_gives_a_complete_advice(results, measured):
     if outcome is None:
         assert all(result.metric("seen.accuracy") is None for result in results)
         return
-    assert outcome.advice.endswith(".") and not any(
-        word in outcome.advice for word in ("None", "nan", "  ", " ,", ";.")
-    )
+    assert outcome.advice.endswith(".")
+    assert not any(word in outcome.advice for word in ("None", "nan", "  ", " ,", ";."))
     assert all(i in range(len(results)) for places in outcome.fronts.values() for i in places)
     pooled = any(result.method == "centralised" for result in results)
     if outcome.costs["bytes"][outcome.choice] is not None and not pooled:

@@ -60,6 +60,11 @@ def fedtaste(*args: object) -> CommandOutput:
     return CommandOutput(code, out.getvalue(), err.getvalue())
 
 
+def without_times(result: dict) -> dict:
+    """A result without the parts that differ between two equal runs."""
+    return {name: value for name, value in result.items() if name not in ("seconds", "peak_rss_mb", "run")}
+
+
 def no_network(monkeypatch, reply=None):
     """Downloads of data sets fail as without a network, or return `reply`."""
 
