@@ -346,7 +346,7 @@ def test_of_duplicate_pairs_the_newest_is_kept_and_a_note_says_so(task):
     Path("clean.csv").write_text(GOOD.replace("u1,i7,2,10\n", "u1,i7,5,9999\n"))
     Path("mine.csv").write_text(GOOD + "u1,i7,5,9999\n")
     clean, mine = (fedtaste("run", "--data", f"{name}.csv", "--task", task, *FILE).json for name in ("clean", "mine"))
-    assert "1 duplicate pair: the newest of each was kept." in mine["notes"]
+    assert any("1 duplicate pair" in note for note in mine["notes"])
     assert mine["seen"] == clean["seen"] and mine["interactions"] == 60
 
 

@@ -289,7 +289,7 @@ def test_registering_a_node_again_succeeds_and_a_failure_is_reported(server, tmp
     assert (place / "state/ids/node-0").read_text() == "123\n"
     assert f"supernode register {place}/nodes/node-1.pub fedtaste --name node-1" in (tmp_path / "calls").read_text()
     process = run("register-nodes.sh", answer.format("echo nobody is there; exit 1"))
-    assert process.returncode == 1 and "node-1: not registered. Flower says: nobody is there" in process.stderr
+    assert process.returncode == 1 and "not registered" in process.stderr and "nobody is there" in process.stderr
 
 
 SAY = 'mkdir -p "$RUN/federation"; echo "2026-01-01T00:00:00 {}" >>"$RUN/federation/server.log"'
@@ -358,7 +358,7 @@ def test_scripts_name_a_missing_program_and_an_unusable_folder(server, tmp_path)
     place, run = server
     (tmp_path / "bin/flower-superlink").unlink()
     process = run("start-superlink.sh")
-    assert process.returncode == 2 and "Install fedtaste[flower], or set FEDTASTE_VENV." in process.stderr
+    assert process.returncode == 2 and "fedtaste[flower]" in process.stderr
     odd = tmp_path / 'a"b'
     shutil.copytree(place, odd)
     process = subprocess.run(["sh", str(odd / "run.sh")], capture_output=True, text=True, timeout=20)

@@ -146,7 +146,7 @@ def test_a_client_without_examples_is_served_the_shared_model(method, tmp_path):
     x, y = DATA.features, DATA.targets
     data = replace(DATA, features=(*x[:3], x[3][:0]), targets=(*y[:3], y[3][:0]), truth=None, scales=None)
     result, state = run_in(data, tmp_path / "run", method)
-    assert any("1 client has no examples and takes no part in learning: 3." in note for note in result.notes)
+    assert any("1 client has no examples" in note and "3." in note for note in result.notes)
     last = result.by_client[3]
     expected = shares([state["shared.weight"].numpy()], DATA.test_features[3:], DATA.test_targets[3:])[0]
     assert last.accuracy == last.global_accuracy == pytest.approx(expected, abs=1e-6)

@@ -338,14 +338,15 @@ def test_a_node_refuses_settings_that_are_no_numbers(name, value, tmp_path):
     node = world.nodes[11]
     world.nodes[11] = Node({**node.config, name: value}, node.load)
     report, blob = world.answer(11)
-    assert f"{name} must be a number, 0 or more, got {value!r}" in report.error and not blob
+    assert f"{name} must be" in report.error and f"got {value!r}" in report.error and not blob
 
 
 def test_a_run_without_noise_is_refused_when_the_node_says_hello(tmp_path, capsys):
     world = World(tmp_path, "clip=4", least_noise=0.5)
     with pytest.raises(DataError, match="least_noise"):
         world.release()
-    assert "node-11: This node adds noise of at least 0.5 x" in capsys.readouterr().out  # the node's log
+    log = capsys.readouterr().out
+    assert "node-11: " in log and "at least 0.5 x" in log
 
 
 @pytest.mark.parametrize("wire", [CENTRAL, SECURE])
@@ -355,7 +356,8 @@ def test_server_and_node_both_log_why_an_order_was_refused(wire, tmp_path, capsy
     with pytest.raises(RunError, match=r"0\.9 x .* 0\.\d+ x"):
         world.release()
     assert any("least_noise" in line for line in log)
-    assert "node-11: This node adds noise of at least 0.9 x" in capsys.readouterr().out
+    node_log = capsys.readouterr().out
+    assert "node-11: " in node_log and "at least 0.9 x" in node_log
 
 
 def test_where_one_node_refuses_the_others_add_the_promised_noise(tmp_path):
@@ -460,7 +462,7 @@ def test_a_node_reports_no_metrics_of_too_few_people(tmp_path):
     assert any("without node-2" in note for note in result["notes"])
     assert result["seen"] != everybody["seen"]
     result = evaluate_with_fewest(tmp_path / "new", {13: 15}, "0.2")
-    assert any("metrics of new people are without those of node-2" in note for note in result["notes"])
+    assert any("new people" in note and "node-2" in note for note in result["notes"])
     assert not any("took part are without" in note for note in result["notes"])
     assert not any("without" in note for note in everybody["notes"])
 
@@ -478,6 +480,6 @@ def metric_report(tmp_path, action, fewest):
 @pytest.mark.parametrize("action", ["judge", "validate"])
 def test_a_node_refuses_to_report_metrics_where_all_its_groups_are_too_small(action, tmp_path):
     refusal = metric_report(tmp_path / "a", action, 50)
-    assert isinstance(refusal, Refusal) and "metrics of 50 people or more at once (fewest)" in refusal.error
+    assert isinstance(refusal, Refusal) and "50 people or more" in refusal.error
     report = metric_report(tmp_path / "b", action, 2)
     assert report.seen["people"] >= 2

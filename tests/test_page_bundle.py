@@ -90,14 +90,14 @@ def test_page_explains_when_its_first_script_does_not_run(tab, files, missing):
     with CountingServer(wrong) as server:
         tab.goto(server.url)
         tab.locator(".late").locator("visible=true").wait_for()
-        assert "a part of this page is missing or was changed" in tab.locator(".late").inner_text()
+        assert "missing or was changed" in tab.locator(".late").inner_text()
         assert tab.locator("html").get_attribute("data-state") == "loading" and tab.locator("#app").is_hidden()
 
 
 def test_bundle_of_another_version_is_refused(tab, files):
     with CountingServer(with_new_pins(files, format="fedtaste-bundle-2")) as server:
         text = refusal(tab, server.url)
-    assert "This bundle is of another version" in text and "fedtaste-bundle-2" in text and "fedtaste-bundle-1" in text
+    assert "another version" in text and "fedtaste-bundle-2" in text and "fedtaste-bundle-1" in text
 
 
 def test_a_bundle_of_tacit_is_refused_with_its_version(tab, files):

@@ -301,10 +301,10 @@ def test_entries_of_another_version_are_refused(ledger, tmp_path):
 
 def test_a_run_adds_itself_to_the_ledger_and_prints_the_total():
     first = run_private("first")
-    assert "No earlier private run on these people: epsilon 0.999 in all (delta 1e-06)." in first.err
+    assert "No earlier private run" in first.err and "epsilon 0.999 in all (delta 1e-06)" in first.err
     assert first.json["privacy"]["ledger"]["runs"] == 1
     second = run_private("second", epsilon=3)
-    assert "With 1 earlier private run on these people: epsilon" in second.err
+    assert "With 1 earlier private run" in second.err
     total = second.json["privacy"]["ledger"]
     entries = PrivacyLedger.open(ledger_file(), fingerprint(load(DATA)), Path("cache/privacy/ledger.key")).entries
     expected = independent_epsilon(item.mechanism.event(item.rounds) for item in entries)
@@ -379,7 +379,7 @@ def test_comparison_counts_every_private_run(jobs):
     options = ("--methods", "popularity", "--wire", "clip=1", "--epsilon", "1,3,none")
     output = fedtaste("compare", *WORLD, *options, "--jobs", jobs, "--out", "both")
     results = output.json["results"]
-    assert "2 private runs, with 1 earlier private run on these people: epsilon" in output.err
+    assert "2 private runs, with 1 earlier private run" in output.err
     totals = [result["privacy"] and result["privacy"]["ledger"] for result in results]
     assert totals[0] == totals[1] and totals[0]["runs"] == 3 and totals[2] is None
     ledger = fedtaste("privacy", "ledger", "--data", DATA, "--json").json

@@ -28,14 +28,10 @@ def final_params(name, settings, task="ranking", **options):
     return everything(trained(name, settings, task, **options)[-1].state)
 
 
+@pytest.mark.parametrize("name, settings", [("fedprox", {"mu": 0.0}), ("fedper", {"private": ()}), ("fedmf", {})])
 @pytest.mark.parametrize("task", TASKS)
-def test_fedprox_with_mu_zero_equals_fedavg(task):
-    assert_close(final_params("fedprox", {"lr": 0.1, "mu": 0.0}, task), final_params("fedavg", {"lr": 0.1}, task), 0)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_fedper_without_private_parameters_equals_fedavg(task):
-    assert_close(final_params("fedper", {"lr": 0.1, "private": ()}, task), final_params("fedavg", {"lr": 0.1}, task), 0)
+def test_fedprox_with_mu_zero_fedper_without_private_parameters_and_fedmf_equal_fedavg(task, name, settings):
+    assert_close(final_params(name, {"lr": 0.1} | settings, task), final_params("fedavg", {"lr": 0.1}, task), 0)
 
 
 def scorer_world(name, settings, batch):
@@ -82,11 +78,6 @@ def test_few_candidates_get_the_scores_that_they_have_among_all_items(name, monk
             out[part] = scores
         tables.append(out)
     assert torch.allclose(tables[0], tables[1].gather(1, some), atol=1e-5)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_fedmf_equals_fedavg_of_a_factorisation(task):
-    assert_close(final_params("fedmf", {"lr": 0.1}, task), final_params("fedavg", {"lr": 0.1}, task), 0)
 
 
 def test_server_sgd_with_rate_one_equals_averaging():

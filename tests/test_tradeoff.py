@@ -122,7 +122,7 @@ def test_the_advice_explains_the_measured_heterogeneity(difference, text):
 
 def test_the_advice_names_a_best_value_at_the_edge_of_the_sweep():
     rising = [result_of("fedclup", level, lam=lam) for lam, level in ((0.1, 0.5), (1, 0.6), (10, 0.7))]
-    assert "at the edge of what was tried: try larger ones" in trade_off(rising).advice
+    assert "try larger ones" in trade_off(rising).advice
     falling = [result_of("fedclup", level, lam=lam) for lam, level in ((0.1, 0.7), (1, 0.6), (10, 0.5))]
     assert "try smaller ones" in trade_off(falling).advice
     zero = [result_of("fedclup", level, lam=lam) for lam, level in ((0, 0.7), (1, 0.6), (10, 0.5))]
@@ -138,11 +138,11 @@ def test_the_advice_claims_no_difference_where_intervals_overlap():
     ]
     advice = trade_off(close).advice
     assert advice.startswith("Choose FedRep: accuracy 0.820") and "worse" not in advice
-    assert "all others are within the noise of that, but no cheaper in bytes" in advice
+    assert "within the noise of that, but no cheaper" in advice
     ends = [*sweep(half=0.2), changed(LOCAL, intervals={"seen": {}})]
     assert "worse" not in trade_off(ends).advice
     wide = [result_of("fedper", 0.9, half=0.01), result_of("fedrep", 0.8, half=0.2)]  # its own interval is wide
-    assert "next comes FedRep with 0.800, not clearly worse" in trade_off(wide).advice
+    assert "FedRep with 0.800, not clearly worse" in trade_off(wide).advice
     bare = trade_off([result_of("fedper", 0.9, half=None), result_of("fedrep", 0.8, half=None)]).advice
     assert "small differences may be noise" in bare and "worse" not in bare and "within" not in bare
 
@@ -188,7 +188,7 @@ def test_local_or_fedavg_may_be_the_choice():
     assert outcome.advice.startswith("Choose FedAvg (one model for all): accuracy 0.900")
     assert "next comes lam=1 with 0.840" in outcome.advice and "sharing should pay; theory" in outcome.advice
     outcome = trade_off([*sweep(), LOCAL, result_of("fedavg", 0.9, 0.9)], MEASURED)
-    assert "personalisation should pay, which these runs do not show; theory" in outcome.advice
+    assert "which these runs do not show" in outcome.advice
     outcome = trade_off([*sweep(), result_of("local", 0.85, mb=0)])
     assert outcome.advice.startswith("Choose Local (nothing shared): accuracy 0.850 [0.830–0.870], nothing sent; ")
     mixed = trade_off([*sweep(), result_of("local", 0.825, mb=0), FEDAVG]).advice
