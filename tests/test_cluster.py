@@ -281,6 +281,7 @@ def main(grid, context):
 
 
 def write_app(folder: Path) -> Path:
+    """Write the trial app into this folder."""
     for name, text in APP.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

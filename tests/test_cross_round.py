@@ -33,6 +33,7 @@ class Regrouped(SecureSum):
 
 @cache
 def world_of(method: str, wire: str):
+    """(plan, federation) of this method."""
     settings = Settings(data=DATA, method=method, wire=wire)
     task = make_task(settings, load(DATA))
     run_plan = plan(settings, task.facts)
@@ -40,6 +41,7 @@ def world_of(method: str, wire: str):
 
 
 def attack(method: str, wire: str, rounds: int, stage=None, counts_each_round=False, **options):
+    """The result of the attack over this number of rounds."""
     run_plan, federation = world_of(method, wire)
     method_in_use = build(method, run_plan.model, {}) if counts_each_round else run_plan.method
     run = ObservedRun(method_in_use, run_plan.model, federation, stage or run_plan.wire.stage, rounds, **options)

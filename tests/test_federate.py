@@ -30,6 +30,7 @@ PRIVATE = f"--data {DATA} --method fedmf --rounds 1 --wire clip=1,noise=1,secure
 
 @pytest.fixture(scope="module")
 def watch():
+    """The module benchmarks/federation_watch.py, which starts federations and kills their processes."""
     sys.path.insert(0, BENCHMARKS)
     try:
         yield importlib.import_module("federation_watch")

@@ -132,6 +132,7 @@ def test_a_private_federated_run_has_the_same_epsilon_and_its_own_noise(fields, 
 
 
 def _flat(metrics, front=""):
+    """Nested metrics as one dict, with dotted names."""
     out = {}
     for name, value in (metrics or {}).items():
         out |= _flat(value, f"{front}{name}.") if isinstance(value, dict) else {f"{front}{name}": value}
@@ -631,6 +632,7 @@ def test_messages_contain_no_name_no_rating_and_no_private_parameter(tmp_path):
 
 
 def bytes_of(message):
+    """The contents of a message."""
     out = b""
     for record in message.content.config_records.values():
         for value in record.values():

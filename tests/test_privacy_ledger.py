@@ -71,6 +71,7 @@ def run_private(out: str, *more: object, epsilon: float = 1):
 
 
 def independent_epsilon(events, delta: float = 1e-6) -> float:
+    """Epsilon of these events by the PLD accountant of dp_accounting."""
     accountant = pld.PLDAccountant()
     for event in events:
         accountant.compose(event)

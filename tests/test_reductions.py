@@ -217,6 +217,8 @@ def test_everybody_is_recommended_the_missing_item_of_the_checkerboard(name, set
 
 
 def finite_difference(function, params, name, at, step=1e-5):
+    """The central difference of `function` for one number of a parameter."""
+
     def moved(by):
         other = {n: v.clone() for n, v in params.items()}
         other[name].view(-1)[at] += by

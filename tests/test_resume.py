@@ -161,6 +161,7 @@ def test_an_interruption_inside_a_compiled_kernel_is_no_bug(tmp_path, monkeypatc
 
 
 def interrupted_kernel_error() -> SystemError:
+    """The error that Numba raises when Ctrl-C interrupts a compiled function."""
     error = SystemError("CPUDispatcher returned a result with an exception set")
     error.__cause__ = SystemError("_numba_unpickle returned a result with an exception set")
     error.__cause__.__cause__ = KeyboardInterrupt()

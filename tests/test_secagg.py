@@ -63,6 +63,7 @@ def vectors(nodes: int, words: int, seed: int = 0) -> Vectors:
 
 
 def app_of(words: np.ndarray, requests: list[bytes]) -> ClientApp:
+    """A ClientApp that contributes these words to every secure sum, and records its requests."""
     app = ClientApp()
 
     def answer(request: bytes) -> tuple[np.ndarray, dict[str, Any]]:
@@ -376,6 +377,8 @@ DETECTABLE: list[tuple[str, str, Any]] = [  # stage, entry, change; every one is
 
 
 def change_reply_entry(node: int, stage: str, name: str, change: Any) -> Callable[[Message, Message], Message]:
+    """A hook that changes one entry of a reply of this node, or removes it where `change` is None."""
+
     def hook(ask: Message, reply: Message) -> Message:
         if ask.metadata.dst_node_id == node and stage_of(ask) == stage:
             record = config_of(reply)
@@ -398,6 +401,8 @@ def test_malformed_replies_are_refused_and_the_sum_of_the_others_is_exact(stage,
 
 
 def change_reply(node: int, stage: str, change: Callable[[Message, Message], Message]) -> Any:
+    """A hook that changes the whole reply of this node in this stage."""
+
     def hook(ask: Message, reply: Message) -> Message:
         return change(ask, reply) if (ask.metadata.dst_node_id, stage_of(ask)) == (node, stage) else reply
 
@@ -428,6 +433,8 @@ def test_replies_with_another_sender_or_record_are_refused(stage, change):
 
 
 def change_plain_values(values: dict[str, Any] | None) -> Callable[[Message, Message], Message]:
+    """Replace the unmasked values of a reply, or remove them where `values` is None."""
+
     def change(ask: Message, reply: Message) -> Message:
         del reply.content["fitres.metrics"]
         if values is not None:
@@ -618,6 +625,7 @@ def test_a_node_with_another_number_type_is_refused():
 
 
 def masked_vectors_of(messages: list[Message]) -> dict[int, np.ndarray]:
+    """The masked vectors in these messages, by node."""
     return {
         message.metadata.src_node_id: np.frombuffer(config_of(message)[Key.MASKED_PARAMETERS][0], "<u4")
         for message in messages

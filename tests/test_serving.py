@@ -44,6 +44,7 @@ SECRET = "What I like is nobody's business"
 
 @contextlib.contextmanager
 def running(recommender: Recommender, api: bool = True, **options: Any) -> Iterator[Server]:
+    """A server of this recommender, in a thread."""
     with Server(recommender.files, api=Api(recommender) if api else None, **options) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -436,6 +437,7 @@ def test_the_server_conforms_to_its_openapi_description(tmp_path, task):
 
 @contextlib.contextmanager
 def command(*args: object) -> Iterator[subprocess.Popen[str]]:
+    """`fedtaste serve` in its own process."""
     line = [sys.executable, "-m", "fedtaste", "serve", *map(str, args)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

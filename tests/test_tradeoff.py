@@ -50,6 +50,7 @@ def result_of(method: str, level: float, shared: float | None = None, *, lam: fl
 
 
 def sweep(mb=(0.5, 0.9, 3.6, 1.2, 4.1, 4.4), passes=(40, 30, 12, 6, 4, 3), **more) -> list[RunResult]:
+    """Results of FedCLUP for six values of lam."""
     return [
         result_of("fedclup", *levels, lam=lam, mb=m, passes=p, rounds=round(8 * m), **more)
         for (lam, levels), m, p in zip(LAMS.items(), mb, passes)

@@ -99,6 +99,7 @@ def put(page, site, files):
 
 
 def message(taste, adventurous=0.0, n=SHOWN):
+    """A request for recommendations, as the page sends it to its worker."""
     likes = [{"item": int(item), "value": float(value)} for item, value in zip(taste.likes, taste.values)]
     return {
         "type": "rank", "id": 1, "likes": likes, "dislikes": taste.dislikes.tolist(), "timed": taste.timed,

@@ -90,6 +90,7 @@ def state_of_number(number: int, rows: int) -> tuple[State, Progress]:
 
 
 def kill_while_saving(times: int, seed: int, folder: Path, rows: int = 10_000) -> dict[str, Any]:
+    """Kill a process that writes checkpoints, and check after every kill that the file is one of those written."""
     draw, run = random.Random(seed), RunFolder(folder)
     fresh = lambda: state_of_number(0, rows)[0]
     run.save(*state_of_number(1, rows))
@@ -129,6 +130,8 @@ def kill_while_saving(times: int, seed: int, folder: Path, rows: int = 10_000) -
 
 
 def fedtaste(*args: object) -> Callable[[], None]:
+    """A function that runs this command in the current process, with a fast clock and without a report."""
+
     def work() -> None:
         clock = {name: lambda name=name: FAST * getattr(time, name)() for name in ("perf_counter", "process_time")}
         experiment.time = SimpleNamespace(**clock)  # a checkpoint is due every second
@@ -161,6 +164,7 @@ def phase_of_kill(path: Path) -> str:
 
 
 def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -> dict[str, Any]:
+    """Kill `fedtaste run` and `fedtaste resume`, and compare every result with that of an uninterrupted run."""
     draw, reference = random.Random(seed), folder / "whole"
     assert wait_or_kill(fork(fedtaste("run", *run, "--out", folder / "first"))) == 0  # this compiles the kernels
     start_time = time.perf_counter()
