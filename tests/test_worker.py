@@ -22,7 +22,7 @@ from support import browser
 from support.bundles import MODELS, export_source
 
 WORKER = (resources.files("fedtaste.serving") / "web" / "worker.js").read_bytes()
-PEOPLE, SHOWN = 200, 20
+PEOPLE, SHOWN = 60, 20
 LONGER = {  # recipes as after a longer training in batches
     "fedrecon": {"batch": 37},
     "fedmf": {"rounds": 25},
