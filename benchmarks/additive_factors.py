@@ -1,7 +1,7 @@
-"""Private additions to FedALS's shared factors, for benchmarks/additive.py: what is tried, chosen and judged.
+"""Private additions to FedALS's shared factors, for benchmarks/additive.py.
 
-A family is a way to add something private, with a few strengths. Its strength is chosen on validation, then its test is
-read once and compared, person by person, with the same thing without the private part.
+A family is a kind of private addition with several strengths. Validation chooses the strength; then the test is read
+once and compared, person by person, with the same model without the private part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Pair = dict[str, np.ndarray]  # by person: "ndcg" on 99 negatives, "hr_full"
 
 @dataclass(eq=False)
 class World:
-    """One phase: histories (oldest first), what is asked, and the shared factors; `own`: pairs to take out of N."""
+    """Data of one phase: histories (oldest first), held-out items, their negatives and the shared factors; `own` are
+    the pairs of each person that are subtracted from N."""
 
     h: list
     pos: np.ndarray
@@ -42,7 +43,7 @@ class World:
     own: list | None = None
 
     def trail(self):
-        """FedTrail's N, and everybody's own pairs in it."""
+        """Compute FedTrail's N and everybody's own pairs in it."""
         n = np.bincount(np.concatenate(self.h), minlength=len(self.V)) + 5.0
         self.norm, self.pairs = (n**-0.6, n**-0.3), [own_pairs(h) for h in self.h]
         p, q, v = (np.concatenate(x) for x in zip(*self.pairs))
@@ -55,7 +56,7 @@ class World:
         return self
 
     def before(self, t):
-        """Everybody without their newest t items, asked for the oldest of these; their own pairs are taken out."""
+        """The same people without their newest t items; the oldest of these is held out, and own pairs are subtracted."""
         self.long = np.array([len(h) >= t + 3 for h in self.h])
         past = replace(self, h=[h[:-t] if ok else h for h, ok in zip(self.h, self.long)], own=self.pairs)
         past.pos, past.N, past.norm = np.array([h[-t] for h in self.h]), self.N, self.norm
@@ -69,18 +70,23 @@ def own_pairs(h):
 
 def worlds(data, name, seed, shape):
     k, a0, lam = shape
-    asked = {"k": str(k), "alpha0": str(a0), "lam": str(lam)}
-    settings = Settings(data=name, method="fedals", new_people=0.0, seed=seed, set=asked)
+    values = {"k": str(k), "alpha0": str(a0), "lam": str(lam)}
+    settings = Settings(data=name, method="fedals", new_people=0.0, seed=seed, set=values)
     task = make_task(settings, data)
-    made, split = plan(settings, task.facts), leave_one_out(data.histories(seed), len(data.items), seed)
-    for phase, past, asks, others in (
+    run_plan, split = plan(settings, task.facts), leave_one_out(data.histories(seed), len(data.items), seed)
+    for phase, past, held_out, negatives in (
         ("search", split.train, split.valid, split.valid_negatives),
         ("final", split.train.then(split.valid), split.test, split.test_negatives),
     ):
-        V = train(task, (made.method, made.model, made.sampling), phase, 8, seed).shared["item"].double().numpy()
+        V = (
+            train(task, (run_plan.method, run_plan.model, run_plan.sampling), phase, 8, seed)
+            .shared["item"]
+            .double()
+            .numpy()
+        )
         h = [past.of(i).astype(np.int64) for i in range(past.people)]
         V = V @ np.linalg.eigh(V.T @ V)[1]  # the same model, in its principal axes
-        yield World(h, asks.items.astype(np.int64), others.items.reshape(len(h), -1), V, a0, lam)
+        yield World(h, held_out.items.astype(np.int64), negatives.items.reshape(len(h), -1), V, a0, lam)
 
 
 def weights(h, recency):
@@ -88,7 +94,7 @@ def weights(h, recency):
 
 
 def als(w, recency, rho=np.inf, metric=0.0):
-    """FedALS's serving. `rho`: own rows on own items, solved for; `metric`: a private prior by factor, from own u."""
+    """Scores of FedALS. `rho`: strength of own rows on own items; `metric`: a private prior by factor, from own u."""
     G, eye, users = w.a0 * w.V.T @ w.V, np.eye(w.V.shape[1]), []
     for h in w.h:
         F, c = w.V[h], weights(h, recency)
@@ -103,7 +109,7 @@ def als(w, recency, rho=np.inf, metric=0.0):
 
 
 def spread(w, recency, kernel, rhos):
-    """s = V u + K a: own deviations a of own items (the newest 60) reach alike ones through K; u and a are exact."""
+    """s = V u + K a: deviations a of own items (the newest 60) change similar items through K; u and a are exact."""
     size = np.linalg.norm(w.V, axis=1, keepdims=True)
     unit, k, G = w.V / np.maximum(size, 1e-12), w.V.shape[1], w.a0 * w.V.T @ w.V
     out = [np.empty((len(w.h), len(w.V)), np.float32) for _ in rhos]
@@ -150,7 +156,7 @@ def groups(V, number):
 
 
 def group_bias(w, number):
-    """log of a person's own share of a group over everybody's, shrunk by 20 imaginary items."""
+    """log(a person's share of a group / everybody's share), shrunk by 20 imaginary items."""
     label = groups(w.V, number)
     share = np.bincount(label[np.concatenate(w.h)], minlength=label.max() + 1) + 1.0
     share /= share.sum()
@@ -159,32 +165,33 @@ def group_bias(w, number):
 
 
 def ranks(w, S):
-    """Of what is asked, among everything the person has not seen; ties count against it."""
+    """Ranks of the held-out items among all items outside the history; ties count against them."""
     rows, S = np.arange(len(w.h)), S.copy()
-    asked = S[rows, w.pos][:, None].copy()
+    scores = S[rows, w.pos][:, None].copy()
     S[np.repeat(rows, [*map(len, w.h)]), np.concatenate(w.h)] = -np.inf
     S[rows, w.pos] = -np.inf
-    return 1 + (asked <= S).sum(1)
+    return 1 + (scores <= S).sum(1)
 
 
-def judge(w, S) -> Pair:
+def evaluate(w, S) -> Pair:
     rows = np.arange(len(w.h))
     rank = 1 + (S[rows[:, None], w.neg] >= S[rows, w.pos][:, None]).sum(1)
     return {"ndcg": np.where(rank <= 10, 1 / np.log2(rank + 1.0), 0.0), "hr_full": (ranks(w, S) <= 10) * 1.0}
 
 
-def privately(w, options):
-    """Everybody chooses one of several score tables by their own past: for each of the newest CUTS items, how high the
-    items before it put it. `options(world)` yields them. Returns one table a trust: own evidence + trust x the mean."""
+def choose_privately(w, options):
+    """Every person chooses one of several score tables by how high it ranks each of their newest CUTS items from the
+    items before it. `options(world)` yields the tables. Returns one table for each trust: a person's own evidence +
+    trust x the mean evidence."""
     fit = 0.0
     for t in range(1, CUTS + 1):
         past = w.before(t)
         fit = fit + np.stack([np.where(w.long, 1 / np.log2(1.0 + ranks(past, S)), 0) for S in options(past)])
-    pick = [(fit + trust * fit.mean(1, keepdims=True)).argmax(0) for trust in TRUST]
+    choices = [(fit + trust * fit.mean(1, keepdims=True)).argmax(0) for trust in TRUST]
     tables = [np.zeros((len(w.h), len(w.V)), np.float32) for _ in TRUST]
     for number, S in enumerate(options(w)):
-        for chosen, table in zip(pick, tables):
-            table[chosen == number] = S[chosen == number]
+        for choice, table in zip(choices, tables):
+            table[choice == number] = S[choice == number]
     return tables
 
 
@@ -194,11 +201,11 @@ def blended(w, recency):
 
 
 def families(w, recency) -> list[tuple[str, str, dict[str, Callable[[], np.ndarray]]]]:
-    """(name, the name of what it is compared with, {setting: how to score everything})."""
+    """(name, name of the family to compare with, {setting: function that scores all items})."""
     base, t = als(w, recency), z(trail(w))
     wide, bias = cache(lambda k: dict(zip(WIDE, spread(w, recency, k, WIDE)))), cache(lambda n: group_bias(w, n))
-    times = cache(lambda: dict(zip(TRUST, privately(w, lambda x: (als(x, r) for r in (*RECENCY[:3], 1.0))))))
-    blend = cache(lambda: dict(zip(TRUST, privately(w, lambda x: blended(x, recency)))))
+    times = cache(lambda: dict(zip(TRUST, choose_privately(w, lambda x: (als(x, r) for r in (*RECENCY[:3], 1.0))))))
+    blend = cache(lambda: dict(zip(TRUST, choose_privately(w, lambda x: blended(x, recency)))))
     mixed = lambda k, rho, g: z(wide(k)[rho]) + g * t
     kinds = [(k, rho) for k in ("cosine", "product", "gram") for rho in WIDE]
     mixes = [(*kind, g) for kind in kinds for g in BLENDS[1:4]]
@@ -223,34 +230,34 @@ def study_factors(data, name, seeds):
     for seed in range(seeds):
         options = []
         for shape in SHAPES.get(name, SHAPES["amazon-video"]):
-            made = worlds(data, name, seed, shape)
-            search_world = next(made)
-            options += [(judge(search_world, als(search_world, r))["ndcg"].mean(), r, shape) for r in RECENCY]
+            phases = worlds(data, name, seed, shape)
+            search_world = next(phases)
+            options += [(evaluate(search_world, als(search_world, r))["ndcg"].mean(), r, shape) for r in RECENCY]
             if max(options)[2] == shape:
-                kept = search_world, made
+                best_world, best_phases = search_world, phases
         _, recency, shape = max(options)
         chosen[f"seed {seed}"] = {"k, alpha0, lam": shape, "serving recency": recency, "trials": len(options)}
         picks = {}
-        for label, _, tables in families(kept[0].trail(), recency):
-            scores = {s: float(judge(kept[0], S())["ndcg"].mean()) for s, S in tables.items()}
+        for label, _, tables in families(best_world.trail(), recency):
+            scores = {s: float(evaluate(best_world, S())["ndcg"].mean()) for s, S in tables.items()}
             picks[label] = max(scores, key=scores.get)
             chosen[f"seed {seed}"][label] = {"trials": len(scores), "chosen": picks[label], "valid_ndcg": scores}
-        final = next(kept[1])
+        final = next(best_phases)
         for label, against, tables in families(final.trail(), recency):
-            tests.setdefault(label, (against, []))[1].append(judge(final, tables[picks[label]]()))
+            tests.setdefault(label, (against, []))[1].append(evaluate(final, tables[picks[label]]()))
         if not seed:
             chosen["checks"] = checks(final, recency)
     mean = {label: average(pairs) for label, (_, pairs) in tests.items()}
-    found = {label: {"test": {n: round(float(v.mean()), 4) for n, v in pair.items()}} for label, pair in mean.items()}
+    results = {label: {"test": {n: round(float(v.mean()), 4) for n, v in pair.items()}} for label, pair in mean.items()}
     for label, (against, _) in tests.items():
         if against:
-            found[label] |= {"against": against} | difference(mean[label], mean[against], data)
-    return {"chosen": chosen, "results": found}
+            results[label] |= {"against": against} | difference(mean[label], mean[against], data)
+    return {"chosen": chosen, "results": results}
 
 
 def checks(w, recency, people=100, rho=1.0):
-    """The largest relative gaps between solving own rows jointly with u and damping the weights. linear: d_j in place
-    of <u, D_j>, one system. product: <u, D_j>, by alternating; rho becomes rho / |u|^2, and the ridge is looser."""
+    """The largest relative gaps between solving own rows jointly with u and reducing the weights. linear: d_j in place
+    of <u, D_j>, one system. product: <u, D_j>, by alternation; rho becomes rho / |u|^2, and the ridge is weaker."""
     gaps, k = {"linear": 0.0, "product": 0.0}, w.V.shape[1]
     for h in w.h[:people]:
         F, c = w.V[h], weights(h, recency)
@@ -279,8 +286,8 @@ def train(task, built, phase, rounds, seed, state=None):
     method, model, sampling = built
     federation = task.federation(phase, method, sampling, None)
     state = state or begin(method, model, federation, seed)
-    for done in run(method, model, federation, rounds=rounds, seed=seed, state=state):
-        state = done.state
+    for result in run(method, model, federation, rounds=rounds, seed=seed, state=state):
+        state = result.state
     return state
 
 

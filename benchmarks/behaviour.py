@@ -1,6 +1,6 @@
-"""Record what fixed commands compute, and compare two records: evidence that a change of structure changed no result.
+"""Record the results of ten commands and compare two records, to show that a change of structure changed no result.
 
-    python benchmarks/behaviour.py record FILE [--command fedtaste]    run the ten commands and write what they computed
+    python benchmarks/behaviour.py record FILE [--command fedtaste]    run the ten commands and write their results
     python benchmarks/behaviour.py compare BEFORE AFTER                list every difference; exit 1 if there is one
 
 A record holds the hash of every tensor in every model.safetensors and the whole JSON result, without the fields that
@@ -56,17 +56,17 @@ def tensor_hashes(folder: Path) -> dict[str, dict[str, str]]:
 
 def record(command: str) -> dict[str, Any]:
     """Run every command once, each in an empty folder, with one thread."""
-    found = {}
+    records = {}
     for name, arguments in COMMANDS.items():
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             line = [*command.split(), *arguments.split(), "--threads", "1", "--out", str(out), "--json"]
-            done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ})
-            if done.returncode:
-                sys.exit(f"{name} failed with {done.returncode}: {done.stderr}")
-            found[name] = {"result": without_machine(json.loads(done.stdout)), "models": tensor_hashes(out)}
+            process = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ})
+            if process.returncode:
+                sys.exit(f"{name} failed with {process.returncode}: {process.stderr}")
+            records[name] = {"result": without_machine(json.loads(process.stdout)), "models": tensor_hashes(out)}
             print(f"{name}: recorded", flush=True)
-    return found
+    return records
 
 
 def differences(before: Any, after: Any, place: str = "") -> list[str]:
@@ -80,7 +80,7 @@ def differences(before: Any, after: Any, place: str = "") -> list[str]:
         ]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return [
-            line for place_, pair in enumerate(zip(before, after)) for line in differences(*pair, f"{place}/{place_}")
+            line for index, pair in enumerate(zip(before, after)) for line in differences(*pair, f"{place}/{index}")
         ]
     return [] if before == after else [f"{place}: {before!r} became {after!r}"]
 
@@ -88,19 +88,19 @@ def differences(before: Any, after: Any, place: str = "") -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     actions = parser.add_subparsers(dest="action", required=True)
-    recording = actions.add_parser("record")
-    recording.add_argument("file", type=Path)
-    recording.add_argument("--command", default=f"{sys.executable} -m fedtaste")
-    comparing = actions.add_parser("compare")
-    comparing.add_argument("before", type=Path)
-    comparing.add_argument("after", type=Path)
-    asked = parser.parse_args()
-    if asked.action == "record":
-        asked.file.write_text(json.dumps(record(asked.command), indent=1) + "\n")
+    record_parser = actions.add_parser("record")
+    record_parser.add_argument("file", type=Path)
+    record_parser.add_argument("--command", default=f"{sys.executable} -m fedtaste")
+    compare_parser = actions.add_parser("compare")
+    compare_parser.add_argument("before", type=Path)
+    compare_parser.add_argument("after", type=Path)
+    arguments = parser.parse_args()
+    if arguments.action == "record":
+        arguments.file.write_text(json.dumps(record(arguments.command), indent=1) + "\n")
         return
-    found = differences(json.loads(asked.before.read_text()), json.loads(asked.after.read_text()))
-    print("\n".join(found) or f"All {len(COMMANDS)} commands computed the same.")
-    sys.exit(bool(found))
+    lines = differences(json.loads(arguments.before.read_text()), json.loads(arguments.after.read_text()))
+    print("\n".join(lines) or f"All {len(COMMANDS)} commands gave the same results.")
+    sys.exit(bool(lines))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What benchmarks/degree.py is made of: several federations run as one, the released code's data, and closed forms."""
+"""Parts of benchmarks/degree.py: several federations trained as one, the released code's data, and closed forms."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Array = NDArray[np.float64]
 
 
 def two_classes(features: int, start: Array) -> Model:
-    """fedtaste.logistic from a given start, with its loss written for two classes: the same numbers in half the time."""
+    """fedtaste.logistic with given initial weights and a loss for two classes, which takes half the time."""
 
     def loss(params: fedtaste.Params, batch: Examples) -> torch.Tensor:
-        apart = batch.inputs @ (params["weight"][1] - params["weight"][0])
-        each = functional.softplus((1 - 2 * batch.targets) * apart)
+        margin = batch.inputs @ (params["weight"][1] - params["weight"][0])
+        each = functional.softplus((1 - 2 * batch.targets) * margin)
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
     begin = torch.from_numpy(np.array(start, np.float32))
@@ -33,13 +33,13 @@ def two_classes(features: int, start: Array) -> Model:
 
 
 def side_by_side(method: Method) -> Method:
-    """Independent federations as one, each exactly as it would be alone; every leaf has a first axis of worlds. Client
-    k is client k of all of them, with as many examples in each (`together`)."""
+    """Train independent federations as one, with the same results; every leaf has a first axis of federations. Client k
+    is client k of all of them, with the same number of examples in each (`together`)."""
 
-    def client(down: Download, own: fedtaste.Params, held: Examples) -> tuple[Upload, fedtaste.Params]:
-        inputs, targets = held.inputs[..., :-1].movedim(-2, 0), held.inputs[..., -1].movedim(-1, 0)
-        each = Examples(inputs, targets, held.mask.expand(targets.shape))
-        upload, own = vmap(method.client, in_dims=(Download(0, None), 0, 0))(down, own, each)  # type: ignore[arg-type]
+    def client(download: Download, own: fedtaste.Params, examples: Examples) -> tuple[Upload, fedtaste.Params]:
+        inputs, targets = examples.inputs[..., :-1].movedim(-2, 0), examples.inputs[..., -1].movedim(-1, 0)
+        each = Examples(inputs, targets, examples.mask.expand(targets.shape))
+        upload, own = vmap(method.client, in_dims=(Download(0, None), 0, 0))(download, own, each)  # type: ignore[arg-type]
         return Upload(upload.total, upload.weight[0]), own
 
     def server(
@@ -52,7 +52,7 @@ def side_by_side(method: Method) -> Method:
 
 
 def together(worlds: Sequence[Supervised]) -> Federation:
-    """Their examples in one federation; the last feature is the target."""
+    """The examples of several data sets in one federation; the last feature is the target."""
 
     def client(k: int) -> Array:
         return np.stack([np.column_stack([w.features[k], w.targets[k]]) for w in worlds], 1)
@@ -65,18 +65,18 @@ def trained(
     method: Method, model: Model, federation: Federation, rounds: int, cohort: float | None = None,
     bend: torch.Tensor | None = None,
 ) -> Iterator[tuple[int, State, Array, Array]]:  # fmt: skip
-    """(round, state, g, everybody's v) after every round. Without a shared model g is the mean v, without own ones
-    v is g. `bend` is everybody's curvature where it is known (`bends`)."""
+    """(round, state, g, everybody's v) after every round. Without a shared model g is the mean of v; without own models
+    v is g. `bend` is the curvature of every client, if it is known (`bends`)."""
     everybody, state = np.arange(federation.people), begin(method, model, federation)
     if bend is not None:
         state.private.put(everybody, state.private.gather(everybody) | {"bend": bend})
-    for done in fedtaste.run(method, model, federation, rounds=rounds, cohort=cohort, state=state):
-        own = done.state.private.gather(everybody)
+    for result in fedtaste.run(method, model, federation, rounds=rounds, cohort=cohort, state=state):
+        own = result.state.private.gather(everybody)
         v = own.get("own.weight", own.get("weight"))
-        g = done.state.shared.get("weight")
+        g = result.state.shared.get("weight")
         g = v.mean(0) if g is None and v is not None else g
         v = g.expand(len(everybody), *g.shape) if v is None else v
-        yield done.number, done.state, g.double().numpy(), v.double().numpy()
+        yield result.number, result.state, g.double().numpy(), v.double().numpy()
 
 
 def last(*args: object, **more: object) -> tuple[State, Array, Array]:
@@ -85,7 +85,7 @@ def last(*args: object, **more: object) -> tuple[State, Array, Array]:
 
 
 def bends(model: Model, federation: Federation, worlds: bool = False) -> torch.Tensor:
-    """Everybody's curvature as FedCLUP measures it, at weights of zero, where that of a logistic loss is largest."""
+    """The curvature of every client as FedCLUP measures it, at zero weights, where that of a logistic loss is largest."""
     zero = replace(model, init=lambda generator: {n: torch.zeros_like(v) for n, v in model.init(generator).items()})
     method = fedtaste.fedclup(zero, lam=1.0, passes=1)
     state, *_ = last(side_by_side(method) if worlds else method, zero, federation, 1)
@@ -93,16 +93,16 @@ def bends(model: Model, federation: Federation, worlds: bool = False) -> torch.T
 
 
 def released(clients: int = 10, seed: int = 1) -> Supervised:
-    """The released code's made data, its lost first sample included, in its order of draws. The truth is for R = 1."""
-    held = []
+    """The data that the released code generates, without the first example, as there. The true weights are for R = 1."""
+    clients_data = []
     for k in range(clients):
-        draw = np.random.RandomState(k + seed * clients)  # noqa: NPY002 (its draws are what is reproduced)
+        draw = np.random.RandomState(k + seed * clients)  # noqa: NPY002 (to reproduce its draws)
         truth, mean = draw.normal(0, 1, (2, 10)), draw.normal(0, 1, 10)
         x = draw.multivariate_normal(mean, np.diag(np.arange(1, 11) ** -1.2), size=200)
         y = (x @ truth.T).argmax(1)[1:]
         scale = x[1:].std(0)
-        held.append((x[1:] / scale, y, scale, truth))
-    x, y, scales, truth = zip(*held)
+        clients_data.append((x[1:] / scale, y, scale, truth))
+    x, y, scales, truth = zip(*clients_data)
     return Supervised("released", "labels", x, y, x, y, np.stack(truth), (), classes=2, scales=scales)
 
 
@@ -135,6 +135,6 @@ class Quadratic:
     def best(self, lam: float) -> tuple[Array, Array]:
         """(g, v) of the minimum: v_i = (H_i + lam)^-1 (b_i + lam g), and g is their mean."""
         inverse = np.linalg.inv(self.bend + lam * np.eye(self.bend.shape[1]))
-        alone = np.einsum("kij,kj->ki", inverse, self.pull)
-        g = np.linalg.solve(np.eye(len(alone[0])) - lam * inverse.mean(0), alone.mean(0))
-        return g, alone + lam * inverse @ g
+        local = np.einsum("kij,kj->ki", inverse, self.pull)
+        g = np.linalg.solve(np.eye(len(local[0])) - lam * inverse.mean(0), local.mean(0))
+        return g, local + lam * inverse @ g

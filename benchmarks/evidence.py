@@ -1,6 +1,6 @@
-"""`make evidence`: slow figures, written to docs/evidence/ with the command and the date. Minutes, not seconds.
+"""`make evidence`: run the slow commands and scripts, and write their figures with command and date to docs/evidence/.
 
-python benchmarks/evidence.py [name ...]      all, or some of JOBS and SCRIPTS
+python benchmarks/evidence.py [name ...]      all of JOBS and SCRIPTS, or some
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence"
-AMAZON = "../shared/data/amazon-video.csv.gz"  # from the project's root; jobs that need it are left out without it
+AMAZON = "../shared/data/amazon-video.csv.gz"  # from the project's root; jobs are skipped if it is missing
 PROTOCOLS = ("published", "clean")
 STUDY = "popularity,fedmf,fedncf,fcf,pfedrec,fedrap,fedrecon,fedals,fedtrail,centralised"
 COMPARE = "popularity,local,fedavg,fedrecon,fedals,centralised"
@@ -91,18 +91,19 @@ SCRIPTS = {
     "faults": "benchmarks/faults.py",
     "federation": "benchmarks/federation.py",
     "page": "benchmarks/page.py",
-}  # programs that write their own
-DROPPED = ("run", "report", "scale")  # of one machine, or of no use here
-THIN = 10  # of the curve every tenth round and the first two are kept
+}  # programs that write their own evidence
+DROPPED = ("run", "report", "scale")  # fields that depend on the machine or are not needed
+THIN = 10  # of a curve, every tenth round and the first two are kept
 
 
 def slim(value: object, name: str = "") -> object:
+    """A result without the dropped fields and with short curves."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k not in DROPPED or not isinstance(v, str | list)}
-        return {k: slim(v, k) for k, v in kept.items()}
+        fields = {k: v for k, v in value.items() if k not in DROPPED or not isinstance(v, str | list)}
+        return {k: slim(v, k) for k, v in fields.items()}
     if isinstance(value, list) and name == "curve":
         value = [point for point in value if point["round"] <= 2 or point["round"] % THIN == 0]
-    if isinstance(value, list) and name == "results":  # of a comparison, whose curves are many: what is drawn
+    if isinstance(value, list) and name == "results":  # of a comparison: only the plotted part of its many curves
         for result in value:
             result["curve"] = [{"round": p["round"], "valid": p["valid"]} for p in result["curve"]]
     return [slim(v) for v in value] if isinstance(value, list) else value
@@ -115,21 +116,21 @@ def main(names: list[str]) -> None:
             print(f"python {SCRIPTS[name]}", flush=True)
             subprocess.run([sys.executable, SCRIPTS[name]], cwd=ROOT, check=True)
             continue
-        found = []
+        results = []
         for command in JOBS[name]:
             print(f"fedtaste {command} --json", flush=True)
             if AMAZON in command and not (ROOT / AMAZON).exists():
-                print(f"left out: {AMAZON} is not there", flush=True)
+                print(f"skipped: {AMAZON} does not exist", flush=True)
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 out = [] if command.startswith("bench") else ["--out", f"{folder}/run"]
                 line = [sys.executable, "-m", "fedtaste", *command.split(), "--json", *out]
-                done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(f"failed: {done.stderr}")
-            found.append({"command": f"fedtaste {command} --json", "result": slim(json.loads(done.stdout))})
-            page = {"date": datetime.date.today().isoformat(), "evidence": found}
-            (OUT / f"{name}.json").write_text(json.dumps(page, indent=1) + "\n")
+                process = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+            if process.returncode:
+                raise SystemExit(f"failed: {process.stderr}")
+            results.append({"command": f"fedtaste {command} --json", "result": slim(json.loads(process.stdout))})
+            evidence = {"date": datetime.date.today().isoformat(), "evidence": results}
+            (OUT / f"{name}.json").write_text(json.dumps(evidence, indent=1) + "\n")
 
 
 if __name__ == "__main__":

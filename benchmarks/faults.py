@@ -1,14 +1,14 @@
-"""Faults at length: kills, damaged bytes, and rounds in which everything goes wrong. Writes docs/evidence/faults.json.
+"""Long tests of faults: killed processes, damaged bytes, and faulty rounds. Writes docs/evidence/faults.json.
 
 `python benchmarks/faults.py [--quick] [part ...]` runs all parts or some:
 
-    runs      200 times kill -9 at a random moment of a run and of its resumption; the end must be the same bytes
-    saving    500 times kill -9 while checkpoints are written; none may be torn
+    runs      200 times kill -9 at a random moment of a run or of its resumption; the final bytes must be the same
+    saving    500 times kill -9 while checkpoints are written; no checkpoint may be incomplete
     machine   10,000 steps of the state machine of tests/support/rounds_machine.py
     fuzz-...  ten minutes of damaged bytes for each decoder: message, checkpoint, run-folder, text, parquet
 
-`--quick` takes a fiftieth of each, and writes nothing. A finding is an exception that no caller expects, a process that
-dies, more than 5 s of CPU for one case, or more than 500 MB of memory for it. The code is that of the tests.
+`--quick` runs a fiftieth of each part and writes nothing. A finding is an exception that no caller expects, a process
+that dies, or a case that takes more than 5 s of CPU or more than 500 MB of memory. The tests use the same code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence" / "faults.json"
 DECODERS = ("message", "checkpoint", "run folder", "text", "parquet")
-SLOW, HUGE, SILENT = 5.0, 500.0, 120.0  # seconds of CPU, MB, seconds without a word from the process
+SLOW, HUGE, SILENT = 5.0, 500.0, 120.0  # seconds of CPU, MB, seconds without progress
 sys.path.insert(0, str(ROOT / "tests"))
 
 
@@ -40,57 +40,57 @@ def kills(how: str, times: int) -> dict[str, Any]:
 
 
 def machine(steps: int) -> dict[str, Any]:
-    """As many cases of the state machine as it takes, 50 steps at most in each."""
+    """Run the state machine until it has taken this number of steps."""
     from support.rounds_machine import explore
 
     return explore(steps)
 
 
 def fuzz(name: str, seconds: float) -> dict[str, Any]:
-    """Feed a decoder in a process of its own, which is begun again where a case ends it."""
-    until, begun, found, restarts = time.monotonic() + seconds, 0, [], 0
+    """Feed a decoder in a process of its own, which is restarted when a case ends it."""
+    until, next_case, findings, restarts = time.monotonic() + seconds, 0, [], 0
     with tempfile.TemporaryDirectory() as place:
-        words, at = Path(place) / "words", Path(place) / "at"
+        output, progress = Path(place) / "output", Path(place) / "at"
         while time.monotonic() < until:
-            at.write_text(str(begun))
-            left = until - time.monotonic()
-            command = [sys.executable, __file__, "--worker", name, str(begun), str(left), place]
-            with words.open("a") as told:
-                process = subprocess.Popen(command, stdout=told, stderr=subprocess.DEVNULL)
-                while process.poll() is None and time.time() - at.stat().st_mtime < SILENT:
+            progress.write_text(str(next_case))
+            remaining = until - time.monotonic()
+            command = [sys.executable, __file__, "--worker", name, str(next_case), str(remaining), place]
+            with output.open("a") as file:
+                process = subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL)
+                while process.poll() is None and time.time() - progress.stat().st_mtime < SILENT:
                     time.sleep(0.2)
                 hung = process.poll() is None
                 process.kill()
                 process.wait()
-            begun = int(at.read_text()) + 1
+            next_case = int(progress.read_text()) + 1
             if process.returncode:
                 restarts += 1
-                found.append(
-                    {"case": begun - 1, "what": "hangs" if hung else f"ends the process: {process.returncode}"}
+                findings.append(
+                    {"case": next_case - 1, "what": "hangs" if hung else f"ends the process: {process.returncode}"}
                 )
-        found += [json.loads(line) for line in words.read_text().splitlines()]
+        findings += [json.loads(line) for line in output.read_text().splitlines()]
     kinds: dict[str, dict[str, Any]] = {}
-    for finding in found:
+    for finding in findings:
         kinds.setdefault(finding["what"], finding | {"times": 0})["times"] += 1
-    return {"seconds": round(seconds), "cases": begun, "findings": list(kinds.values()), "restarts": restarts}
+    return {"seconds": round(seconds), "cases": next_case, "findings": list(kinds.values()), "restarts": restarts}
 
 
-def worker(name: str, begun: int, seconds: float, place: Path) -> None:
-    """Case after case; what is found is printed, and the number of the case is kept where the parent sees it."""
+def worker(name: str, first: int, seconds: float, place: Path) -> None:
+    """Run cases from this number on, print findings, and write the number of each case to a file for the parent."""
     import warnings
 
     from support.fuzzing import TARGETS
 
     warnings.simplefilter("ignore")
-    target, until, case = TARGETS[name], time.monotonic() + seconds, begun
+    target, until, case = TARGETS[name], time.monotonic() + seconds, first
     trial = place / "trial"
     trial.mkdir(exist_ok=True)
-    target.feed(target.seeds()[0], trial)  # what is compiled or imported is no case's cost
+    target.feed(target.seeds()[0], trial)  # so that compilation and imports do not count for a case
     while time.monotonic() < until:
         (place / "at").write_text(str(case))
         blob = target.case(case)
-        _forget_peak()
-        before, clock, what = _memory("VmRSS"), time.process_time(), ""
+        _reset_peak()
+        memory_before, start, what = _memory("VmRSS"), time.process_time(), ""
         try:
             target.feed(blob, trial)
         except BaseException as error:  # noqa: BLE001 (anything is a finding)
@@ -98,21 +98,21 @@ def worker(name: str, begun: int, seconds: float, place: Path) -> None:
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: {error}"[:300]
-        if time.process_time() - clock > SLOW:
+        if time.process_time() - start > SLOW:
             what = what or "takes more than 5 s"
-        if _memory("VmHWM") - before > HUGE:
+        if _memory("VmHWM") - memory_before > HUGE:
             what = what or "takes more than 500 MB"
         if what:
             print(json.dumps({"case": case, "what": what}), flush=True)
         case += 1
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _memory(which: str) -> float:
-    """MB."""
+    """A field of /proc/self/status in MB."""
     return int(re.search(rf"{which}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1000  # type: ignore[index]
 
 
@@ -121,29 +121,29 @@ def main() -> None:
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--worker", nargs=4)
-    asked = parser.parse_args()
-    if asked.worker:
-        name, begun, seconds, place = asked.worker
-        worker(name, int(begun), float(seconds), Path(place))
+    arguments = parser.parse_args()
+    if arguments.worker:
+        name, first, seconds, place = arguments.worker
+        worker(name, int(first), float(seconds), Path(place))
         return
-    part = 50 if asked.quick else 1
+    divisor = 50 if arguments.quick else 1
     jobs: dict[str, Any] = {
-        "runs": lambda: kills("runs", 200 // part),
-        "saving": lambda: kills("saving", 500 // part),
-        "machine": lambda: machine(10_000 // part),
+        "runs": lambda: kills("runs", 200 // divisor),
+        "saving": lambda: kills("saving", 500 // divisor),
+        "machine": lambda: machine(10_000 // divisor),
     }
     for name in DECODERS:
-        jobs[f"fuzz-{name.replace(' ', '-')}"] = lambda name=name: fuzz(name, 600 / part)
-    if unknown := set(asked.parts) - set(jobs):
+        jobs[f"fuzz-{name.replace(' ', '-')}"] = lambda name=name: fuzz(name, 600 / divisor)
+    if unknown := set(arguments.parts) - set(jobs):
         parser.error(f"{', '.join(sorted(unknown))}: expected {', '.join(jobs)}")
-    for name in asked.parts or jobs:
-        began = time.perf_counter()
-        found = jobs[name]() | {"took_seconds": round(time.perf_counter() - began)}
-        print(json.dumps({name: found}), flush=True)
-        if not asked.quick:  # several may be at work on parts of it
-            kept = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for name in arguments.parts or jobs:
+        start = time.perf_counter()
+        result = jobs[name]() | {"took_seconds": round(time.perf_counter() - start)}
+        print(json.dumps({name: result}), flush=True)
+        if not arguments.quick:  # other processes may have written other parts meanwhile
+            evidence = json.loads(OUT.read_text()) if OUT.exists() else {}
             stamp = {"command": f"python benchmarks/faults.py {name}", "date": datetime.date.today().isoformat()}
-            OUT.write_text(json.dumps(dict(sorted((kept | {name: stamp | found}).items())), indent=1) + "\n")
+            OUT.write_text(json.dumps(dict(sorted((evidence | {name: stamp | result}).items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

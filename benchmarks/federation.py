@@ -1,14 +1,14 @@
-"""Real SuperLinks and SuperNodes: what issue 6 asks to be shown. Writes docs/evidence/federation.json.
+"""Tests of federations with real SuperLinks and SuperNodes. Writes docs/evidence/federation.json.
 
-`python benchmarks/federation.py [part ...]` runs all parts or some, on this machine, over loopback; minutes each:
+`python benchmarks/federation.py [part ...]` runs all parts or some, on this machine, over loopback; each takes minutes:
 
-    parity    `fedtaste federate` against `fedtaste run`: ml-100k, and other methods at small size
-    tls       plain text, an unregistered key, and a byte changed on the way
-    deaths    kill -9 of a node, of the SuperLink and of the server app; a node that is away for a round
-    hostile   a node that lies, another lie every round
+    parity    `fedtaste federate` compared with `fedtaste run`: ml-100k, and other methods on small data
+    tls       connections in plain text, an unregistered key, and bits changed in transit
+    deaths    kill -9 of a node, of the SuperLink and of the server app; a node that misses a round
+    hostile   a node that sends a different wrong message in every round
     secure    SecAgg+: the sum, and what the server received
-    capture   a whole run through a proxy without TLS, searched for what must not be in it
-    scale     1, 2 and 4 nodes with the same people: seconds, CPU, bytes, memory; a thousand nodes, computed
+    capture   the bytes of a run without TLS, searched for data that must not be sent
+    scale     1, 2 and 4 nodes with the same people: seconds, CPU, bytes, memory; an estimate for a thousand nodes
 """
 
 from __future__ import annotations
@@ -45,32 +45,30 @@ def machine() -> str:
 
 def part(name: str) -> Callable[[Path], dict[str, Any]]:
     module, _, function = PARTS[name].partition(":")
-    found: Callable[[Path], dict[str, Any]] = getattr(import_module(module), function)
-    return found
+    run_part: Callable[[Path], dict[str, Any]] = getattr(import_module(module), function)
+    return run_part
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*")
-    parser.add_argument("--keep", type=Path, help="leave the run folders here")
-    asked = parser.parse_args()
-    if unknown := set(asked.parts) - set(PARTS):
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: expected {', '.join(PARTS)}")
-    for name in asked.parts or PARTS:
+    for name in arguments.parts or PARTS:
         print(f"{name} ...", flush=True)
-        began, load = time.perf_counter(), os.getloadavg()[0]
+        start, load = time.perf_counter(), os.getloadavg()[0]
         with tempfile.TemporaryDirectory(prefix="fedtaste-") as folder:
-            place = (asked.keep or Path(folder)) / name
+            place = (arguments.keep or Path(folder)) / name
             place.mkdir(parents=True, exist_ok=True)
-            found = part(name)(place)
-        took = {"took_seconds": round(time.perf_counter() - began), "load_of_the_machine_before": round(load, 1)}
-        print(json.dumps({name: found | took}), flush=True)
+            result = part(name)(place)
+        took = {"took_seconds": round(time.perf_counter() - start), "load_of_the_machine_before": round(load, 1)}
+        print(json.dumps({name: result | took}), flush=True)
         stamp = {"command": f"python benchmarks/federation.py {name}", "date": datetime.date.today().isoformat()}
-        kept = json.loads(OUT.read_text()) if OUT.exists() else {}  # others may have been at work on other parts
-        OUT.write_text(
-            json.dumps(dict(sorted((kept | {name: stamp | {"machine": machine()} | took | found}).items())), indent=1)
-            + "\n"
-        )
+        evidence = json.loads(OUT.read_text()) if OUT.exists() else {}  # other processes may have written other parts
+        evidence[name] = stamp | {"machine": machine()} | took | result
+        OUT.write_text(json.dumps(dict(sorted(evidence.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

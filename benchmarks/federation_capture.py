@@ -1,11 +1,9 @@
-"""A whole run through a proxy that writes everything down, TLS off, and a search for what must not be in it. A part of
-benchmarks/federation.py.
+"""Record all bytes of a run without TLS and search them for data that must not be sent: a part of benchmarks/federation.py.
 
-People, ratings and items are made up here, with values that cannot be there by chance. Every byte between nodes and the
-SuperLink is kept, by connection and direction. Looked for: people's names, the ratings as text and as numbers of 4 and
-8 bytes, each person's items as numbers (in order, and sorted) and as names, and every two neighbouring numbers (8
-bytes, at any offset) of what the nodes' stores held after any round. What is sent must be found, or the search means
-nothing.
+People, ratings and items are generated with values that cannot occur by chance. Every byte between nodes and the
+SuperLink is recorded, by connection and direction. The search looks for people's names, the ratings as text and as
+numbers of 4 and 8 bytes, each person's items as numbers (in order, and sorted) and as names, and every two neighbouring
+numbers (8 bytes, at any offset) of the nodes' stores after any round. As a control, data that are sent must be found.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from federation_lab import Lab, Proxy, held
+from federation_lab import Lab, Proxy, run_lab
 
 from fedtaste.engine.checkpoint import load_params
 from fedtaste.experiment.folder import RunFolder
@@ -31,8 +29,8 @@ TRIVIAL = (0.0, 1.0)
 
 
 def world(path: Path) -> tuple[list[str], list[str]]:
-    """A CSV of people with names of their own, and one rating that only one of them has given. The last person alone
-    has the items with low numbers: people have numbers too, which nodes tell, and must not be taken for items."""
+    """Write a CSV of people with unusual names and one rating that occurs once; return people and items. Only the last
+    person has the items with low numbers, because nodes send numbers of people, which must not be taken for items."""
     draw = random.Random(7)
     people = [f"Zebedee-Quillfeather-{number:03d}" for number in range(PEOPLE)]
     common = [f"a-common-item-{number:03d}" for number in range(PEOPLE + 2)]
@@ -49,7 +47,7 @@ def world(path: Path) -> tuple[list[str], list[str]]:
 
 
 class Store:
-    """Private parameters as they lie on the nodes' disks, after every round that can be seen."""
+    """Private parameters on the nodes' disks, read after every round that can be observed."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.read, self.windows = run, set(), [np.zeros(0, np.uint64)]
@@ -74,12 +72,12 @@ class Store:
 
 
 def within(stream: bytes, windows: np.ndarray) -> int:
-    """How many of these 8 bytes stand somewhere in the stream, at any offset."""
-    found: set[int] = set()
+    """How many of these 8-byte words occur in the stream, at any offset."""
+    words: set[int] = set()
     for offset in range(8):
         part = np.frombuffer(stream[offset : offset + (len(stream) - offset) // 8 * 8], np.uint64)
-        found |= set(part[np.isin(part, windows)].tolist())
-    return len(found)
+        words |= set(part[np.isin(part, windows)].tolist())
+    return len(words)
 
 
 def times(streams: Iterable[bytes], needle: bytes) -> int:
@@ -87,14 +85,14 @@ def times(streams: Iterable[bytes], needle: bytes) -> int:
 
 
 def numbers(value: float) -> list[bytes]:
-    """A number as it could stand in a message."""
+    """The bytes of a number in all forms in which a message could contain it."""
     forms = [struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "fd"]
     rounded = struct.unpack("<f", struct.pack("<f", value))[0]
     return [*forms, struct.pack("<d", rounded), struct.pack(">d", rounded), f"{value}".encode(), f"{rounded}".encode()]
 
 
 def forms(items: np.ndarray) -> list[bytes]:
-    """Four items as they could stand in a message: numbers of 2, 4 and 8 bytes, or text."""
+    """The bytes of four items in all forms in which a message could contain them: as integers or as text."""
     out = [np.ascontiguousarray(items, kind).tobytes() for kind in ("<i2", "<i4", "<i8", ">i4", ">i8")]
     return [*out, ", ".join(map(str, items)).encode(), ",".join(map(str, items)).encode()]
 
@@ -103,44 +101,42 @@ def capture(place: Path) -> dict[str, Any]:
     people, items = world(place / "people.csv")
     run = place / "run"
     store = Store(run)
-    words = {
+    options = {
         "data": str(place / "people.csv"), "task": "ratings", "method": "ditto", "rounds": 3, "set": {"k": "8"},
         "threads": 1,
     }  # fmt: skip
     with Proxy(keep=True) as proxy:
-        held(run, words, NODES, tls=False, proxy=proxy, tick=store.look)
+        run_lab(run, options, NODES, tls=False, proxy=proxy, tick=store.look)
         store.look(None)  # type: ignore[arg-type]
-        up, down = ([bytes(getattr(stream, way)) for stream in proxy.streams] for way in ("up", "down"))
-    both, secret = up + down, store.everything()
-    for way, parts in (("up", up), ("down", down)):
+        up, down = ([bytes(getattr(stream, direction)) for stream in proxy.streams] for direction in ("up", "down"))
+    streams, secret = up + down, store.everything()
+    for direction, parts in (("up", up), ("down", down)):
         for number, part in enumerate(parts):
-            (place / f"{number:04d}.{way}").write_bytes(part)
+            (place / f"{number:04d}.{direction}").write_bytes(part)
     folder = RunFolder.open(run)
     shards = [load_shard(path) for path in sorted((run / "federation/nodes").glob("*/shard.safetensors"))]
     everyone = [(shard, person) for shard in shards for person in shard.own]
-    found_items, looked, runs = [], 0, 0
+    found_items, searched, runs = [], 0, 0
     for shard, person in everyone:
         for name, part in shard.data.histories.items():  # type: ignore[union-attr]
             own = part.items[part.starts[person] : part.starts[person + 1]]
-            for some in (own[:4], np.sort(own)[:4]):
-                if len(some) < 4:
+            for four in (own[:4], np.sort(own)[:4]):
+                if len(four) < 4:
                     continue
-                if (
-                    np.diff(some) == 1
-                ).all():  # 5, 6, 7, 8: people have numbers too, and those of a node are such a run
+                if (np.diff(four) == 1).all():  # consecutive numbers could be the numbers of a node's people
                     runs += 1
                     continue
-                looked += 1
-                if many := sum(times(both, needle) for needle in forms(some)):
-                    found_items.append({"person": int(person), "part": name, "items": some.tolist(), "times": many})
-    named = order_of(place / "people.csv")
+                searched += 1
+                if count := sum(times(streams, needle) for needle in forms(four)):
+                    found_items.append({"person": int(person), "part": name, "items": four.tolist(), "times": count})
+    items_by_person = order_of(place / "people.csv")
     in_order = [
-        json.dumps(a)[:-1].encode() + b'", "' + b.encode() for own in named.values() for a, b in zip(own, own[1:])
+        json.dumps(a)[:-1].encode() + b'", "' + b.encode()
+        for own in items_by_person.values()
+        for a, b in zip(own, own[1:])
     ]
     catalogue = json.dumps(folder.read("items.json")["names"]).encode()
-    neighbours = [
-        needle for needle in in_order if needle not in catalogue
-    ]  # neighbours in the catalogue are sent to all
+    neighbours = [needle for needle in in_order if needle not in catalogue]  # the catalogue is sent to all
     shared = load_params(run / "model.safetensors")[0]["item"].numpy().reshape(-1, 2)
     highest = str(float(np.float32(HIGHEST))).encode()
     marks = np.concatenate([shard.person_hashes(folder.run_id) for shard in shards]).view(np.uint64)
@@ -151,17 +147,17 @@ def capture(place: Path) -> dict[str, Any]:
         "bytes_from_it": sum(map(len, down)),
         "must_not_be_there": {
             "names of people, looked for": len(people),
-            "names of people, found": sum(times(both, name.encode()) for name in people),
-            "a rating of 3.1415927 as text or number, found": sum(times(both, needle) for needle in numbers(RATING)),
-            "lists of four of a person's items as numbers, looked for": looked,
+            "names of people, found": sum(times(streams, name.encode()) for name in people),
+            "a rating of 3.1415927 as text or number, found": sum(times(streams, needle) for needle in numbers(RATING)),
+            "lists of four of a person's items as numbers, looked for": searched,
             "lists that could be numbers of people, left out": runs,
             "lists of four of a person's items as numbers, found": found_items,
             "neighbouring items of a person by name, looked for": len(neighbours),
-            "neighbouring items of a person by name, found": sum(times(both, needle) for needle in neighbours),
+            "neighbouring items of a person by name, found": sum(times(streams, needle) for needle in neighbours),
             "names of items, sent by nodes": sum(times(up, name.encode()) for name in items),
             "private rows of all rounds, looked for": store.rows,
             "pairs of neighbouring private numbers, looked for": len(secret),
-            "pairs of neighbouring private numbers, found": sum(within(stream, secret) for stream in both),
+            "pairs of neighbouring private numbers, found": sum(within(stream, secret) for stream in streams),
         },
         "must_be_there": {
             "pairs of numbers of the shared table, looked for": len(shared),
@@ -180,7 +176,7 @@ def capture(place: Path) -> dict[str, Any]:
 
 
 def order_of(path: Path) -> dict[str, list[str]]:
-    """By person: items in the order of the file."""
+    """Items in the order of the file, by person."""
     out: dict[str, list[str]] = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):

@@ -1,8 +1,8 @@
-"""Federations with something wrong in them, or somebody watching: `fedtaste federate`, with one part exchanged.
+"""Run `fedtaste federate` with one part replaced, for tests of faults and of what is sent.
 
-`held` runs a federation as the command does, and may give it another app (a node that lies, a server that writes down
-what it receives), other settings of single nodes, no TLS, or a proxy between nodes and the SuperLink. A Proxy passes
-bytes on; it may keep them, and it may change them.
+`run_lab` runs a federation as the command does, but it may use another app (a node that lies, a server that records what
+it receives), other settings of single nodes, no TLS, or a proxy between nodes and the SuperLink. A Proxy forwards
+bytes; it may also record or change them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fedtaste.flower.app_files import write_app
 from fedtaste.flower.cluster import Cluster
 
 Extras = dict[str, dict[str, Any]]
-Spoil = Callable[[bytes, bool], bytes]  # what goes on in place of these bytes; True: from a node to the SuperLink
+Spoil = Callable[[bytes, bool], bytes]  # (bytes, whether they go to the SuperLink) -> the bytes to forward
 
 
 @dataclass(eq=False)
 class Stream:
-    """What went through one connection."""
+    """The bytes of one connection, by direction."""
 
     up: bytearray = field(default_factory=bytearray)  # to the SuperLink
     down: bytearray = field(default_factory=bytearray)
 
 
 class Proxy:
-    """Passes connections to a port of this machine on, while the `with` lasts."""
+    """Forwards connections to a port of this machine within a `with` block."""
 
     def __init__(self, *, keep: bool = False, spoil: Spoil | None = None) -> None:
         self.port = 0  # of the SuperLink; known when it has been started
@@ -49,38 +49,38 @@ class Proxy:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Proxy:
-        self._door = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close(self._door)
-        for one in list(self._open):
-            self._close(one)
+        self._close(self._listener)
+        for connection in list(self._open):
+            self._close(connection)
 
     def _accept(self) -> None:
         while True:
             try:
-                guest, _ = self._door.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             try:
-                host = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+                server = socket.create_connection(("127.0.0.1", self.port), timeout=5)
             except OSError:
-                guest.close()
+                client.close()
                 continue
-            host.settimeout(None)
+            server.settimeout(None)
             stream = Stream()
             with self._lock:
                 self.connections += 1
-                self._open |= {guest, host}
+                self._open |= {client, server}
                 if self.keep:
                     self.streams.append(stream)
-            threading.Thread(target=self._pass, args=(guest, host, stream, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(host, guest, stream, False), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, server, stream, True), daemon=True).start()
+            threading.Thread(target=self._forward, args=(server, client, stream, False), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, stream: Stream, up: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, stream: Stream, up: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 with self._lock:
@@ -89,24 +89,24 @@ class Proxy:
                 if self.keep:
                     (stream.up if up else stream.down).extend(data)
                 target.sendall(self.spoil(data, up) if self.spoil else data)
-        for one in (source, target):
-            self._close(one)
+        for connection in (source, target):
+            self._close(connection)
 
-    def _close(self, one: socket.socket) -> None:
+    def _close(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
-        one.close()
-        self._open.discard(one)
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+        self._open.discard(connection)
 
 
 class Lab(Cluster):
-    """A Cluster some of whose nodes (all, and the commands too, where `via` is None) speak through a proxy."""
+    """A Cluster in which the nodes `via` (if None, all nodes and the commands) connect through a proxy."""
 
     def __init__(
-        self, *words: Any, proxy: Proxy | None = None, via: tuple[str, ...] | None = None,
+        self, *arguments: Any, proxy: Proxy | None = None, via: tuple[str, ...] | None = None,
         tick: Callable[[Any], None] | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        super().__init__(*words, **more)
+        super().__init__(*arguments, **more)
         self.proxy, self.via, self.tick = proxy, via, tick
         self._detour = False
 
@@ -130,15 +130,15 @@ class Lab(Cluster):
         super().restart_ended()
 
 
-def held(
-    path: Path, words: dict[str, Any], nodes: int = 4, *, module: str = "", extras: Extras | None = None,
+def run_lab(
+    path: Path, options: dict[str, Any], nodes: int = 4, *, module: str = "", extras: Extras | None = None,
     deadline: float = 90.0, port: int | None = None, tls: bool = True, proxy: Proxy | None = None,
     via: tuple[str, ...] | None = None, tick: Callable[[Any], None] | None = None, say: Callable[[str], None] = print,
     kind: type[Lab] = Lab,
 ) -> dict[str, Any]:  # fmt: skip
-    """The result of a federation in this folder. `module`: a file beside this one, in place of the app's; `extras`: by
-    node, what more stands in its node-config; `tick` is called several times a second while the run lasts."""
-    settings = Settings(**words)
+    """The result of a federation in this folder. `module` is a file beside this one that replaces the app's module;
+    `extras` are additions to the node-config by node; `tick` is called several times a second during the run."""
+    settings = Settings(**options)
     data = load(settings.data, seed=settings.seed, cache=cache())
     folder = command.prepare_federation(
         path, settings, data, FederationSettings(nodes=nodes, deadline=deadline, port=port)
@@ -149,10 +149,10 @@ def held(
         return kind(place, own, tls=tls, proxy=proxy, via=via, tick=tick, **more)
 
     def app(place: Path, config: dict[str, Any]) -> Path:
-        made = write_app(place, config)
+        folder = write_app(place, config)
         if module:
-            shutil.copy(Path(__file__).with_name(module), made / "federation.py")
-        return made
+            shutil.copy(Path(__file__).with_name(module), folder / "federation.py")
+        return folder
 
     with patch.object(command, "Cluster", cluster), patch.object(command, "write_app", app):
-        return command.run_federation(folder, Silent(), say)
+        return command.run_federation(folder, Silent(), say).dump()

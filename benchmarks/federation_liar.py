@@ -1,8 +1,8 @@
-"""The app of a federation in which a node lies: one lie a round, in the order of its node-config's `lies`.
+"""The app of a federation in which a node lies: one wrong message per round, in the order of `lies` in its node-config.
 
-It is copied into the app's folder as its module. A node without `lies` is as it should be. The liar's numbers are
-computed as they should be, and then spoilt on their way out. It has its own key, so it can also speak to the SuperLink
-beside its SuperNode: that is how it answers twice.
+The file is copied into the app's folder as its module. A node without `lies` is honest. The liar computes the correct
+upload and changes it before sending. It has its own key, so it can also send to the SuperLink beside its SuperNode, and
+so answer twice.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ client = ClientApp()
 honest = client_app()
 
 
-def spoilt(lie: str, blob: bytes, kept: Path) -> bytes:
-    """The lie in place of the truth."""
+def falsify(lie: str, blob: bytes, first_message: Path) -> bytes:
+    """The message of this lie in place of the correct one."""
     upload, head = decode(blob)
     first = next(iter(upload.total))
 
@@ -34,11 +34,10 @@ def spoilt(lie: str, blob: bytes, kept: Path) -> bytes:
         total[first].view(-1)[0] = value
         return encode(Upload(total, upload.weight), head)
 
-    weighed = lambda weight: encode(Upload(upload.total, torch.tensor(weight)), head)
     if lie in ("NaN", "inf", "1e9", "-1e9"):
         return number(float(lie))
     if lie.startswith("weight "):
-        return weighed(float(lie.split()[1]))
+        return encode(Upload(upload.total, torch.tensor(float(lie.split()[1]))), head)
     if lie == "wrong shape":
         return encode(Upload(upload.total | {first: upload.total[first][:-1]}, upload.weight), head)
     if lie == "other names":
@@ -52,7 +51,7 @@ def spoilt(lie: str, blob: bytes, kept: Path) -> bytes:
     if lie == "another run's":
         return encode(upload, Head(head.run + 1, head.round, head.person))
     if lie == "an earlier round's":
-        return kept.read_bytes()
+        return first_message.read_bytes()
     return blob
 
 
@@ -65,24 +64,24 @@ def act(message: Message, context: Context) -> Message:
         return reply
     lie = lies.split(",")[order.round]
     words, blob = unpack_content(reply)
-    kept = Path(str(context.node_config["store"])) / "said"
-    told, out = parse_message(TrainReport, words), spoilt(lie, blob, kept)
-    if not kept.exists():
-        kept.write_bytes(blob)
-    with open(kept.with_name("lies"), "a") as log:
+    first_message = Path(str(context.node_config["store"])) / "said"
+    report, falsified = parse_message(TrainReport, words), falsify(lie, blob, first_message)
+    if not first_message.exists():
+        first_message.write_bytes(blob)
+    with open(first_message.with_name("lies"), "a") as log:
         log.write(f"{order.round + 1} {lie}\n")
     if lie == "after the deadline":
         due = message.metadata.created_at + float(str(context.node_config["late"]))
         time.sleep(max(0.0, due - time.time()))
-    made = Message(pack_content(told, out), reply_to=message)
+    answer = Message(pack_content(report, falsified), reply_to=message)
     if lie == "twice":
-        by_itself(made, context)
-        made = Message(pack_content(told, spoilt("NaN", blob, kept)), reply_to=message)
-    return made
+        send_directly(answer, context)
+        answer = Message(pack_content(report, falsify("NaN", blob, first_message)), reply_to=message)
+    return answer
 
 
-def by_itself(reply: Message, context: Context) -> None:
-    """Send an answer with this node's key, past its SuperNode, which then sends another to the same question."""
+def send_directly(reply: Message, context: Context) -> None:
+    """Send an answer with this node's key, beside its SuperNode, which then sends another answer to the same message."""
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -105,7 +104,7 @@ def by_itself(reply: Message, context: Context) -> None:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         objects = {name: item.deflate() for name, item in get_all_nested_objects(reply).items()}
         tree = get_object_tree(reply)
-    who = Node(node_id=context.node_id)
+    node = Node(node_id=context.node_id)
     with FleetHttpClient.from_server_address(
         str(config["superlink"]),
         False,
@@ -115,20 +114,20 @@ def by_itself(reply: Message, context: Context) -> None:
             NodeAuthHttpInterceptor(key, key.public_key()),
         ],
     ) as link:
-        short = message_to_proto(remove_content_from_message(reply))
-        asked = link.PushMessages(
+        header = message_to_proto(remove_content_from_message(reply))
+        push = link.PushMessages(
             PushMessagesRequest(
-                node=who, messages_list=[short], message_object_trees=[tree], clientapp_runtime_list=[0.1]
+                node=node, messages_list=[header], message_object_trees=[tree], clientapp_runtime_list=[0.1]
             )
         )
-        for name in asked.objects_to_push:
+        for name in push.objects_to_push:
             link.PushObject(
                 PushObjectRequest(
-                    node=who,
+                    node=node,
                     run_id=reply.metadata.run_id,
                     object_id=name,
                     object_content=objects[name],
-                    session_id=asked.session_id,
+                    session_id=push.session_id,
                 )
             )
 

@@ -1,4 +1,4 @@
-"""The same run, elsewhere and through failures: parity, TLS and keys, deaths. Parts of benchmarks/federation.py."""
+"""Parity with the simulator, TLS and keys, and killed processes: parts of benchmarks/federation.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from federation_lab import Lab, Proxy, held
+from federation_lab import Lab, Proxy, run_lab
 from federation_watch import (
     again,
     at_work,
@@ -31,7 +31,7 @@ from fedtaste.flower.certificates import make_authority, make_node_key
 from fedtaste.flower.processes import environment, free_port, program
 
 SMALL = "--data synthetic:120x60x2400 --rounds 2 --threads 1"
-CASES = {  # nodes, words of both commands
+CASES = {  # nodes, options of both commands
     "fedals on ml-100k": (4, "--data ml-100k --method fedals --rounds 5"),
     "fedavg": (4, f"{SMALL} --method fedavg"),
     "fedrecon": (4, f"{SMALL} --method fedrecon"),
@@ -41,24 +41,24 @@ CASES = {  # nodes, words of both commands
 
 
 def parity(place: Path) -> dict[str, Any]:
-    """The same command for both; what differs."""
+    """Run both commands and compare the results."""
     rows = {}
-    for name, (nodes, words) in CASES.items():
-        print(f"  fedtaste federate --nodes {nodes} {words}", flush=True)
-        one, other = (place / f"{name.split()[0]}-{kind}" for kind in ("federation", "simulator"))
-        result = fedtaste("federate", "--nodes", nodes, *words.split(), "--out", one)
-        told = fedtaste("run", *words.split(), "--out", other)
+    for name, (nodes, options) in CASES.items():
+        print(f"  fedtaste federate --nodes {nodes} {options}", flush=True)
+        federation, simulator = (place / f"{name.split()[0]}-{kind}" for kind in ("federation", "simulator"))
+        result = fedtaste("federate", "--nodes", nodes, *options.split(), "--out", federation)
+        simulated = fedtaste("run", *options.split(), "--out", simulator)
         rows[name] = {
-            "command": f"fedtaste federate --nodes {nodes} {words} --json",
-            "against": f"fedtaste run {words} --json",
-            "federation": numbers_of(result), "simulator": numbers_of(told),
-            **compared(one, other),
-            "left_running": [seen.command for seen in family(one)],
+            "command": f"fedtaste federate --nodes {nodes} {options} --json",
+            "against": f"fedtaste run {options} --json",
+            "federation": numbers_of(result), "simulator": numbers_of(simulated),
+            **compared(federation, simulator),
+            "left_running": [seen.command for seen in family(federation)],
         }  # fmt: skip
     return {"runs": rows}
 
 
-# Deaths
+# Killed processes
 
 
 def deaths(place: Path) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def deaths(place: Path) -> dict[str, Any]:
 
 
 def revived(place: Path) -> dict[str, Any]:
-    """`fedtaste federate` on ml-100k; three parts of it are killed, and it goes on by itself."""
+    """Kill three processes of `fedtaste federate` on ml-100k; it continues by itself."""
     run = place / "killed"
-    words = "--nodes 4 --data ml-100k --method fedrap --rounds 5 --wire clip=1,noise=0.1"
-    process = started("federate", *words.split(), "--out", run, "--json")
-    said: list[str] = []
+    options = "--nodes 4 --data ml-100k --method fedrap --rounds 5 --wire clip=1,noise=0.1"
+    process = started("federate", *options.split(), "--out", run, "--json")
+    output: list[str] = []
     readers = [
-        threading.Thread(target=lambda s=s: said.extend(s), daemon=True) for s in (process.stderr, process.stdout)
+        threading.Thread(target=lambda s=s: output.extend(s), daemon=True) for s in (process.stderr, process.stdout)
     ]
     for reader in readers:
         reader.start()
@@ -95,13 +95,13 @@ def revived(place: Path) -> dict[str, Any]:
         for reader in readers:
             reader.join(10)
     if process.returncode:
-        raise SystemExit("".join(said))
+        raise SystemExit("".join(output))
     again(run, place / "killed-simulated")
     return {
-        "command": f"fedtaste federate {words} --json",
+        "command": f"fedtaste federate {options} --json",
         "kills": kills,
         "listened_on_127.0.0.1_alone": addresses == {"0100007F"},
-        "said": [line.strip() for line in said if "ended" in line or "goes on" in line],
+        "said": [line.strip() for line in output if "ended" in line or "goes on" in line],
         "left_running": [seen.command for seen in family(run)],
         **participation(run),
         "against_the_simulator_with_that_participation": compared(run, place / "killed-simulated"),
@@ -118,7 +118,7 @@ def participation(run: Path) -> dict[str, Any]:
 
 
 class Absent(Lab):
-    """A Lab that does not start again who is to be away."""
+    """A Lab that does not restart the nodes in `away`."""
 
     away: tuple[str, ...] = ()
 
@@ -127,7 +127,7 @@ class Absent(Lab):
 
 
 def away(place: Path) -> dict[str, Any]:
-    """A node is killed in round 2 and stays away until the round is over; its people go on from where they were."""
+    """Kill a node in round 2 and restart it after that round; its people continue from their last round."""
     run, killed = place / "away", []
 
     def tick(cluster: Absent) -> None:
@@ -139,7 +139,7 @@ def away(place: Path) -> dict[str, Any]:
             cluster.away = ()
 
     words = {"data": "ml-100k", "method": "fedrap", "rounds": 4, "wire": "clip=1,noise=0.1"}
-    held(run, words, 4, deadline=60, tick=tick, kind=Absent)
+    run_lab(run, words, 4, deadline=60, tick=tick, kind=Absent)
     again(run, place / "away-simulated")
     return {
         "killed_in_round_2_and_away_until_it_was_over": "node-2",
@@ -153,7 +153,7 @@ def away(place: Path) -> dict[str, Any]:
 
 
 class Spoiler:
-    """Changes one bit in the middle of what passes, in messages of some size, while it is armed."""
+    """Changes one bit in the middle of long messages while `left` is above 0."""
 
     def __init__(self) -> None:
         self.left = {True: 0, False: 0}  # by direction: to the SuperLink, and from it
@@ -169,7 +169,7 @@ class Spoiler:
 
 
 def tls(place: Path) -> dict[str, Any]:
-    """Who is refused; and a node whose bytes are changed on the way, in the middle of a run."""
+    """Connections that must be refused, and a node whose bytes are changed in transit during a run."""
     run, spoiler, refused = place / "changed", Spoiler(), {}
     threads: list[threading.Thread] = []
 
@@ -187,7 +187,7 @@ def tls(place: Path) -> dict[str, Any]:
 
     words = {"data": "synthetic:120x60x2400", "method": "fedrap", "rounds": 5, "wire": "clip=1,noise=0.1", "threads": 1}
     with Proxy(spoil=spoiler) as proxy:
-        result = held(run, words, 3, proxy=proxy, via=("node-2",), deadline=60, tick=tick)
+        result = run_lab(run, words, 3, proxy=proxy, via=("node-2",), deadline=60, tick=tick)
         connections = proxy.connections
     for thread in threads:
         thread.join()
@@ -212,7 +212,7 @@ def tls(place: Path) -> dict[str, Any]:
 
 
 def strangers(cluster: Lab, place: Path) -> dict[str, list[str]]:
-    """Words of SuperNodes that should not be let in."""
+    """Command-line options of SuperNodes that must be refused, by name."""
     root, own = str(cluster.folder / "server" / "ca.crt"), str(cluster.folder / "nodes" / "node-0")
     foreign, other = make_node_key(place / "foreign", "node"), make_authority(place / "other")
     key = "--auth-supernode-private-key"
@@ -224,13 +224,19 @@ def strangers(cluster: Lab, place: Path) -> dict[str, list[str]]:
     }
 
 
-def stranger(cluster: Lab, name: str, words: list[str]) -> dict[str, Any]:
+def stranger(cluster: Lab, name: str, options: list[str]) -> dict[str, Any]:
     command = [program("flower-supernode"), "--superlink", Lab.address.fget(cluster), "--max-retries", "1"]  # type: ignore[attr-defined]
-    command += ["--isolation", "process", "--port", str(free_port()), *words]  # it starts no other process that way
+    command += ["--isolation", "process", "--port", str(free_port()), *options]  # so that it starts no other process
     env = environment(cluster.folder / "flower", f"{cluster.token}:stranger")
     with contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(command, env=env, capture_output=True, timeout=200, check=False)
-        told = (done.stdout + done.stderr).decode(errors="replace")
-        why = [line.strip() for line in told.splitlines() if "rror" in line or "ailed" in line or "enabled" in line]
-        return {"exit_code": done.returncode, "let_in": "SuperNode ID" in told, "told": why[-1][:160] if why else ""}
+        process = subprocess.run(command, env=env, capture_output=True, timeout=200, check=False)
+        output = (process.stdout + process.stderr).decode(errors="replace")
+        reasons = [
+            line.strip() for line in output.splitlines() if "rror" in line or "ailed" in line or "enabled" in line
+        ]
+        return {
+            "exit_code": process.returncode,
+            "let_in": "SuperNode ID" in output,
+            "told": reasons[-1][:160] if reasons else "",
+        }
     return {"exit_code": None, "let_in": None, "told": "no answer within 200 s"}

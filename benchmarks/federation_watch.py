@@ -1,9 +1,9 @@
-"""A federation seen from outside: its processes, what they listen on, their cost; and the same run on the simulator.
+"""Observe the processes of a federation from outside, and repeat its run on the simulator.
 
-Everything that Flower starts for a run has its settings in the run folder (FLWR_HOME), and inherits a mark that says
-for which part it works: superlink (with the ServerApp), node-0, node-1, ... So a run is found, measured and killed
-without its help. `again` is the law that all of it is held against: the simulator, with exactly the participation that
-the federation wrote into its result, must come to the same parameters, shared and private.
+Every process that Flower starts for a run has FLWR_HOME in the run folder and inherits an environment variable with its
+part: superlink (with the ServerApp), node-0, node-1, ... So the processes of a run can be found, measured and killed.
+`again` repeats the run on the simulator with the participation in the federation's result; it must give the same shared
+and private parameters.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Seen(NamedTuple):
 
 
 def family(home: Path) -> list[Seen]:
-    """Everything that runs with Flower's settings under this folder."""
-    found, below = [], f"FLWR_HOME={home.resolve()}/".encode()
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    """All running processes with FLWR_HOME in this folder."""
+    processes, below = [], f"FLWR_HOME={home.resolve()}/".encode()
+    boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError, IndexError, ValueError):  # gone meanwhile, or somebody else's
+        with contextlib.suppress(OSError, IndexError, ValueError):  # the process has ended, or belongs to another user
             words = Path(entry.path, "environ").read_bytes().split(b"\0")
             if not any((word + b"/").startswith(below) for word in words):
                 continue
@@ -73,15 +73,15 @@ def family(home: Path) -> list[Seen]:
             stat = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
             if command and stat[0] != "Z":
                 cpu = sum(map(int, stat[11:15])) / TICK
-                part, began = mark.partition(":")[2], booted + int(stat[19]) / TICK
-                found.append(Seen(part, int(entry.name), command, cpu, int(stat[21]) * PAGE, began))
-    return found
+                part, began = mark.partition(":")[2], boot_time + int(stat[19]) / TICK
+                processes.append(Seen(part, int(entry.name), command, cpu, int(stat[21]) * PAGE, began))
+    return processes
 
 
 def program_of(home: Path, part: str, name: str, since: float = 0.0) -> int | None:
-    """The process of one of Flower's programs in a part, if it runs now and was started after that time."""
-    fits = (one for one in family(home) if one.part == part and f"/{name} " in f"{one.command} ")
-    return next((one.pid for one in fits if one.began > since), None)
+    """The process id of one of Flower's programs in a part, if it runs and was started after `since`."""
+    processes = (seen for seen in family(home) if seen.part == part and f"/{name} " in f"{seen.command} ")
+    return next((seen.pid for seen in processes if seen.began > since), None)
 
 
 def listening(processes: list[int]) -> set[tuple[str, int]]:
@@ -91,20 +91,20 @@ def listening(processes: list[int]) -> set[tuple[str, int]]:
         with contextlib.suppress(OSError):
             for link in Path(f"/proc/{process}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
-                    sockets |= {found[1]} if found else set()
-    there = set()
+                    match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
+                    sockets |= {match[1]} if match else set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and words[9] in sockets:
                 address, port = words[1].split(":")
-                there.add((address, int(port, 16)))
-    return there
+                addresses.add((address, int(port, 16)))
+    return addresses
 
 
 def command(*words: object) -> list[str]:
-    """`fedtaste` with these words, as somebody would type it."""
+    """The command line of `fedtaste` with these arguments."""
     return [sys.executable, "-m", "fedtaste", *map(str, words)]
 
 
@@ -116,26 +116,26 @@ def started(*words: object) -> subprocess.Popen[str]:
 
 
 def fedtaste(*words: object) -> dict[str, Any]:
-    """What `fedtaste ... --json` prints."""
+    """The result of `fedtaste ... --json`."""
     process = started(*words, "--json")
-    told, wrong = process.communicate()
+    output, errors = process.communicate()
     if process.returncode:
-        raise SystemExit(f"fedtaste {' '.join(map(str, words))} failed:\n{wrong}")
-    return json.loads(told)
+        raise SystemExit(f"fedtaste {' '.join(map(str, words))} failed:\n{errors}")
+    return json.loads(output)
 
 
 def rounds_done(run: Path) -> tuple[str, int, float]:
-    """(phase, rounds behind it, when they were safe on disk: 0 while they are not) of a federation."""
+    """(phase, finished rounds, time at which they were saved, or 0 if they are not saved yet) of a federation."""
     try:
-        at = json.loads((run / "federation" / "status.json").read_text())
-        saved = (run / "state.safetensors").stat().st_mtime if at["done"] else at["time"]
+        status = json.loads((run / "federation" / "status.json").read_text())
+        saved = (run / "state.safetensors").stat().st_mtime if status["done"] else status["time"]
     except (OSError, ValueError, KeyError):  # not written yet, or without a phase
         return "", 0, 0.0
-    return str(at["phase"]), int(at["done"]), saved if saved >= at["time"] else 0.0
+    return str(status["phase"]), int(status["done"]), saved if saved >= status["time"] else 0.0
 
 
 def kill_when(run: Path, part: str, name: str, ready: Callable[[], bool], alive: Callable[[], bool]) -> dict[str, Any]:
-    """kill -9 a program of a part as soon as that is ready; where the run was then."""
+    """kill -9 a program of a part as soon as `ready()`; return the phase and round of that moment."""
     while not ready():
         if not alive():
             raise RuntimeError(f"the run ended before {part} could be killed")
@@ -149,13 +149,13 @@ def kill_when(run: Path, part: str, name: str, ready: Callable[[], bool], alive:
 
 
 def at_work(run: Path, phase: str, number: int, part: str, name: str = "flwr-clientapp") -> Callable[[], bool]:
-    """Whether a part is computing for this round of the phase now; what ran for the one before it has ended."""
+    """A function that tells whether a part is computing for this round of the phase."""
 
-    def so() -> bool:
+    def is_computing() -> bool:
         at, done, saved = rounds_done(run)
         return (at, done) == (phase, number - 1) and saved > 0 and program_of(run, part, name, saved) is not None
 
-    return so
+    return is_computing
 
 
 # The same on the simulator
@@ -168,33 +168,40 @@ class Recorded(Federation):
     answering: dict[int, People] = field(default_factory=dict)
 
     def cohort(self, round: int, **more: Any) -> tuple[People, People]:
-        asked, _ = super().cohort(round, **more)
-        return asked, np.intersect1d(asked, self.answering[round])
+        people, _ = super().cohort(round, **more)
+        return people, np.intersect1d(people, self.answering[round])
 
 
 def shards_of(run: Path) -> dict[str, People]:
-    """By node: the numbers of its people."""
+    """The numbers of the people of every node."""
     places = sorted((run / "federation" / "nodes").iterdir())
     return {place.name: load_shard(place / "shard.safetensors").own for place in places}
 
 
 def again(run: Path, into: Path) -> RunResult:
-    """The run of this folder on the simulator, in another, with the participation that is in its result."""
+    """Repeat the run of this folder on the simulator, in the folder `into`, with the participation in its result."""
     folder = RunFolder.open(run)
     settings, owns = folder.settings(), shards_of(run)
     data = load(settings.data, seed=settings.seed, cache=cache())
-    told: dict[str, dict[int, People]] = {"search": {}, "final": {}}
+    participants: dict[str, dict[int, People]] = {"search": {}, "final": {}}
     for entry in folder.result().federation.history:
-        place = told[entry.phase]
+        place = participants[entry.phase]
         assert entry.round - 1 not in place, f"round {entry.round} of {entry.phase} was counted twice"
         place[entry.round - 1] = np.concatenate([owns[name] for name in entry.nodes] or [np.zeros(0, np.int64)])
     task = make_task(settings, data)
 
-    recorded_from = task.federation
+    build_federation = task.federation
 
     def recorded(phase: str, *more: Any) -> Federation:
-        made = recorded_from(phase, *more)
-        return Recorded(made.people, made.members, made.examples, made.catalogue, made.names, told[phase])
+        federation = build_federation(phase, *more)
+        return Recorded(
+            federation.people,
+            federation.members,
+            federation.examples,
+            federation.catalogue,
+            federation.names,
+            participants[phase],
+        )
 
     copy = RunFolder.create(into, settings.model_dump(), data, __version__)
     task.federation = recorded  # type: ignore[method-assign]
@@ -202,21 +209,27 @@ def again(run: Path, into: Path) -> RunResult:
 
 
 def fresh(run: Path) -> State:
+    """The initial state of a run."""
     folder = RunFolder.open(run)
     settings = folder.settings()
     task = make_task(settings, load(settings.data, seed=settings.seed, cache=cache()))
-    made = plan(settings, task.facts)
-    return begin(made.method, made.model, task.federation("final", made.method, made.sampling, None), made.seed)
-
-
-def gap(found: Params, expected: Params) -> float:
-    """The largest difference, relative to the largest number expected."""
-    if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in expected.items()}:
-        return float("inf")
-    differ = max(
-        (float((found[n].double() - v.double()).abs().max()) for n, v in expected.items() if v.numel()), default=0.0
+    run_plan = plan(settings, task.facts)
+    return begin(
+        run_plan.method,
+        run_plan.model,
+        task.federation("final", run_plan.method, run_plan.sampling, None),
+        run_plan.seed,
     )
-    return differ / max((float(v.double().abs().max()) for v in expected.values() if v.numel()), default=1.0)
+
+
+def gap(params: Params, expected: Params) -> float:
+    """The largest difference, relative to the largest number expected."""
+    if {n: v.shape for n, v in params.items()} != {n: v.shape for n, v in expected.items()}:
+        return float("inf")
+    difference = max(
+        (float((params[n].double() - v.double()).abs().max()) for n, v in expected.items() if v.numel()), default=0.0
+    )
+    return difference / max((float(v.double().abs().max()) for v in expected.values() if v.numel()), default=1.0)
 
 
 def shared_of(run: Path) -> Params:
@@ -224,40 +237,48 @@ def shared_of(run: Path) -> Params:
 
 
 def private_of(run: Path) -> Store:
-    """Everybody's private parameters, as the nodes of a federation have them on disk after its last round."""
+    """Everybody's private parameters on the disks of the nodes after the last round."""
     folder, store = RunFolder.open(run), fresh(run).private
     history = [entry for entry in folder.result().federation.history if entry.phase == "final"]
     everybody: dict[str, list[torch.Tensor]] = {}
     people: list[People] = []
     for name, own in shards_of(run).items():
-        behind = max((entry.round for entry in history if name in entry.nodes), default=0)
-        one = fresh(run).private
-        if behind:
+        last_round = max((entry.round for entry in history if name in entry.nodes), default=0)
+        store_of_node = fresh(run).private
+        if last_round:
             path = (
-                run / "federation" / "nodes" / name / "store" / f"{folder.run_id:016x}" / f"final-{behind}.safetensors"
+                run
+                / "federation"
+                / "nodes"
+                / name
+                / "store"
+                / f"{folder.run_id:016x}"
+                / f"final-{last_round}.safetensors"
             )
-            one.unpack_part(own, load_params(path)[0])
+            store_of_node.unpack_part(own, load_params(path)[0])
         people.append(own)
-        for leaf, value in one.gather(own).items():
+        for leaf, value in store_of_node.gather(own).items():
             everybody.setdefault(leaf, []).append(value)
     store.put(np.concatenate(people), {leaf: torch.cat(values) for leaf, values in everybody.items()})
     return store
 
 
 def compared(run: Path, simulated: Path) -> dict[str, Any]:
-    """How far a federation's run is from one on the simulator."""
-    mine, other = RunFolder.open(run), RunFolder.open(simulated)
+    """Compare a federation's run with one on the simulator."""
+    folder, other = RunFolder.open(run), RunFolder.open(simulated)
     everybody = np.arange(fresh(run).private.people)
     own = other.final(fresh(simulated)).private.gather(everybody)
-    results = mine.result().dump(), other.result().dump()
-    one, two = map(numbers_of, results)
+    results = folder.result().dump(), other.result().dump()
+    metrics, expected = map(numbers_of, results)
     return {
         "shared_parameters_differ_by": gap(shared_of(run), shared_of(simulated)),
         "same_bytes": all(torch.equal(value, shared_of(simulated)[name]) for name, value in shared_of(run).items()),
         "private_parameters_differ_by": gap(private_of(run).gather(everybody), own) if own else None,
         "private_numbers": sum(value.numel() for value in own.values()),
-        "metrics_differ_by": max((abs(one[name] - two[name]) for name in one.keys() & two.keys()), default=0.0),
-        "metrics_of_one_alone": sorted(one.keys() ^ two.keys()),
+        "metrics_differ_by": max(
+            (abs(metrics[name] - expected[name]) for name in metrics.keys() & expected.keys()), default=0.0
+        ),
+        "metrics_of_one_alone": sorted(metrics.keys() ^ expected.keys()),
         "other_keys": sorted(set(results[0]) ^ set(results[1])),
     }
 

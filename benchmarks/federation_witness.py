@@ -1,9 +1,9 @@
-"""The app of a federation whose server writes down every byte of a secure sum that reaches it.
+"""The app of a federation whose server records every byte of the secure sums that it receives.
 
-It is copied into the app's folder as its module. Nodes keep a copy of what they put in on their own disk, to compare.
+The file is copied into the app's folder as its module. Nodes keep a copy of their contributions, for comparison.
     federation/witness.bin, witness.json    all byte strings that the server received, and from which node
-    federation/opened-N.npy                 the N-th sum that was opened
-    a node's store/sealed.jsonl, sealed-*   its own words, which never leave
+    federation/opened-N.npy                 the N-th revealed sum
+    a node's store/sealed.jsonl, sealed-*   its contributions, which are not sent
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from fedtaste.flower.messages import Order, parse_message
 secure_reply, clients, secure_sum = node_side.secure_reply, job.FlowerClients, server_side.secure_sum
 
 
-def kept(message: Message, context: Context, vector: Any) -> Message:
-    return secure_reply(message, context, lambda ask: recorded(context, vector, ask))
+def recording_reply(message: Message, context: Context, vector: Any) -> Message:
+    return secure_reply(message, context, lambda request: record(context, vector, request))
 
 
-def recorded(context: Context, vector: Any, ask: bytes) -> Any:
-    words, aux = vector(ask)
-    order = parse_message(Order, ask[4 : 4 + int.from_bytes(ask[:4], "big")].decode())
+def record(context: Context, vector: Any, request: bytes) -> Any:
+    words, aux = vector(request)
+    order = parse_message(Order, request[4 : 4 + int.from_bytes(request[:4], "big")].decode())
     assert isinstance(order, Order)
     store = Path(str(context.node_config["store"]))
     file = store / f"sealed-{order.phase}-{order.round}.npy"
     np.save(file, words)
-    told = {"run": order.run, "phase": order.phase, "round": order.round, "node": context.node_id, "file": str(file)}
+    entry = {"run": order.run, "phase": order.phase, "round": order.round, "node": context.node_id, "file": str(file)}
     with open(store / "sealed.jsonl", "a") as log:
-        log.write(json.dumps(told) + "\n")
+        log.write(json.dumps(entry) + "\n")
     return words, aux
 
 
 class Witness:
-    """Every bytes in every record of every message, one after the other."""
+    """Writes all byte strings of all messages to one file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.entries, self.messages = folder, [], 0
@@ -69,29 +69,34 @@ class Witness:
         (self.folder / "witness.json").write_text(json.dumps(self.entries))
 
 
-def watched(*more: Any) -> Any:
+def recording_clients(*more: Any) -> Any:
     folder = Path(str(job.FOLDER)) / "federation"
-    made = clients(*more)
-    made.observe = Witness(folder).observe
-    return made
+    flower_clients = clients(*more)
+    flower_clients.observe = Witness(folder).observe
+    return flower_clients
 
 
-def opened(*words: Any, **more: Any) -> Any:
-    found = secure_sum(*words, **more)
-    if found.total is not None:
+def recording_sum(*words: Any, **more: Any) -> Any:
+    result = secure_sum(*words, **more)
+    if result.total is not None:
         folder = Path(str(job.FOLDER)) / "federation"
-        np.save(folder / f"opened-{len(list(folder.glob('opened-*')))}.npy", found.total)
-    return found
+        np.save(folder / f"opened-{len(list(folder.glob('opened-*')))}.npy", result.total)
+    return result
 
 
 serve = job.serve
 
 
-def located(grid: Any, config: dict[str, Any]) -> Any:
+def recording_serve(grid: Any, config: dict[str, Any]) -> Any:
     job.FOLDER = config["folder"]
     return serve(grid, config)
 
 
-node_side.secure_reply, job.FlowerClients, server_side.secure_sum, job.serve = kept, watched, opened, located
+node_side.secure_reply, job.FlowerClients, server_side.secure_sum, job.serve = (
+    recording_reply,
+    recording_clients,
+    recording_sum,
+    recording_serve,
+)
 client = client_app()
 server = server_app()

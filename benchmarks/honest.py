@@ -1,6 +1,6 @@
-"""docs/honest.md's tables and figures out of docs/evidence/*.json: no figure there is typed by hand.
+"""Write the tables and figures of docs/honest.md, and the README's table, from docs/evidence/*.json.
 
-python benchmarks/honest.py      after `make evidence`
+Run `python benchmarks/honest.py` after `make evidence`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def size(count: float) -> str:
 
 def study() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """data -> protocol -> method -> result."""
-    found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    results: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for entry in evidence("honest-ml-100k") + evidence("honest-amazon"):
         for result in entry["result"]["results"]:
-            found.setdefault(result["data"], {}).setdefault(result["protocol"], {})[result["method"]] = result
-    return found
+            results.setdefault(result["data"], {}).setdefault(result["protocol"], {})[result["method"]] = result
+    return results
 
 
 def table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
@@ -54,12 +54,12 @@ def table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, clean in data["clean"].items():
-        leaky = data.get("published", {}).get(name)
+        published = data.get("published", {}).get(name)
         low, high = clean["intervals"]["seen"]["sampled"]["hr@10"]
         cells = [
             f"`{name}`",
-            pair(leaky["seen"]["sampled"]) if leaky else "-",
-            pair(leaky["seen"]["full"]) if leaky else "-",
+            pair(published["seen"]["sampled"]) if published else "-",
+            pair(published["seen"]["full"]) if published else "-",
             pair(clean["seen"]["sampled"]),
             f"{short(low)} to {short(high)}",
             pair(clean["seen"]["full"]),
@@ -70,31 +70,31 @@ def table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     leak = next(iter(data["published"].values()))["leak"] if data.get("published") else None
-    honest = next(iter(data["clean"].values()))["leak"]
+    clean_leak = next(iter(data["clean"].values()))["leak"]
     if leak:
         lines.append("")
         lines.append(
             f"The memoriser, which learns nothing: HR@10 {short(leak['memoriser_hr@10'])} under the published rules, "
-            f"{short(honest['memoriser_hr@10'])} under the clean ones."
+            f"{short(clean_leak['memoriser_hr@10'])} under the clean ones."
         )
     return "\n".join(lines)
 
 
 def markdown(heads: str, rows: list[list[Any]]) -> str:
-    """A table; `heads` with | between."""
+    """A Markdown table; `heads` are separated by |."""
     lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
     return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
 
 
-def in_short(data: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """README's table."""
+def short_table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The table of the README."""
     lines = [
         "| method | clean: 99 sampled | clean: all items | new people, 99 | rounds | up, person and round "
         "| CPU seconds | published: 99 |",
         "|" + "---|" * 8,
     ]
     for name, clean in data["clean"].items():
-        leaky = data.get("published", {}).get(name)
+        published = data.get("published", {}).get(name)
         cells = [
             f"`{name}`",
             pair(clean["seen"]["sampled"]),
@@ -103,7 +103,7 @@ def in_short(data: dict[str, dict[str, dict[str, Any]]]) -> str:
             str(clean["best_round"]),
             size(clean["traffic"]["up_bytes_per_person_round"]),
             f"{clean['seconds']['train_cpu']:.1f}",
-            pair(leaky["seen"]["sampled"]) if leaky else "-",
+            pair(published["seen"]["sampled"]) if published else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -113,10 +113,10 @@ def sparsity() -> str:
     rows = []
     for entry in evidence("sparsity"):
         result = entry["result"]
-        what = entry["command"].split("--rounds ")[1].split(" ", 1)[1].removesuffix(" --json")
+        setting = entry["command"].split("--rounds ")[1].split(" ", 1)[1].removesuffix(" --json")
         zeros = f"{100 * result['curve'][-1]['zeros']:.0f} %"
         down = size(result["traffic"]["down_bytes"] / result["people"])
-        rows.append([result["rounds"], f"`{what}`", zeros, pair(result["seen"]["sampled"]), down])
+        rows.append([result["rounds"], f"`{setting}`", zeros, pair(result["seen"]["sampled"]), down])
     heads = "rounds | setting | zeros in the common table | HR / NDCG@10 (published) | down, a person in all"
     return markdown(heads, rows)
 
@@ -125,24 +125,22 @@ def trail() -> str:
     rows = []
     for entry in evidence("fedtrail"):
         result = entry["result"]
-        what = (
-            entry["command"].removeprefix("fedtaste run --method fedtrail").removesuffix(" --json").strip() or "default"
-        )
+        options = entry["command"].removeprefix("fedtaste run --method fedtrail").removesuffix(" --json").strip()
         traffic = [size(result["traffic"][way] / result["people"]) for way in ("up_bytes", "down_bytes")]
         seen, new = result["seen"], result["new"]["sampled"]
-        rows.append([f"`{what}`", pair(seen["sampled"]), pair(seen["full"]), pair(new), *traffic])
+        rows.append([f"`{options or 'default'}`", pair(seen["sampled"]), pair(seen["full"]), pair(new), *traffic])
     return markdown("setting | seen: 99 | seen: all | new: 99 | up, a person | down, a person", rows)
 
 
 def curve(result: dict[str, Any]) -> tuple[list[int], list[float]]:
-    taken = [(p["round"], p["valid"]["hr@10"]) for p in result["curve"] if p["valid"]]
-    return [r for r, _ in taken], [v for _, v in taken]
+    points = [(p["round"], p["valid"]["hr@10"]) for p in result["curve"] if p["valid"]]
+    return [r for r, _ in points], [v for _, v in points]
 
 
-def figures(found: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> None:
-    figure = Figure((11, 3.4 * len(found)), layout="constrained")
-    axes = figure.subplots(len(found), 2, squeeze=False, sharey=True)
-    for row, (data, protocols) in zip(axes, found.items()):
+def figures(studies: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> None:
+    figure = Figure((11, 3.4 * len(studies)), layout="constrained")
+    axes = figure.subplots(len(studies), 2, squeeze=False, sharey=True)
+    for row, (data, protocols) in zip(axes, studies.items()):
         for axis, protocol in zip(row, ("published", "clean")):
             results = protocols.get(protocol, {})
             for name, colour in FOUR.items():
@@ -174,18 +172,18 @@ def figures(found: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> None:
 
 
 def main() -> None:
-    found = study()
-    parts = {f"study {NAMES[data]}": table(protocols) for data, protocols in found.items() if "clean" in protocols}
+    studies = study()
+    parts = {f"study {NAMES[data]}": table(protocols) for data, protocols in studies.items() if "clean" in protocols}
     parts |= {"sparsity": sparsity(), "fedtrail": trail()}
-    if "clean" in found.get("ml-100k", {}):
-        parts["study README"] = in_short(found["ml-100k"])
+    if "clean" in studies.get("ml-100k", {}):
+        parts["study README"] = short_table(studies["ml-100k"])
     for page in (DOCS / "honest.md", DOCS.parent / "README.md"):
         text = page.read_text()
         for name, body in parts.items():
             place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
             text = place.sub(lambda m, b=body: m[1] + b + "\n" + m[2], text)
         page.write_text(text)
-    figures(found)
+    figures(studies)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make notebooks`: run the notebooks and keep what they print. Minutes, not seconds.
+"""`make notebooks`: run the notebooks, which takes minutes, and save their output.
 
 python benchmarks/notebooks.py [name ...]      all of notebooks/*.ipynb, or some
 """
@@ -13,11 +13,11 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
-LARGEST = 300_000  # bytes: a notebook is read on a page, and kept in the history of the project
+LARGEST = 300_000  # bytes, because notebooks are stored in the history of the project
 
 
 def execute(path: Path) -> None:
-    """Run it from top to bottom in a fresh process and write it back, without what differs from machine to machine."""
+    """Run a notebook in a fresh process and write it back, without the metadata of this machine."""
     page = nbformat.read(path, as_version=4)
     NotebookClient(page, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
     page.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -26,7 +26,9 @@ def execute(path: Path) -> None:
     nbformat.validate(page)
     text = nbformat.writes(page) + "\n"
     if len(text) > LARGEST:
-        raise SystemExit(f"{path.name} has {len(text):,} bytes; at most {LARGEST:,} are kept. Draw smaller.")
+        raise SystemExit(
+            f"{path.name} has {len(text):,} bytes; at most {LARGEST:,} are allowed. Make its plots smaller."
+        )
     path.write_text(text)
 
 

@@ -1,11 +1,13 @@
-"""The page on real data: ML-100K. `python benchmarks/page.py [int8|speed|api|lists|shots]`; all of it without a word.
+"""Measure the exported page on ML-100K. Run `python benchmarks/page.py [int8|speed|api|lists|shots ...]`.
 
-lists    200 random people: the first twenty in chromium (float32) against Python and against `fedtaste recommend`
-int8     what a byte a number costs: NDCG@10 of everybody's held-out item, and how much of a first twenty stays
+Without arguments it runs all parts but `shots`. It prints a JSON object for each part and writes it to
+docs/evidence/page.json.
+
+lists    200 random people: the first twenty titles in chromium (float32), in Python and of `fedtaste recommend`
+int8     the effect of 8-bit tables: NDCG@10 of everybody's held-out item, and the overlap of the first twenty titles
 speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
-api      2,000 requests made up by schemathesis, and 100 at once, against `fedtaste serve --api` (page_api.py)
-shots    not evidence: the pictures in the README
-Prints a JSON object for each part, and keeps it in docs/evidence/page.json.
+api      2,000 requests that schemathesis generates, and 100 at once, to `fedtaste serve --api` (page_api.py)
+shots    the pictures in the README
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from support.browser import FLAGS, PROGRAMS, Site  # noqa: E402
 EVIDENCE = ROOT / "docs" / "evidence" / "page.json"
 PEOPLE, SHOWN, PICKS = 200, 20, 50
 FILMS = ["Toy Story (1995)", "Fargo (1996)", "Blade Runner (1982)", "Alien (1979)", "Brazil (1985)", "Ed Wood (1994)"]
-METHODS = {  # a ranking and a ratings model of each, where there is one
+METHODS = {  # with a model of ratings for methods that have one
     "fedals": {},
     "fedals ratings": {"task": "ratings"},
     "fedrecon": {"method": "fedrecon"},
@@ -59,7 +61,7 @@ METHODS = {  # a ranking and a ratings model of each, where there is one
 
 
 def trained(folder: Path, name: str) -> Path:
-    """A run on ML-100K with the usual settings."""
+    """The folder of a run on ML-100K with default settings; trained once."""
     path = folder / name.replace(" ", "-").replace(",", "")
     if not path.exists():
         settings = Settings(**METHODS[name])  # type: ignore[arg-type]
@@ -68,14 +70,16 @@ def trained(folder: Path, name: str) -> Path:
     return path
 
 
-def made(run: Path, precision: str) -> tuple[Recommender, dict[str, bytes]]:
+def export(run: Path, precision: str) -> tuple[Recommender, dict[str, bytes]]:
     contents = bundle_files(gather(run), precision)  # type: ignore[arg-type]
     manifest = Manifest.model_validate_json(contents["manifest.json"])
     return Recommender(parse(manifest, contents, run), contents), contents
 
 
-def somebody(rng: np.random.Generator, python: Recommender) -> Taste:
-    own = [at for at, title in enumerate(python.bundle.titles) if python.titles.get(title) == at]  # some stand twice
+def random_person(rng: np.random.Generator, python: Recommender) -> Taste:
+    own = [
+        at for at, title in enumerate(python.bundle.titles) if python.titles.get(title) == at
+    ]  # some titles occur twice
     likes = rng.permutation(own)[: rng.integers(1, 60)]
     low, high = python.scale
     values = rng.integers(low, high + 1, len(likes)).astype(float) if python.task == "ratings" else np.ones(len(likes))
@@ -83,7 +87,7 @@ def somebody(rng: np.random.Generator, python: Recommender) -> Taste:
 
 
 class Browser:
-    """chromium, with a page of ours open."""
+    """A headless chromium that opens exported pages."""
 
     def __init__(self) -> None:
         import shutil
@@ -110,14 +114,14 @@ class Browser:
 
 
 def after(page: Any, act: Callable[[], None]) -> None:
-    """Do something, and wait until the page shows what comes of it."""
+    """Call `act` and wait until the page shows the result."""
     before = page.evaluate("document.documentElement.dataset.generation")
     act()
     page.wait_for_selector(f"html:not([data-generation='{before}'])", state="attached")
 
 
 def shown(page: Any, python: Recommender, taste: Taste) -> list[int]:
-    """Bring a list as a file, as a person would, and read what the page recommends."""
+    """Load a list from a file, as a visitor would, and return the recommended items."""
     marks = ["yes"] * len(taste.likes) if python.task == "ranking" else [f"{value:g}" for value in taste.values]
     title = python.bundle.titles
     rows = [("title", "item", "liked" if python.task == "ranking" else "rating")]
@@ -134,19 +138,19 @@ def lists(folder: Path) -> list[dict[str, Any]]:
     with Browser() as chromium:
         for name in METHODS:
             run = trained(folder, name)
-            python, contents = made(run, "float32")
+            python, contents = export(run, "float32")
             equal = same = 0
             with Site(contents | {"": contents["index.html"]}) as site:
                 rng, page = np.random.default_rng(1), chromium.open(site)
                 for _ in range(PEOPLE):
-                    taste = somebody(rng, python)
-                    known = python.rank(taste, SHOWN).items.tolist()
-                    equal += shown(page, python, taste) == known
+                    taste = random_person(rng, python)
+                    expected = python.rank(taste, SHOWN).items.tolist()
+                    equal += shown(page, python, taste) == expected
                     after(page, lambda page=page: page.click("#clear"))
                     if name != "fedrap, common part" and python.task == "ranking":
                         titles = [python.bundle.titles[at] for at in taste.likes]
-                        listed = recommend(run, likes=titles, n=SHOWN).items
-                        same += [x.title for x in listed] == [python.bundle.titles[at] for at in known]
+                        items = recommend(run, likes=titles, n=SHOWN).items
+                        same += [x.title for x in items] == [python.bundle.titles[at] for at in expected]
             row = {"method": name, "people": PEOPLE, "page equals Recommender": equal}
             out.append(row | ({"Recommender equals fedtaste recommend": same} if same else {}))
             print(out[-1], file=sys.stderr)
@@ -155,57 +159,64 @@ def lists(folder: Path) -> list[dict[str, Any]]:
 
 def int8(folder: Path) -> dict[str, Any]:
     run = trained(folder, "fedals")
-    folder_of = RunFolder.open(run)
-    settings = folder_of.settings()
+    run_folder = RunFolder.open(run)
+    settings = run_folder.settings()
     task = make_task(settings, load_data(settings.data))
-    plans = plan(settings, task.facts)
-    fresh = begin(plans.method, plans.model, task.federation("final", plans.method, plans.sampling, None), plans.seed)
-    state = folder_of.final(fresh)
+    run_plan = plan(settings, task.facts)
+    fresh = begin(
+        run_plan.method,
+        run_plan.model,
+        task.federation("final", run_plan.method, run_plan.sampling, None),
+        run_plan.seed,
+    )
+    state = run_folder.final(fresh)
 
     def ndcg(of: State) -> dict[str, float]:
-        served = Served(plans.method, plans.model, of, plans.sampling)
-        seen, new = (
-            task.evaluate(served, task.seen, None).values,
-            task.evaluate(served, task.newcomers, passes(of)).values,
-        )
-        both = {"seen": seen, "new": new}
-        return {f"{who} {kind}": both[who][kind]["ndcg@10"] for who in both for kind in ("sampled", "full")}
+        served = Served(run_plan.method, run_plan.model, of, run_plan.sampling)
+        values = {
+            "seen": task.evaluate(served, task.seen, None).values,
+            "new": task.evaluate(served, task.newcomers, passes(of)).values,
+        }
+        return {f"{who} {kind}": values[who][kind]["ndcg@10"] for who in values for kind in ("sampled", "full")}
 
     item = pack({"item": state.shared["item"]}, "int8")[1]["item"]
     small = replace(state, shared=state.shared | {"item": item, "gram": item.T @ item})
     exact, rounded = ndcg(state), ndcg(small)
-    (wide, _), (narrow, _) = made(run, "float32"), made(run, "int8")
-    rng, kept = np.random.default_rng(1), []
+    (wide, _), (narrow, _) = export(run, "float32"), export(run, "int8")
+    rng, overlaps = np.random.default_rng(1), []
     for _ in range(PEOPLE):
-        taste = somebody(rng, wide)
-        kept.append(len(np.intersect1d(wide.rank(taste, SHOWN).items, narrow.rank(taste, SHOWN).items)) / SHOWN)
+        taste = random_person(rng, wide)
+        overlaps.append(len(np.intersect1d(wide.rank(taste, SHOWN).items, narrow.rank(taste, SHOWN).items)) / SHOWN)
     return {
         "ndcg@10 float32": {name: round(value, 6) for name, value in exact.items()},
         "ndcg@10 lost": {name: round(value - rounded[name], 6) for name, value in exact.items()},
-        "overlap of the first twenty": round(float(np.mean(kept)), 4),
+        "overlap of the first twenty": round(float(np.mean(overlaps)), 4),
     }
 
 
-def large(learnt: TrainedModel, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
-    """A bundle of a made-up catalogue of another size."""
+def large(trained_model: TrainedModel, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
+    """A bundle with a generated catalogue of another size."""
     rng = np.random.default_rng(0)
     names = [str(n) for n in range(items)]
-    known, genres = learnt.items["titles"], learnt.items["genres"]
-    titles = [f"{known[n % len(known)]} {n // len(known) or ''}".strip() for n in range(items)]
+    titles_of_run, genres = trained_model.items["titles"], trained_model.items["genres"]
+    titles = [f"{titles_of_run[n % len(titles_of_run)]} {n // len(titles_of_run) or ''}".strip() for n in range(items)]
     counts = rng.zipf(1.5, items).clip(max=100_000).tolist()
-    catalogue = {"names": names, "titles": titles, "genres": [genres[n % len(known)] for n in range(items)]}
+    catalogue = {"names": names, "titles": titles, "genres": [genres[n % len(titles_of_run)] for n in range(items)]}
     table = (rng.normal(size=(items, k)) / k**0.5).astype(np.float32)
-    recipe = replace(learnt.recipe, prior=learnt.recipe.alpha0 * items)
-    result = learnt.result | {"items": items}
+    recipe = replace(trained_model.recipe, prior=trained_model.recipe.alpha0 * items)
+    result = trained_model.result.model_copy(update={"items": items})
     return bundle_files(
-        replace(learnt, item=table, items=catalogue | {"counts": counts}, recipe=recipe, result=result), "int8"
+        replace(trained_model, item=table, items=catalogue | {"counts": counts}, recipe=recipe, result=result), "int8"
     )
 
 
 def speed(folder: Path) -> list[dict[str, Any]]:
-    out, learnt = [], gather(trained(folder, "fedals"))
+    out, trained_model = [], gather(trained(folder, "fedals"))
     with Browser() as chromium:
-        for name, contents in (("ML-100K, 1,682 x 32", bundle_files(learnt, "int8")), ("10,000 x 64", large(learnt))):
+        for name, contents in (
+            ("ML-100K, 1,682 x 32", bundle_files(trained_model, "int8")),
+            ("10,000 x 64", large(trained_model)),
+        ):
             titles = json.loads(contents["items.json"])["titles"]
             with Site(contents | {"": contents["index.html"]}) as site:
                 page = chromium.open(site)
@@ -244,16 +255,16 @@ SHOTS = {  # file in docs/ -> model, picks, width, height, colours
 
 
 def shots(folder: Path) -> list[str]:
-    """The pictures of the README, written into docs/."""
+    """Write the pictures of the README into docs/."""
     with Browser() as chromium:
         for file, (name, rows, width, height, colours) in SHOTS.items():
-            _, contents = made(trained(folder, name), "int8")
+            _, contents = export(trained(folder, name), "int8")
             with Site(contents | {"": contents["index.html"]}) as site:
                 size = {"width": width, "height": height}
                 page = chromium.open(site, viewport=size, color_scheme=colours, device_scale_factor=1.5)
                 text = "\n".join(["title" if name == "fedals" else "title,rating", *rows])
-                brought = {"name": "films.csv", "mimeType": "text/csv", "buffer": text.encode()}
-                after(page, lambda page=page, brought=brought: page.set_input_files("#import", brought))
+                upload = {"name": "films.csv", "mimeType": "text/csv", "buffer": text.encode()}
+                after(page, lambda page=page, upload=upload: page.set_input_files("#import", upload))
                 page.evaluate("document.getElementById('import-note').hidden = true")
                 page.evaluate("document.getElementById('undo').hidden = true")
                 if width < 600:
@@ -274,17 +285,17 @@ PARTS: dict[str, Callable[[Path], Any]] = {"int8": int8, "speed": speed, "api": 
 
 
 def main() -> None:
-    kept = json.loads(EVIDENCE.read_text()) if EVIDENCE.exists() else {}
+    evidence = json.loads(EVIDENCE.read_text()) if EVIDENCE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or PARTS:
             if name == "shots":
                 print(json.dumps({name: shots(Path(folder))}))
                 continue
             result = PARTS[name](Path(folder))
-            day = datetime.date.today().isoformat()
-            kept[name] = {"command": f"python benchmarks/page.py {name}", "date": day, "result": result}
+            today = datetime.date.today().isoformat()
+            evidence[name] = {"command": f"python benchmarks/page.py {name}", "date": today, "result": result}
             print(json.dumps({name: result}), flush=True)
-            EVIDENCE.write_text(json.dumps(kept, indent=1) + "\n")
+            EVIDENCE.write_text(json.dumps(evidence, indent=1) + "\n")
 
 
 if __name__ == "__main__":

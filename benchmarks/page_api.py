@@ -1,8 +1,7 @@
-"""The API under load: 2,000 requests that schemathesis makes up, and 100 at once, against `fedtaste serve --api`.
+"""Send 2,000 requests that schemathesis generates, and 100 at once, to `fedtaste serve --api`.
 
-`python benchmarks/page_api.py [cases]` trains on ML-100K, serves it, and prints one JSON line: how many requests were
-answered with which status, how many with 5xx, how many not as described, and how long it took. The code is that of
-tests/test_serving.py.
+`python benchmarks/page_api.py [cases]` trains on ML-100K, serves it, and prints one JSON line: the counts of requests by
+status, with 5xx and with an undocumented reply, and the seconds. tests/test_serving.py uses the same code.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 AT_ONCE, IN_TURN = 100, 500
 FEDTASTE = [sys.executable, "-m", "fedtaste"]
-WANTED = json.dumps({"likes": ["Toy Story", "Star Wars", "Fargo"], "n": 20})
+REQUEST = json.dumps({"likes": ["Toy Story", "Star Wars", "Fargo"], "n": 20})
 
 
-def ask(at: str) -> tuple[int, bytes, float]:
-    """(status, body, milliseconds) of one recommendation over a connection of its own."""
-    link, began = http.client.HTTPConnection(at, timeout=60), time.perf_counter()
-    link.request("POST", "/v1/recommend", WANTED, {"Content-Type": "application/json"})
+def request(address: str) -> tuple[int, bytes, float]:
+    """(status, body, milliseconds) of one request over a new connection."""
+    link, start = http.client.HTTPConnection(address, timeout=60), time.perf_counter()
+    link.request("POST", "/v1/recommend", REQUEST, {"Content-Type": "application/json"})
     reply = link.getresponse()
     body = reply.read()
     link.close()
-    return reply.status, body, 1000 * (time.perf_counter() - began)
+    return reply.status, body, 1000 * (time.perf_counter() - start)
 
 
-def at_once(at: str) -> list[tuple[int, bytes, float]]:
+def simultaneous(address: str) -> list[tuple[int, bytes, float]]:
     ready = threading.Barrier(AT_ONCE)
 
     def one(_: int) -> tuple[int, bytes, float]:
         ready.wait()
-        return ask(at)
+        return request(address)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(one, range(AT_ONCE)))
 
 
 def api(cases: int = 2000) -> dict[str, Any]:
-    """Train, serve, explore; the counts."""
+    """Train, serve, send the requests, and return the counts."""
     from support.api_explorer import explore
 
     with tempfile.TemporaryDirectory() as folder:
@@ -60,15 +59,15 @@ def api(cases: int = 2000) -> dict[str, Any]:
         try:
             assert server.stdout is not None
             url = json.loads(server.stdout.readline())["url"]
-            at = url.removeprefix("http://").rstrip("/")
-            began = time.perf_counter()
+            address = url.removeprefix("http://").rstrip("/")
+            start = time.perf_counter()
             explored = explore(url, cases)
-            seconds = time.perf_counter() - began
-            together = at_once(at)
-            alone = [ask(at)[2] for _ in range(IN_TURN)]
+            seconds = time.perf_counter() - start
+            parallel = simultaneous(address)
+            sequential = [request(address)[2] for _ in range(IN_TURN)]
         finally:
             server.terminate()
-            said = server.communicate(timeout=30)
+            output = server.communicate(timeout=30)
     statuses = Counter(explored["statuses"])
     return {
         "cases": explored["cases"],
@@ -76,12 +75,12 @@ def api(cases: int = 2000) -> dict[str, Any]:
         "5xx": sum(count for status, count in statuses.items() if status >= 500),
         "wrong": len(explored["wrong"]),
         "seconds": round(seconds, 1),
-        "at_once": dict(Counter(status for status, _, _ in together)),
-        "at_once_equal": len({body for _, body, _ in together}) == 1,
-        "at_once_slowest_ms": round(max(ms for _, _, ms in together), 1),
-        "in_turn_median_ms": round(statistics.median(alone), 2),
+        "at_once": dict(Counter(status for status, _, _ in parallel)),
+        "at_once_equal": len({body for _, body, _ in parallel}) == 1,
+        "at_once_slowest_ms": round(max(ms for _, _, ms in parallel), 1),
+        "in_turn_median_ms": round(statistics.median(sequential), 2),
         "exit_code": server.returncode,
-        "typed_in_output": any(title in text for text in said for title in ("Toy Story", "Star Wars", "Fargo")),
+        "typed_in_output": any(title in text for text in output for title in ("Toy Story", "Star Wars", "Fargo")),
     }
 
 

@@ -1,11 +1,11 @@
-"""What hostile people achieve on ML-100K, with a plain sum and with robust ones, into docs/evidence/poisoning.json.
+"""Poisoning attacks on ML-100K against plain and robust sums; write docs/evidence/poisoning.json.
 
-python benchmarks/poisoning.py [name ...]      all, or some of JOBS; every figure is of `fedtaste poison`'s own simulator
+python benchmarks/poisoning.py [name ...]      all of JOBS, or some; the simulator is that of `fedtaste poison`
 
-The settings of `bound` were chosen on seed 0 and its first target, by these same measures; so everything here is on
-other seeds: other hostile people, other targets, another split. Every seed that was run is here. `crude` is an attack
-out of all proportion, `adaptive` one that knows the rule and sends a row as long as its own longest honest one. Rounds
-are fixed, before and for all.
+The settings of `bound` were chosen with these measures on seed 0 and its first target, so all figures here are of other
+seeds: other hostile people, other targets, another split. Every seed that was run is included. `crude` is an attack with
+far too long uploads; `adaptive` knows the rule and sends a row as long as its own longest honest one. The number of
+rounds is fixed for all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def settings(name: str) -> Settings:
     seed = int(name[-1]) if name[-1].isdigit() else 1
-    if name.startswith("fedals"):  # k=8: a robust sum holds everybody's sums, which grow with k squared
+    if name.startswith("fedals"):  # a robust sum holds everybody's upload in memory, which grows with k squared
         return Settings(method="fedals", set={"k": "8"}, new_people=0.0, seed=seed)
     return Settings(method="fedmf", rounds=ROUNDS, new_people=0.0, seed=seed)
 
@@ -47,23 +47,23 @@ def settings(name: str) -> Settings:
 def main(names: list[str]) -> None:
     data = fedtaste.load("ml-100k")
     for name in names or JOBS:
-        began = time.process_time()
-        found = simulate(settings(name), data, AttackSettings(hostile=0.05, **JOBS[name])).dump()
-        rows = found["rows"]
-        for row in rows:  # the figure that is asked for: exposure below twice clean, at most 2 % of NDCG lost
-            row["reaches"] = row["exposure"] < 2 * max(rows[0]["exposure"], found["unpopular"]["exposure"]) and (
+        start = time.process_time()
+        result = simulate(settings(name), data, AttackSettings(hostile=0.05, **JOBS[name])).dump()
+        rows = result["rows"]
+        for row in rows:  # the goal: exposure below twice that of a clean run, at most 2 % of NDCG lost
+            row["reaches"] = row["exposure"] < 2 * max(rows[0]["exposure"], result["unpopular"]["exposure"]) and (
                 row["ndcg_loss"] <= 0.02
             )
             print(
                 name, row["row"], row["wire"] or "plain", row["exposures"], row["ndcg@10"], row["reaches"], flush=True
             )
-        kept = json.loads(OUT.read_text()) if OUT.exists() else {}
-        found["cpu_seconds"] = round(time.process_time() - began, 1)
-        kept[name] = {
+        evidence = json.loads(OUT.read_text()) if OUT.exists() else {}
+        result["cpu_seconds"] = round(time.process_time() - start, 1)
+        evidence[name] = {
             "command": f"python benchmarks/poisoning.py {name}", "date": datetime.date.today().isoformat(),
-            "result": found,
+            "result": result,
         }  # fmt: skip
-        OUT.write_text(json.dumps(kept, indent=1) + "\n")
+        OUT.write_text(json.dumps(evidence, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Fills the tables of docs/privacy.md and the README's private part from docs/evidence/. Nothing is measured here.
+"""Fill the tables of docs/privacy.md and of the README's section on privacy from docs/evidence/.
 
-python benchmarks/privacy_page.py
+Run `python benchmarks/privacy_page.py`. It measures nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def short(value: float | None) -> str:
-    """.612"""
+    """A number as .612."""
     return "–" if value is None else f"{value:.3f}".lstrip("0") if value < 1 else f"{value:.3f}"
 
 
@@ -31,26 +31,26 @@ def row(*cells: str) -> str:
 
 
 def audit() -> list[str]:
-    """F1 by how many uploads are added up, and what the server sees: mean, most exposed person, rounds."""
+    """F1 by the number of uploads in a sum, and for what the server sees: mean, most exposed person, rounds."""
     sizes = SIZES[:-1]
     heads = (*(f"{n} added" for n in sizes), "the server sees", "worst person", "epsilon of the whole run")
     lines = [row("command", *heads), row(*["---"] * (len(heads) + 1))]
     popularity = []
-    for found in read("audit")["evidence"]:
-        result, command = found["result"], found["command"].removesuffix(" --json").removeprefix("fedtaste ")
+    for entry in read("audit")["evidence"]:
+        result, command = entry["result"], entry["command"].removesuffix(" --json").removeprefix("fedtaste ")
         if result["task"] != "ranking":
             continue
         popularity.append(result["popularity_f1"])
-        seen = result["in_sum"]
+        summed = result["in_sum"]
         figures = [
-            short(result["sums"][n]["f1"]) if n in result["sums"] and int(n) >= seen else "not seen" for n in sizes
+            short(result["sums"][n]["f1"]) if n in result["sums"] and int(n) >= summed else "not seen" for n in sizes
         ]
-        who = "single uploads" if seen == 1 else f"sums of {seen}"
+        view = "single uploads" if summed == 1 else f"sums of {summed}"
         rounds = f" of {result['rounds']} rounds" if result["rounds"] > 1 else ""
-        promised = "none" if result["epsilon"] is None else f"{result['epsilon']:.3g}"
+        epsilon = "none" if result["epsilon"] is None else f"{result['epsilon']:.3g}"
         shown = f"`{command.removesuffix(' --canaries 0')}`"
         lines.append(
-            row(shown, *figures, f"{who}{rounds}: **{short(result['f1'])}**", short(result["worst_f1"]), promised)
+            row(shown, *figures, f"{view}{rounds}: **{short(result['f1'])}**", short(result["worst_f1"]), epsilon)
         )
     lines.append(
         f"\nKnowing only what is popular gives {short(popularity[0])}; a figure at or below it means that no attack"
@@ -63,17 +63,17 @@ def membership() -> list[str]:
     """Printed epsilon, and the lower bound that the audit reaches, with all of the noise and with a quarter of it."""
     heads = ("command", "epsilon", "at least", "TPR at FPR .001", "at least, with a quarter of the noise")
     lines = [row(*heads), row(*["---"] * len(heads))]
-    for found in read("membership")["rows"]:
-        honest, quarter = found["honest"], found["quarter"]
+    for entry in read("membership")["rows"]:
+        stated, quarter = entry["honest"], entry["quarter"]
         ratio = f"noise {quarter['noise_ratio'][0]:.2f} x as stated"
-        above = quarter["epsilon_lower"] > honest["epsilon"]
+        above = quarter["epsilon_lower"] > stated["epsilon"]
         bound = f"**{quarter['epsilon_lower']:.2f}**" if above else f"{quarter['epsilon_lower']:.2f}"
         lines.append(
             row(
-                f"`{found['command'].removesuffix(' --json').removeprefix('fedtaste ')}`",
-                f"{honest['epsilon']:.3f}",
-                f"{honest['epsilon_lower']:.2f}",
-                short(honest["tpr_at_fpr_0.001"]),
+                f"`{entry['command'].removesuffix(' --json').removeprefix('fedtaste ')}`",
+                f"{stated['epsilon']:.3f}",
+                f"{stated['epsilon_lower']:.2f}",
+                short(stated["tpr_at_fpr_0.001"]),
                 f"{bound} ({ratio})",
             )  # fmt: skip
         )
@@ -81,37 +81,40 @@ def membership() -> list[str]:
 
 
 def accuracy() -> list[str]:
-    found = read("privacy")["parts"]
-    rows = [r for part in ("ml-100k", "fedavg") for r in found.get(part, {}).get("rows", [])]
+    parts = read("privacy")["parts"]
+    rows = [r for part in ("ml-100k", "fedavg") for r in parts.get(part, {}).get("rows", [])]
     lines = [row("method", *("no noise" if e is None else f"epsilon {e:g}" for e in LEVELS)), row(*["---"] * 5)]
     for method in dict.fromkeys(r["method"] for r in rows):
-        mine = {r["epsilon"]: r["seen sampled"] for r in rows if r["method"] == method}
-        cells = [f"{short(mine[e]['hr@10'])} / {short(mine[e]['ndcg@10'])}" if e in mine else "–" for e in LEVELS]
+        by_epsilon = {r["epsilon"]: r["seen sampled"] for r in rows if r["method"] == method}
+        cells = [
+            f"{short(by_epsilon[e]['hr@10'])} / {short(by_epsilon[e]['ndcg@10'])}" if e in by_epsilon else "–"
+            for e in LEVELS
+        ]
         lines.append(row(method, *cells))
     return lines
 
 
 def poisoning() -> list[str]:
-    """Exposure of unpopular targets and what is left of NDCG, by attack and rule."""
+    """Exposure of unpopular targets and NDCG, by attack and rule."""
     heads = ("attack", "method", "server's rule", "ER@10", "NDCG@10", "NDCG lost")
     lines, seen = [row(*heads), row(*["---"] * len(heads))], set()
-    for name, found in read("poisoning").items():
-        result = found["result"]
+    for name, entry in read("poisoning").items():
+        result = entry["result"]
         for each in result["rows"]:
             quiet = each["row"] in ("clean", "at peace")
-            what = (each["row"] if quiet else name, result["method"], each["wire"] or "plain sum")
-            if what not in seen:
+            key = (each["row"] if quiet else name, result["method"], each["wire"] or "plain sum")
+            if key not in seen:
                 figures = (f"{each['exposure']:.4f}", short(each["ndcg@10"]), f"{each['ndcg_loss']:.1%}")
-                lines.append(row(*what, *figures))
-            seen.add(what)
+                lines.append(row(*key, *figures))
+            seen.add(key)
     return lines
 
 
 def main() -> None:
-    made = {"audit": audit, "membership": membership, "accuracy": accuracy, "poisoning": poisoning}
+    tables = {"audit": audit, "membership": membership, "accuracy": accuracy, "poisoning": poisoning}
     for page in PAGES:
         text = page.read_text()
-        for name, lines in made.items():
+        for name, lines in tables.items():
             pattern = rf"<!-- {name} -->\n.*?<!-- end -->"
             if re.search(pattern, text, re.S):
                 filled = "\n".join([f"<!-- {name} -->", *lines(), "<!-- end -->"])

@@ -1,7 +1,7 @@
 """Write the JSON schemas of `--json` outputs into docs/schemas: `python benchmarks/schemas.py`.
 
-A command whose result is a pydantic model has a row in SCHEMAS; a test compares the committed files with the models.
-`resume` and `federate` print what `run` prints.
+A command whose result is a pydantic model has an entry in SCHEMAS; tests/test_schemas.py compares the committed files
+with the models. `resume` and `federate` print the same result as `run`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Field = core_schema.ModelField | core_schema.DataclassField | core_schema.TypedD
 
 
 class DumpSchema(GenerateJsonSchema):
-    """The schema of a dump: a field with a default may be missing, as dumps leave out what was never set."""
+    """The schema of a dump: a field with a default may be missing, because dumps leave out fields that were not set."""
 
     def field_is_required(self, field: Field, total: bool) -> bool:
         return field["schema"]["type"] != "default"
 
 
 def schema_text(model: type[BaseModel]) -> str:
-    """The schema of a model, as its file holds it."""
+    """The schema of a model as the text of its file."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema(
         by_alias=True, schema_generator=DumpSchema, mode="serialization"
     )

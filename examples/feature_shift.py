@@ -1,4 +1,4 @@
-"""The same digits, drawn in five ways: who should share what? One line for each way of drawing."""
+"""The same digits in five styles, one per client: test accuracy of four methods for every style."""
 
 import fedtaste
 
@@ -13,17 +13,17 @@ methods = {
     "fedbn": fedtaste.fedbn(model, lr=0.1),
     "lgmix": fedtaste.lgmix(model, lr=0.1),
 }
-right: dict[str, list[float]] = {}
+accuracy: dict[str, list[float]] = {}
 for name, method in methods.items():
-    *_, done = fedtaste.run(method, model, clients, rounds=ROUNDS)
-    said = fedtaste.personal_outputs(method, model, done.state, data)
-    right[name] = [float((guess.argmax(1) == truth).mean()) for guess, truth in zip(said, data.test_targets)]
-    right[name].append(sum(right[name]) / len(right[name]))
+    *_, last = fedtaste.run(method, model, clients, rounds=ROUNDS)
+    outputs = fedtaste.personal_outputs(method, model, last.state, data)
+    accuracy[name] = [float((scores.argmax(1) == labels).mean()) for scores, labels in zip(outputs, data.test_targets)]
+    accuracy[name].append(sum(accuracy[name]) / len(accuracy[name]))  # the mean over clients
 
 print(f"Test accuracy after {ROUNDS} rounds, {len(data.targets[0])} training digits each:")
-print(f"{'':10}" + "".join(f"{name:>8}" for name in right))
+print(f"{'':10}" + "".join(f"{name:>8}" for name in accuracy))
 for place, domain in enumerate((*data.clients, "mean")):
-    row = {name: values[place] for name, values in right.items()}
+    row = {name: values[place] for name, values in accuracy.items()}
     print(f"{domain:10}" + "".join(f"{value:8.1%}" for value in row.values()) + f"   best: {max(row, key=row.get)}")
-loses = [domain for place, domain in enumerate(data.clients) if right["fedavg"][place] < right["local"][place]]
-print(f"One model for all is worse than learning alone for: {', '.join(loses) or 'nobody'}.")
+worse = [domain for place, domain in enumerate(data.clients) if accuracy["fedavg"][place] < accuracy["local"][place]]
+print(f"One model for all is worse than a local model for: {', '.join(worse) or 'no client'}.")

@@ -1,4 +1,4 @@
-"""A torch module of one's own, and a head for each client: ten clients who see three digits each."""
+"""A torch module of your own with a private head for each of ten clients, who have three digits each."""
 
 import numpy as np
 from torch import nn
@@ -20,10 +20,10 @@ model = fedtaste.wrap(Network)
 clients = fedtaste.of_arrays(data.features, data.targets, batch=20)
 for name, method in {
     "FedAvg, one model for all": fedtaste.fedavg(model, lr=0.1),
-    "FedPer, a head of one's own": fedtaste.fedper(model, lr=0.1, private=("head.*",)),
-    "FedRep, the same in turns": fedtaste.fedrep(model, lr=0.1, private_lr=0.1, private=("head.*",)),
+    "FedPer, private head": fedtaste.fedper(model, lr=0.1, private=("head.*",)),
+    "FedRep, head and body in turn": fedtaste.fedrep(model, lr=0.1, private_lr=0.1, private=("head.*",)),
 }.items():
-    *_, done = fedtaste.run(method, model, clients, rounds=15)
-    said = fedtaste.personal_outputs(method, model, done.state, data)
-    right = np.concatenate([guess.argmax(1) == truth for guess, truth in zip(said, data.test_targets)]).mean()
-    print(f"{name:28} {right:6.1%} of the test digits right, {done.up_bytes // done.answered:,} bytes up a round")
+    *_, last = fedtaste.run(method, model, clients, rounds=15)
+    outputs = fedtaste.personal_outputs(method, model, last.state, data)
+    accuracy = np.concatenate([scores.argmax(1) == labels for scores, labels in zip(outputs, data.test_targets)]).mean()
+    print(f"{name:30} test accuracy {accuracy:6.1%}, {last.up_bytes // last.answered:,} bytes up per round")

@@ -1,7 +1,7 @@
-"""A shop, and customers whom it has never seen: three likes have to do, and nothing about them is stored.
+"""Recommendations for new customers of a shop from three likes; nothing about these customers is stored.
 
-Made data: 1,500 customers, 400 products. Three hundred of them take no part in learning. Each then names three
-products and is shown ten; how often is the product among them that they took next?
+The data are generated: 1,500 customers and 400 products. Three hundred customers take no part in training. Each then
+names three products and is shown ten. The example prints how often their next product is among the ten.
 """
 
 import numpy as np
@@ -17,29 +17,32 @@ new, known = order[:NEW], np.sort(order[NEW:])
 model = fedtaste.factorization(catalogue, k=16)
 
 
-def learn(method: fedtaste.Method, rounds: int) -> fedtaste.State:
+def train(method: fedtaste.Method, rounds: int) -> fedtaste.State:
     people = fedtaste.of_histories(histories, catalogue, members=known)
-    *_, done = fedtaste.run(method, model, people, rounds=rounds)
-    return done.state
+    *_, last = fedtaste.run(method, model, people, rounds=rounds)
+    return last.state
 
 
 def hits(method: fedtaste.Method, state: fedtaste.State, likes: int) -> float:
-    """How often the newest product is shown, from the few before it."""
-    taken = [histories.of(person).tolist() for person in new]
-    return np.mean([own[-1] in fedtaste.top_items(method, model, state, own[-1 - likes : -1], SHOWN) for own in taken])
+    """How often the newest product of new customers is recommended from the `likes` products before it."""
+    histories_of_new = [histories.of(person).tolist() for person in new]
+    lists = [fedtaste.top_items(method, model, state, own[-1 - likes : -1], SHOWN) for own in histories_of_new]
+    return np.mean([own[-1] in items for own, items in zip(histories_of_new, lists)])
 
 
 popular, fedals = fedtaste.popularity(model), fedtaste.fedals(model)
-state = learn(fedals, rounds=6)
-everybodys = hits(popular, learn(popular, rounds=1), LIKES)
-print(f"{NEW} new customers, {SHOWN} of {catalogue} products shown. The one they took next is among them for")
-print(f"  {everybodys:4.0%} when everybody is shown what sells best")
+state = train(fedals, rounds=6)
+baseline = hits(popular, train(popular, rounds=1), LIKES)
+print(f"{NEW} new customers see {SHOWN} of {catalogue} products. Their next product is among them for")
+print(f"  {baseline:4.0%} with the most popular products")
 for likes in (1, LIKES, 10):
-    print(f"  {hits(fedals, state, likes):4.0%} when FedALS knows {likes} of their likes")
+    print(f"  {hits(fedals, state, likes):4.0%} with FedALS and {likes} of their likes")
 
 likes = histories.of(new[0])[-LIKES:].tolist()
-print(f"Somebody who likes {', '.join(data.titles[item] for item in likes)} is shown:")
+print(f"A customer who likes {', '.join(data.titles[item] for item in likes)} sees:")
 for item in fedtaste.top_items(fedals, model, state, likes, n=3):
     print(f"  {data.titles[item]} - {data.genres[item]}")
-kept = list(state.private.initial)
-print(f"Kept about them: {', '.join(kept) or 'nothing'}. The answer was computed from what the shop shares with all.")
+stored = list(state.private.initial)
+print(
+    f"Stored about them: {', '.join(stored) or 'nothing'}. Recommendations need only the shared parameters and the likes."
+)

@@ -1,36 +1,35 @@
-"""How personal should models be?
+"""The best degree of personalisation for similar and for different clients.
 
-FedCLUP ties each client's model to the shared one by a spring `lam`: 0 is alone, large is one model for all. Which is
-best depends on how far clients differ, R, against what 40 noisy examples can tell.
+FedCLUP pulls each client's model towards the shared one with strength `lam`: 0 gives local models, a large value one
+model for all. The best value depends on how much clients differ (R) and on the error of a fit to 40 noisy examples.
 """
 
 import numpy as np
 
 import fedtaste
 
-TRIED = [0.0, 0.1, 0.5, 2.0, 10.0, 100.0]
+VALUES = [0.0, 0.1, 0.5, 2.0, 10.0, 100.0]
 
 
 def error(data: fedtaste.Supervised, lam: float | str) -> tuple[float, float]:
-    """Test RMSE of clients' own models, and the lam in force."""
+    """Test RMSE of the clients' own models, and the lam that was used."""
     model = fedtaste.linear(data.width)
     method = fedtaste.fedclup(model, lam=lam, passes=20)
-    *_, done = fedtaste.run(method, model, fedtaste.of_arrays(data.features, data.targets), rounds=12)
-    said = fedtaste.personal_outputs(method, model, done.state, data)
-    wrong = np.concatenate([guess - truth for guess, truth in zip(said, data.test_targets)])
-    return float(np.sqrt((wrong**2).mean())), float(done.state.shared.get("lam", lam))
+    *_, last = fedtaste.run(method, model, fedtaste.of_arrays(data.features, data.targets), rounds=12)
+    outputs = fedtaste.personal_outputs(method, model, last.state, data)
+    errors = np.concatenate([prediction - target for prediction, target in zip(outputs, data.test_targets)])
+    return float(np.sqrt((errors**2).mean())), float(last.state.shared.get("lam", lam))
 
 
 for spread in (0.1, 2.0):
     data = fedtaste.load(f"least-squares:R={spread}")
     measured = fedtaste.heterogeneity(data)
-    pays = "sharing should pay" if measured.noise > measured.R else "models of one's own should pay"
-    print(
-        f"\nClients differ by R = {spread} (measured {measured.R:.2f}), an own fit errs by {measured.noise:.2f}: {pays}."
-    )
-    found = {lam: error(data, lam)[0] for lam in TRIED}
-    best = min(found, key=found.get)
-    for lam, rmse in found.items():
+    size = "large" if measured.noise > measured.R else "small"
+    print(f"\nClients differ by R = {spread} (measured {measured.R:.2f}); a local fit is off by {measured.noise:.2f}.")
+    print(f"So a {size} lam should be best.")
+    results = {lam: error(data, lam)[0] for lam in VALUES}
+    best = min(results, key=results.get)
+    for lam, rmse in results.items():
         print(f"  lam {lam:<6g} test RMSE {rmse:.3f}{'  <- best' if lam == best else ''}")
     rmse, lam = error(data, "auto")
-    print(f"  lam auto   test RMSE {rmse:.3f}: it took {lam:.2g}; noise that nobody can predict is 1.000")
+    print(f"  lam auto   test RMSE {rmse:.3f}: it chose {lam:.2g}; the noise in the targets is 1.000")

@@ -1,4 +1,4 @@
-"""The API without HTTP: every answer is as its description says, and every wrong request gets a reason."""
+"""The API without HTTP: replies match the OpenAPI description, and wrong requests are refused with a reason."""
 
 from __future__ import annotations
 
@@ -26,94 +26,96 @@ def rating(tmp_path_factory) -> Api:
     return Api(Recommender.load(small_bundle(tmp_path_factory.mktemp("ratings"), "ratings")))
 
 
-def ask(
+def send(
     api: Api, body: object, method: str = "POST", target: str = "/v1/recommend", kind: str | None = "application/json"
 ):
-    """(status, body), held to the description."""
+    """(status, body) of a request. The reply must match the OpenAPI description."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    status, got, headers = api.answer(method, target, kind, raw)
-    assert json.loads(json.dumps(got, allow_nan=False)) == got
-    described = api.description["paths"].get(target.partition("?")[0], {}).get(method.lower(), {"responses": {}})
+    status, reply, headers = api.answer(method, target, kind, raw)
+    assert json.loads(json.dumps(reply, allow_nan=False)) == reply
+    operation = api.description["paths"].get(target.partition("?")[0], {}).get(method.lower(), {"responses": {}})
     schema = "#/components/schemas/Error"
     if status not in (404, 405):
-        schema = described["responses"][str(status)]["content"]["application/json"]["schema"].get("$ref", "")
+        schema = operation["responses"][str(status)]["content"]["application/json"]["schema"].get("$ref", "")
     if schema:
         components = {"components": api.description["components"], "$ref": schema}
-        jsonschema_rs.validator_for(components).validate(got)
+        jsonschema_rs.validator_for(components).validate(reply)
     assert (status == 405) == ("Allow" in headers)
-    return status, got
+    return status, reply
 
 
-# What it answers
+# Replies
 
 
-def test_it_recommends_what_the_recommender_does(ranking):
-    mine = ranking.recommender
-    status, got = ask(ranking, {"likes": ["the lion king", "i4"], "dislikes": ["Film 30"], "n": 5, "adventurous": 0.5})
-    want = mine.recommend(["the lion king", "i4"], dislikes=["Film 30"], n=5, adventurous=0.5).dump()
-    assert (status, got) == (200, want | {"unknown": []})
-    assert got["from"] == [TITLES[0], TITLES[4]] and len(got["items"]) == 5 and not got["popular"]
+def test_replies_are_the_recommendations_of_the_recommender(ranking):
+    status, reply = send(
+        ranking, {"likes": ["the lion king", "i4"], "dislikes": ["Film 30"], "n": 5, "adventurous": 0.5}
+    )
+    expected = ranking.recommender.recommend(["the lion king", "i4"], dislikes=["Film 30"], n=5, adventurous=0.5).dump()
+    assert (status, reply) == (200, expected | {"unknown": []})
+    assert reply["from"] == [TITLES[0], TITLES[4]] and len(reply["items"]) == 5 and not reply["popular"]
 
 
-def test_the_order_counts_only_where_it_is_said_to_be_one_of_time(ranking):
+def test_the_order_of_likes_counts_only_if_timed(ranking):
     def scores(likes, timed):
-        return {i["item"]: i["score"] for i in ask(ranking, {"likes": likes, "timed": timed, "n": 100})[1]["items"]}
+        return {i["item"]: i["score"] for i in send(ranking, {"likes": likes, "timed": timed, "n": 100})[1]["items"]}
 
     likes = TITLES[3:20]
     assert scores(likes, False) == pytest.approx(scores(likes[::-1], False), abs=2e-6)
     assert scores(likes, True) != pytest.approx(scores(likes[::-1], True), abs=2e-6)
 
 
-def test_ratings(rating):
-    status, got = ask(rating, {"ratings": {"amélie": 5, "Film 03": 1.5}, "likes": ["Film 09"]})
-    assert (status, got["from"]) == (200, ["Film 09", TITLES[1], "Film 03"])
-    assert ask(rating, {"dislikes": ["Film 03"]})[1]["field"] == "dislikes"
-    status, got = ask(rating, {"ratings": {"Film 03": 5.5}})
-    assert status == 422 and got["error"] == 'ratings of "Film 03" is 5.5; it must be a number from 1 to 5.'
+def test_ratings_are_used_and_checked(rating):
+    status, reply = send(rating, {"ratings": {"amélie": 5, "Film 03": 1.5}, "likes": ["Film 09"]})
+    assert (status, reply["from"]) == (200, ["Film 09", TITLES[1], "Film 03"])
+    assert send(rating, {"dislikes": ["Film 03"]})[1]["field"] == "dislikes"
+    status, reply = send(rating, {"ratings": {"Film 03": 5.5}})
+    assert status == 422 and all(part in reply["error"] for part in ('"Film 03"', "5.5", "from 1 to 5"))
 
 
-def test_nothing_said_is_what_most_people_take(ranking, rating):
+def test_a_request_without_likes_gets_popular_items(ranking, rating):
     for api in (ranking, rating):
-        status, got = ask(api, {})
-        assert (status, got["popular"], len(got["items"]), got["from"]) == (200, True, 10, [])
+        status, reply = send(api, {})
+        assert (status, reply["popular"], len(reply["items"]), reply["from"]) == (200, True, 10, [])
 
 
-def test_unknown_titles_are_refused_with_a_hint_or_skipped(ranking):
-    status, got = ask(ranking, {"likes": ["Film 01", "Lion Kin"]})
-    assert (status, got["field"]) == (422, "likes")
-    assert '"Lion Kin"' in got["error"] and f'Did you mean "{TITLES[0]}"' in got["error"] and "skip" in got["error"]
-    status, got = ask(ranking, {"likes": ["Film 01", "Nope", "Nope"], "dislikes": ["No"], "unknown": "skip"})
-    assert (status, got["unknown"], got["from"], got["popular"]) == (200, ["Nope", "No"], ["Film 01"], False)
-    assert ask(ranking, {"likes": ["Nope"], "unknown": "skip"})[1]["popular"]
+def test_unknown_titles_are_refused_with_a_suggestion_or_skipped(ranking):
+    status, reply = send(ranking, {"likes": ["Film 01", "Lion Kin"]})
+    assert (status, reply["field"]) == (422, "likes")
+    assert (
+        '"Lion Kin"' in reply["error"] and f'Did you mean "{TITLES[0]}"' in reply["error"] and "skip" in reply["error"]
+    )
+    status, reply = send(ranking, {"likes": ["Film 01", "Nope", "Nope"], "dislikes": ["No"], "unknown": "skip"})
+    assert (status, reply["unknown"], reply["from"], reply["popular"]) == (200, ["Nope", "No"], ["Film 01"], False)
+    assert send(ranking, {"likes": ["Nope"], "unknown": "skip"})[1]["popular"]
 
 
 def test_the_catalogue_comes_in_pages(ranking):
-    pages = [ask(ranking, b"", "GET", f"/v1/items?start={start}&limit=25")[1] for start in (0, 25, 50, 75)]
+    pages = [send(ranking, b"", "GET", f"/v1/items?start={start}&limit=25")[1] for start in (0, 25, 50, 75)]
     assert [item["title"] for page in pages for item in page["items"]] == TITLES
     assert pages[2]["items"][0] == {"item": "i50", "title": TITLES[50], "genres": ["Drama"]}
     assert {page["total"] for page in pages} == {60} and pages[3]["items"] == []
 
 
-def test_health_names_the_model(ranking, rating):
-    status, got = ask(ranking, b"", "GET", "/v1/health")
-    assert (status, got["status"], got["task"], got["items"]) == (200, "ok", "ranking", 60)
-    assert ask(rating, b"", "GET", "/v1/health")[1]["scale"] == [1, 5]
+def test_health_describes_the_model(ranking, rating):
+    status, reply = send(ranking, b"", "GET", "/v1/health")
+    assert (status, reply["status"], reply["task"], reply["items"]) == (200, "ok", "ranking", 60)
+    assert send(rating, b"", "GET", "/v1/health")[1]["scale"] == [1, 5]
 
 
-def test_the_examples_of_the_description_are_answered(ranking, rating):
+def test_the_examples_of_the_description_get_the_documented_reply(ranking, rating):
     for api in (ranking, rating):
-        status, description = ask(api, b"", "GET", "/v1/openapi.json")
+        status, description = send(api, b"", "GET", "/v1/openapi.json")
         assert status == 200 and description["openapi"] == "3.1.0"
-        content = description["paths"]["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]
-        got = {name: ask(api, example["value"]) for name, example in content["examples"].items()}
-        assert {status for status, _ in got.values()} == {200}
-        shown = description["paths"]["/v1/recommend"]["post"]["responses"]["200"]["content"]["application/json"][
-            "example"
-        ]
-        assert got["taste"][1] == shown and not shown["popular"]
+        post = description["paths"]["/v1/recommend"]["post"]
+        examples = post["requestBody"]["content"]["application/json"]["examples"]
+        replies = {name: send(api, example["value"]) for name, example in examples.items()}
+        assert {status for status, _ in replies.values()} == {200}
+        documented = post["responses"]["200"]["content"]["application/json"]["example"]
+        assert replies["taste"][1] == documented and not documented["popular"]
 
 
-def test_every_object_of_the_description_is_closed(ranking):
+def test_every_object_of_the_description_forbids_other_properties(ranking):
     def walk(node):
         if isinstance(node, dict):
             if node.get("type") == "object" and "properties" in node:
@@ -133,12 +135,12 @@ def test_every_object_of_the_description_is_closed(ranking):
         {"dislikes": TITLES}, {"likes": [TITLES[1]] * 1000}, {"likes": ["\x00", "\U0001f98a"], "unknown": "skip"},
     ],
 )  # fmt: skip
-def test_what_is_just_within_the_limits(ranking, body):
-    status, got = ask(ranking, body)
-    assert status == 200, got
+def test_values_at_the_limits_are_accepted(ranking, body):
+    status, reply = send(ranking, body)
+    assert status == 200, reply
 
 
-# What it refuses
+# Refusals
 
 LONG = "x" * 301
 BODIES = [
@@ -170,17 +172,16 @@ BODIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", range(len(BODIES)))
-def test_a_wrong_body_is_refused_with_a_reason(ranking, case):
-    body, status, field, part = BODIES[case]
-    got, answer = ask(ranking, body)
-    assert (got, part in answer["error"]) == (status, True), answer
-    assert field is None or answer["field"] == field
-    assert "x" * 81 not in answer["error"] + str(answer["field"]) and len(answer["error"]) < 400
+@pytest.mark.parametrize(("body", "status", "field", "part"), BODIES, ids=range(len(BODIES)))
+def test_a_wrong_body_is_refused_with_a_reason(ranking, body, status, field, part):
+    reply_status, reply = send(ranking, body)
+    assert (reply_status, part in reply["error"]) == (status, True), reply
+    assert field is None or reply["field"] == field
+    assert "x" * 81 not in reply["error"] + str(reply["field"]) and len(reply["error"]) < 400
 
 
 @pytest.mark.parametrize(
-    ("kind", "fine"),
+    ("kind", "accepted"),
     [
         ("application/json", True), ("Application/JSON; charset=UTF-8", True),
         ('application/json;charset="utf-8"', True),
@@ -188,10 +189,10 @@ def test_a_wrong_body_is_refused_with_a_reason(ranking, case):
         ("application/json; charset=latin-1", False), ("application/jsonx", False), ("multipart/form-data", False),
     ],
 )  # fmt: skip
-def test_only_json_is_taken(ranking, kind, fine):
-    status, got = ask(ranking, {}, kind=kind)
-    assert status == (200 if fine else 415)
-    assert fine or (got["field"] == "Content-Type" and "application/json" in got["error"])
+def test_only_json_is_accepted(ranking, kind, accepted):
+    status, reply = send(ranking, {}, kind=kind)
+    assert status == (200 if accepted else 415)
+    assert accepted or (reply["field"] == "Content-Type" and "application/json" in reply["error"])
 
 
 @pytest.mark.parametrize(
@@ -201,19 +202,19 @@ def test_only_json_is_taken(ranking, kind, fine):
         "start=9999999999", "&".join(f"a{n}=1" for n in range(20)),
     ],
 )  # fmt: skip
-def test_wrong_parameters_are_refused(ranking, query):
-    assert ask(ranking, b"", "GET", f"/v1/items?{query}")[0] == 422
+def test_wrong_query_parameters_are_refused(ranking, query):
+    assert send(ranking, b"", "GET", f"/v1/items?{query}")[0] == 422
 
 
-def test_other_addresses_and_methods(ranking):
+def test_other_addresses_get_404_and_other_methods_405(ranking):
     for target in ("/v1/", "/v1/recommend/", "/v1//health", "/v1/health%2f", "/v1/../v1/health"):
-        status, got = ask(ranking, b"", "GET", target)
-        assert status == 404 and "/v1/recommend" in got["error"]
+        status, reply = send(ranking, b"", "GET", target)
+        assert status == 404 and "/v1/recommend" in reply["error"]
     for method, target in (
         ("GET", "/v1/recommend"), ("HEAD", "/v1/recommend"), ("POST", "/v1/items"), ("DELETE", "/v1/health"),
         ("OPTIONS", "/v1/recommend"), ("TRACE", "/v1/openapi.json"),
     ):  # fmt: skip
-        assert ask(ranking, b"", method, target)[0] == 405
+        assert send(ranking, b"", method, target)[0] == 405
     assert ranking.answer("HEAD", "/v1/health", None, b"").status == 200
 
 
@@ -227,14 +228,14 @@ bodies = st.dictionaries(st.sampled_from([*api_module.FIELDS, "other"]), values,
 
 @settings(max_examples=300)
 @given(bodies)
-def test_whatever_json_comes_there_is_an_answer(ranking, body):
-    assert ask(ranking, json.dumps(body).encode())[0] in (200, 400, 422)
+def test_any_json_gets_a_documented_status(ranking, body):
+    assert send(ranking, json.dumps(body).encode())[0] in (200, 400, 422)
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=60) | st.text().map(str.encode))
-def test_whatever_bytes_come_there_is_an_answer(ranking, body):
-    assert ask(ranking, body)[0] in (200, 400, 422)
+def test_any_bytes_get_a_documented_status(ranking, body):
+    assert send(ranking, body)[0] in (200, 400, 422)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +247,8 @@ def test_whatever_bytes_come_there_is_an_answer(ranking, body):
         b'{"n": 0.' + b"1" * 60_000 + b"}", b'{"likes": ["' + b"\\u0041" * 10_000 + b'"]}',
     ],
 )  # fmt: skip
-def test_the_worst_that_fits_costs_little(ranking, body):
+def test_the_slowest_bodies_within_the_limit_take_less_than_a_second(ranking, body):
     assert len(body) <= MAX_BODY
-    began = time.process_time()
-    assert ask(ranking, body)[0] in (200, 400, 422)
-    assert time.process_time() - began < 1.0
+    start = time.process_time()
+    assert send(ranking, body)[0] in (200, 400, 422)
+    assert time.process_time() - start < 1.0

@@ -23,10 +23,10 @@ def test_a_documented_diff_applies_to_two_files_at_most(diff, tmp_path):
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
-    done = subprocess.run(["patch", "-p1", "--dry-run"], input=diff, text=True, cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stdout
+    patch = subprocess.run(["patch", "-p1", "--dry-run"], input=diff, text=True, cwd=tmp_path, capture_output=True)
+    assert patch.returncode == 0, patch.stdout
 
 
-def test_the_method_shown_is_the_one_that_is_tested():
+def test_the_documented_method_is_the_tested_one():
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "contributing.md").read_text(), re.S)
     assert code and code[1].strip() in (ROOT / "tests" / "test_new_method.py").read_text()

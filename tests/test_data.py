@@ -1,11 +1,10 @@
-"""Named sources, their cache, and the made worlds."""
+"""Named data sets, the cache of fetched archives, and synthetic data."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,34 +18,25 @@ from fedtaste.data.supervised import Supervised, linear
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import read_interactions, save
 from fedtaste.errors import ChecksumError, DataError
+from support.errors import raises_with
+from support.files import same_interactions, sha256, zip_of
 
 U_DATA = b"2\t1\t3\t881250949\n1\t3\t5\t891717742\n1\t2\t1\t878887116\n"
 FLAGS = {"1": "Animation Children's Comedy", "2": "unknown", "3": "Drama Musical"}
 TITLES = {"1": "Toy Story (1995)", "2": "unknown", "3": "Misérables, Les (1995)"}
 
 
-def sha(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def zipped(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return buffer.getvalue()
-
-
 def grouplens_zip(ratings: bytes, titles: dict[str, str], genres: dict[str, str]) -> bytes:
-    """As GroupLens publishes it: u.data, and u.item in Latin-1 with a flag for each genre."""
+    """ML-100K in the format of GroupLens: u.data, and u.item in Latin-1 with a flag for each genre."""
     rows = []
     for item, title in titles.items():
         flags = "|".join(str(int(genre in genres[item].split())) for genre in GENRES_100K)
         rows.append(f"{item}|{title}|01-Jan-1995||http://us.imdb.com/M/title-exact?{item}|{flags}\n")
-    return zipped({"ml-100k/u.data": ratings, "ml-100k/u.item": "".join(rows).encode("latin-1")})
+    return zip_of({"ml-100k/u.data": ratings, "ml-100k/u.item": "".join(rows).encode("latin-1")})
 
 
 def recbole_zip() -> bytes:
+    """The same data in the format of RecBole's package."""
     folder = "recbole/dataset_example/ml-100k/ml-100k"
     items = (
         "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
@@ -54,12 +44,7 @@ def recbole_zip() -> bytes:
         "3\tMisérables, Les\t1995\tDrama Musical\n"
     )
     header = b"user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
-    return zipped({f"{folder}.inter": header + U_DATA, f"{folder}.item": items.encode()})
-
-
-def same(a: Interactions, b: Interactions) -> bool:
-    arrays = all(np.array_equal(getattr(a, key), getattr(b, key)) for key in ("person", "item", "value", "time"))
-    return arrays and all(getattr(a, key) == getattr(b, key) for key in ("people", "items", "titles", "genres"))
+    return zip_of({f"{folder}.inter": header + U_DATA, f"{folder}.item": items.encode()})
 
 
 def unreachable() -> bytes:
@@ -67,23 +52,30 @@ def unreachable() -> bytes:
 
 
 def archives(**fetchers) -> tuple[Archive, ...]:
-    """The two ways to ML-100K over a small made copy of it; without a fetcher a way is unreachable."""
+    """The two origins of ML-100K with a small copy of it; an origin without a fetcher is unreachable."""
     contents = {"zip": grouplens_zip(U_DATA, TITLES, FLAGS), "whl": recbole_zip()}
     parsers = {"zip": parse_grouplens_100k, "whl": parse_recbole_100k}
     return tuple(
         Archive(
-            file=f"small.{way}",
-            sha256=sha(contents[way]),
-            origin=f"origin {way}",
-            fetch=(lambda way=way: contents[way]) if fetchers.get(way) is True else fetchers.get(way, unreachable),
-            parse=lambda opened, way=way: parsers[way](opened, sha(U_DATA)),
+            file=f"small.{origin}",
+            sha256=sha256(contents[origin]),
+            origin=f"origin {origin}",
+            fetch=(lambda origin=origin: contents[origin])
+            if fetchers.get(origin) is True
+            else fetchers.get(origin, unreachable),
+            parse=lambda opened, origin=origin: parsers[origin](opened, sha256(U_DATA)),
         )
-        for way in ("zip", "whl")
+        for origin in ("zip", "whl")
     )
 
 
-def test_grouplens_format(tmp_path):
-    data = obtain("ml-100k", archives(zip=True), "terms", tmp_path, lambda _: None)
+def fetch(cache: Path, *sources: Archive, log=lambda _: None, **fetchers) -> Interactions:
+    """ML-100K from these archives, or from `archives(**fetchers)`."""
+    return obtain("ml-100k", sources or archives(**fetchers), "the terms", cache, log)
+
+
+def test_grouplens_format_is_read(tmp_path):
+    data = fetch(tmp_path, zip=True)
     assert data.name == "ml-100k"
     assert data.people == ("1", "2") and data.items == ("1", "2", "3")
     assert data.person.tolist() == [1, 0, 0] and data.item.tolist() == [0, 2, 1]
@@ -94,76 +86,70 @@ def test_grouplens_format(tmp_path):
 
 
 def test_both_origins_give_the_same_data(tmp_path):
-    one = obtain("ml-100k", archives(zip=True), "terms", tmp_path / "a", lambda _: None)
-    two = obtain("ml-100k", archives(whl=True), "terms", tmp_path / "b", lambda _: None)
-    assert same(one, two)
+    assert same_interactions(fetch(tmp_path / "a", zip=True), fetch(tmp_path / "b", whl=True))
 
 
-def test_terms_are_said_when_fetched_and_not_from_the_cache(tmp_path):
-    said: list[str] = []
-    first = obtain("ml-100k", archives(whl=True), "the terms", tmp_path, said.append)
-    assert said.count("the terms") == 1
+def test_terms_are_logged_when_fetched_and_not_from_the_cache(tmp_path):
+    messages: list[str] = []
+    data = fetch(tmp_path, whl=True, log=messages.append)
+    assert messages.count("the terms") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["small.whl"]
-    said.clear()
-    assert same(first, obtain("ml-100k", archives(), "the terms", tmp_path, said.append))
-    assert said == []
+    messages.clear()
+    assert same_interactions(data, fetch(tmp_path, log=messages.append))
+    assert messages == []
 
 
 def test_an_archive_put_into_the_cache_by_hand_is_used(tmp_path):
     (tmp_path / "small.zip").write_bytes(grouplens_zip(U_DATA, TITLES, FLAGS))
-    assert len(obtain("ml-100k", archives(), "terms", tmp_path, lambda _: None)) == 3
+    assert len(fetch(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("way", ["zip", "whl"])
-def test_a_wrong_checksum_raises_and_keeps_nothing(tmp_path, way):
-    with pytest.raises(ChecksumError) as caught:
-        obtain("ml-100k", archives(**{way: lambda: b"PK another file"}), "terms", tmp_path, lambda _: None)
-    message = str(caught.value)
-    assert sha(b"PK another file") in message and f"small.{way}" in message and "Try again" in message
+@pytest.mark.parametrize("origin", ["zip", "whl"])
+def test_a_wrong_checksum_raises_and_keeps_nothing(tmp_path, origin):
+    with raises_with(ChecksumError, f"small.{origin}", sha256(b"PK another file"), "Try again"):
+        fetch(tmp_path, **{origin: lambda: b"PK another file"})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_ratings_inside_a_right_archive_raise(tmp_path):
+def test_wrong_ratings_inside_an_archive_with_the_right_checksum_raise(tmp_path):
     content = grouplens_zip(U_DATA + b"1\t1\t5\t1\n", TITLES, FLAGS)
-    wrong = replace(archives()[0], sha256=sha(content), fetch=lambda: content)
+    wrong = replace(archives()[0], sha256=sha256(content), fetch=lambda: content)
     with pytest.raises(ChecksumError, match="u.data has sha256"):
-        obtain("ml-100k", (wrong,), "terms", tmp_path, lambda _: None)
+        fetch(tmp_path, wrong)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_cache_is_said_and_fetched_again(tmp_path):
-    said: list[str] = []
-    good = obtain("ml-100k", archives(zip=True), "terms", tmp_path, said.append)
+def test_a_damaged_cache_is_logged_and_fetched_again(tmp_path):
+    messages: list[str] = []
+    data = fetch(tmp_path, zip=True)
     content = (tmp_path / "small.zip").read_bytes()
     (tmp_path / "small.zip").write_bytes(content[:-1] + b"x")
-    said.clear()
-    assert same(good, obtain("ml-100k", archives(zip=True), "terms", tmp_path, said.append))
-    assert "small.zip is damaged" in said[0]
+    assert same_interactions(data, fetch(tmp_path, zip=True, log=messages.append))
+    assert "small.zip is damaged" in messages[0]
     assert (tmp_path / "small.zip").read_bytes() == content
 
 
-def test_a_damaged_archive_goes_when_the_other_origin_answers(tmp_path):
+def test_a_damaged_archive_is_removed_when_the_other_origin_answers(tmp_path):
     (tmp_path / "small.zip").write_bytes(b"torn")
-    obtain("ml-100k", archives(whl=True), "terms", tmp_path, lambda _: None)
+    fetch(tmp_path, whl=True)
     assert [path.name for path in tmp_path.iterdir()] == ["small.whl"]
 
 
-def test_without_network_the_message_says_how_to_go_on(tmp_path):
-    with pytest.raises(DataError) as caught:
-        obtain("ml-100k", archives(), "terms", tmp_path / "cache", lambda _: None)
-    message = str(caught.value)
-    assert "origin zip: no answer" in message and "origin whl: no answer" in message
-    assert f"Put small.zip into {tmp_path / 'cache'}" in message and "--data synthetic" in message
+def test_without_network_the_error_names_the_origins_and_what_to_do(tmp_path):
+    cache = tmp_path / "cache"
+    parts = ("origin zip: no answer", "origin whl: no answer", f"Put small.zip into {cache}", "--data synthetic")
+    with raises_with(DataError, *parts):
+        fetch(cache)
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_does_not_stop(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    said: list[str] = []
-    assert len(obtain("ml-100k", archives(zip=True), "terms", tmp_path / "file", said.append)) == 3
-    assert "Not kept" in said[-1]
+def test_a_cache_that_cannot_be_written_is_logged_and_the_data_are_used(tmp_path):
+    (tmp_path / "file").write_text("a file in place of the folder")
+    messages: list[str] = []
+    assert len(fetch(tmp_path / "file", zip=True, log=messages.append)) == 3
+    assert "Not kept" in messages[-1]
 
 
-def test_a_page_instead_of_the_archive_is_no_answer(monkeypatch):
+def test_a_web_page_in_place_of_the_archive_is_refused(monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(b"<html>please sign in</html>"))
     with pytest.raises(OSError, match="not a zip"):
         fetch_url("https://example.org/ml-100k.zip")
@@ -189,7 +175,7 @@ def ml_100k() -> Interactions:
     return data
 
 
-def test_ml_100k(ml_100k):
+def test_ml_100k_has_the_published_counts(ml_100k):
     assert (len(ml_100k.people), len(ml_100k.items), len(ml_100k)) == (943, 1_682, 100_000)
     assert ml_100k.people == tuple(str(i) for i in range(1, 944))
     assert ml_100k.items == tuple(str(i) for i in range(1, 1_683))
@@ -207,16 +193,18 @@ def test_ml_100k_in_the_format_of_grouplens_is_the_same(ml_100k, tmp_path):
     titles = dict(zip(ml_100k.items, ml_100k.titles))
     genres = {item: text.replace(",", "") for item, text in zip(ml_100k.items, ml_100k.genres)}
     content = grouplens_zip(ratings, titles, genres)
-    archive = replace(ML_100K[0], sha256=sha(content), fetch=lambda: content)  # with the real checksum of the ratings
-    assert same(ml_100k, obtain("ml-100k", (archive,), "terms", tmp_path, lambda _: None))
+    archive = replace(
+        ML_100K[0], sha256=sha256(content), fetch=lambda: content
+    )  # with the real checksum of the ratings
+    assert same_interactions(ml_100k, fetch(tmp_path, archive))
 
 
 def test_ml_100k_survives_saving(ml_100k, tmp_path):
     save(ml_100k, tmp_path / "ml.parquet")
-    assert same(ml_100k, read_interactions(tmp_path / "ml.parquet"))
+    assert same_interactions(ml_100k, read_interactions(tmp_path / "ml.parquet"))
 
 
-def test_every_source_says_what_it_is():
+def test_every_source_has_a_description_terms_and_sizes():
     for name, source in SOURCES.items():
         assert name == source.name and source.about and source.terms and source.how in ("fetched", "by hand", "made")
         assert source.people != 0 and source.items != 0 and source.interactions != 0
@@ -239,22 +227,21 @@ def test_every_source_says_what_it_is():
         ("ml-100k:3", ["ml-100k:3", "leave"]),
     ],
 )
-def test_unknown_names_and_sizes(name, parts):
-    with pytest.raises(DataError) as caught:
+def test_unknown_names_and_wrong_sizes_are_refused(name, parts):
+    with raises_with(DataError, *parts):
         load(name)
-    assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
-def test_a_file_of_another_kind(tmp_path):
+def test_a_file_of_unknown_format_is_refused(tmp_path):
     (tmp_path / "ratings.xlsx").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"ratings.xlsx is of no known format.*\.csv.*rename"):
+    with raises_with(DataError, "ratings.xlsx", ".csv", "rename"):
         load(str(tmp_path / "ratings.xlsx"))
 
 
-def test_load_by_name():
+def test_load_finds_sources_by_name_and_size():
     small = load("Synthetic:50x40x500", seed=3)
     assert isinstance(small, Interactions) and len(small) == 500
-    assert same(small, synthetic(50, 40, 500, seed=3))
+    assert same_interactions(small, synthetic(50, 40, 500, seed=3))
     assert isinstance(load("linear"), Supervised)
     source = SOURCES["synthetic"]
     default = synthetic()
@@ -268,15 +255,15 @@ def test_load_by_name():
     ("people", "items", "interactions"),
     [(600, 400, 24_000), (1, 2, 1), (3, 3, 4), (2, 2, 2), (40, 10, 200), (100, 50, 130), (1, 40, 20), (30, 5000, 300)],
 )
-def test_synthetic_is_exact(people, items, interactions):
+def test_synthetic_has_the_sizes_asked_for(people, items, interactions):
     data = synthetic(people, items, interactions)
     assert (len(data.people), len(data.items), len(data)) == (people, items, interactions)
     assert len(np.unique(data.person.astype(np.int64) * items + data.item)) == interactions
     lengths = np.bincount(data.person, minlength=people)
     assert lengths.min() >= min(5, interactions // people, items * 3 // 4)
     assert set(np.unique(data.value)) <= {1, 2, 3, 4, 5}
-    steps, own = np.diff(data.time), np.diff(data.person) == 0
-    assert (steps[own] > 0).all() and (data.time == np.floor(data.time)).all()
+    steps, same_person = np.diff(data.time), np.diff(data.person) == 0
+    assert (steps[same_person] > 0).all() and (data.time == np.floor(data.time)).all()
     assert len(set(data.titles)) == items == len(data.genres) and all(data.genres)
 
 
@@ -294,31 +281,31 @@ def test_synthetic_popularity_and_activity_have_heavy_tails():
     activity = np.sort(np.bincount(data.person, minlength=1_000))[::-1]
     assert popularity[:100].sum() > 0.25 * len(data)
     assert activity[:100].sum() > 0.25 * len(data)
-    # Item numbers must not give popularity away.
+    # Item numbers must not be correlated with popularity.
     assert abs(np.corrcoef(np.arange(1_000), np.bincount(data.item, minlength=1_000))[0, 1]) < 0.1
 
 
-def test_synthetic_taste_is_there_and_moves():
+def test_synthetic_people_have_tastes_that_drift():
     data = synthetic(1_000, 500, 60_000)
     _, genre = np.unique([text.split(", ")[0] for text in data.genres], return_inverse=True)
     histories = data.histories()
     chance = np.square(np.bincount(genre[data.item]) / len(data)).sum()
 
-    def alike(near: int) -> float:
-        """How often a person's item and the one `near` places later are of one genre."""
-        together = histories.owners[near:] == histories.owners[:-near]
-        return float((genre[histories.items[near:]] == genre[histories.items[:-near]])[together].mean())
+    def same_genre(lag: int) -> float:
+        """How often a person's item and the one `lag` places later have the same genre."""
+        same_person = histories.owners[lag:] == histories.owners[:-lag]
+        return float((genre[histories.items[lag:]] == genre[histories.items[:-lag]])[same_person].mean())
 
-    assert alike(1) > 1.5 * chance
-    assert alike(1) > alike(30) + 0.03
-    # People rate what suits them: the genre they take most is rated above the one they take least.
-    taken = np.zeros((1_000, genre.max() + 1))
-    np.add.at(taken, (data.person, genre[data.item]), 1)
-    share = taken[data.person, genre[data.item]] / taken.sum(1)[data.person]
+    assert same_genre(1) > 1.5 * chance
+    assert same_genre(1) > same_genre(30) + 0.03
+    # People rate the genres that they choose often above those that they choose seldom.
+    counts = np.zeros((1_000, genre.max() + 1))
+    np.add.at(counts, (data.person, genre[data.item]), 1)
+    share = counts[data.person, genre[data.item]] / counts.sum(1)[data.person]
     assert np.corrcoef(share, data.value)[0, 1] > 0.2
 
 
-def test_synthetic_titles_stay_readable_when_words_run_out():
+def test_synthetic_titles_get_numbers_when_words_run_out():
     data = synthetic(10, 4_001, 100)
     assert len(set(data.titles)) == 4_001
     assert sum(title.endswith(" 2") for title in data.titles) == 2_000 and data.titles[4_000].endswith(" 3")
@@ -326,9 +313,9 @@ def test_synthetic_titles_stay_readable_when_words_run_out():
 
 def test_synthetic_survives_saving(tmp_path):
     data = synthetic(60, 40, 1_000)
-    save(data, tmp_path / "made.csv")
+    save(data, tmp_path / "synthetic.csv")
     assert set(range(40)) == set(data.item.tolist())
-    assert same(data, read_interactions(tmp_path / "made.csv"))
+    assert same_interactions(data, read_interactions(tmp_path / "synthetic.csv"))
 
 
 def test_linear_has_one_true_weight_vector():
@@ -338,17 +325,17 @@ def test_linear_has_one_true_weight_vector():
         assert x.shape == (len(y), 5) and tx.shape == (len(ty), 5) and x.dtype == y.dtype == np.float32
         assert len(ty) == (len(y) + len(ty)) // 5 and 80 <= len(y) + len(ty) <= 120
         np.testing.assert_allclose(tx @ data.truth, ty, atol=1e-5)
-    found = np.linalg.lstsq(np.concatenate(data.features), np.concatenate(data.targets), rcond=None)[0]
-    np.testing.assert_allclose(found, data.truth, atol=1e-5)
+    estimate = np.linalg.lstsq(np.concatenate(data.features), np.concatenate(data.targets), rcond=None)[0]
+    np.testing.assert_allclose(estimate, data.truth, atol=1e-5)
     assert len({len(y) for y in data.targets}) > 1
 
 
-def test_linear_noise_and_seed():
+def test_linear_follows_noise_and_seed():
     quiet, noisy, other = linear(seed=1), linear(noise=0.5, seed=1), linear(seed=2)
     assert quiet.features[3].tobytes() == linear(seed=1).features[3].tobytes() != other.features[3].tobytes()
-    left = np.concatenate([y - x @ noisy.truth for x, y in zip(noisy.features, noisy.targets)])
-    assert 0.45 < left.std() < 0.55
-    with pytest.raises(DataError, match="clients=0.*Expected at least 1 client"):
+    residuals = np.concatenate([y - x @ noisy.truth for x, y in zip(noisy.features, noisy.targets)])
+    assert 0.45 < residuals.std() < 0.55
+    with pytest.raises(DataError, match="clients=0.*at least 1"):
         linear(clients=0)
 
 

@@ -1,8 +1,9 @@
-"""Folders of domains: arrays, folders of images, and what is refused."""
+"""Folders of domains: arrays, folders of images, and errors about wrong ones."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +18,31 @@ from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import BroughtSplit
 from fedtaste.errors import DataError
+from support.errors import raises_with
 
 REAL = Path(__file__).parents[1].parent / "shared" / "data" / "digits"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/digits, which is not part of the project")
 
 
-def refuses(*parts: str):
-    """A DataError that says all of this, in this order."""
-    return pytest.raises(DataError, match="(?s)" + ".*".join(parts))
+refuses = partial(raises_with, DataError)
 
 
 def save(path: Path, n: int = 30, shape: tuple[int, ...] = (8, 8), seed: int = 0, **changes) -> dict[str, np.ndarray]:
-    """A domain of three classes as bytes, of which the first pixel says its class."""
+    """Save a domain of three classes; the first pixel of an image encodes its class."""
     rng = np.random.default_rng(seed)
-    made: dict[str, np.ndarray] = {}
+    content: dict[str, np.ndarray] = {}
     for part in ("train", "test"):
         labels = np.arange(n) % 3
         images = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
         images[:, 0, 0] = (labels * 100).reshape(-1, *[1] * (len(shape) - 2))
-        made |= {f"x_{part}": images, f"y_{part}": labels}
-    made |= changes
-    np.savez(path, **made)
-    return made
+        content |= {f"x_{part}": images, f"y_{part}": labels}
+    content |= changes
+    np.savez(path, **content)
+    return content
 
 
 def paint(folder: Path, n: int, value: int, mode: str = "L", size: tuple[int, int] = (6, 4)) -> None:
+    """Save n images of one colour."""
     folder.mkdir(parents=True)
     for number in range(n):
         colour = value if mode in ("L", "P", "I;16") else (value, number, 0, 255)[: len(mode)]
@@ -51,26 +52,26 @@ def paint(folder: Path, n: int, value: int, mode: str = "L", size: tuple[int, in
 # Sizes
 
 
-def test_resampling_keeps_flat_images_and_their_own_size():
+def test_resampling_weights_are_means_and_the_same_size_changes_nothing():
     for old, new in ((28, 16), (8, 16), (16, 16), (5, 3), (1, 4), (7, 1)):
         weights = resampling_weights(old, new)
         assert weights.shape == (new, old) and (weights >= 0).all()
         np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
-        np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-6)  # left and right are alike
+        np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-6)  # symmetric
     assert np.array_equal(resampling_weights(16, 16), np.eye(16))
 
 
-def test_resizing_is_that_of_pillow():
+def test_resizing_equals_that_of_pillow():
     image = np.random.default_rng(0).uniform(size=(28, 20)).astype(np.float32)
     for size in (16, 32):
-        theirs = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
-        np.testing.assert_allclose(resize(image[None, None], size)[0, 0], theirs, atol=1e-5)
+        expected = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+        np.testing.assert_allclose(resize(image[None, None], size)[0, 0], expected, atol=1e-5)
 
 
 # Arrays
 
 
-def test_arrays_of_all_layouts_become_one(tmp_path):
+def test_arrays_of_all_layouts_are_read_alike(tmp_path):
     shapes = {"grey": (8, 8), "last": (8, 8, 3), "one": (8, 8, 1), "wide": (8, 16)}
     saved = {name: save(tmp_path / f"{name}.npz", shape=shape) for name, shape in shapes.items()}
     colour = {f"x_{part}": saved["last"][f"x_{part}"].transpose(0, 3, 1, 2) for part in ("train", "test")}
@@ -82,10 +83,10 @@ def test_arrays_of_all_layouts_become_one(tmp_path):
     assert sorted(x.tobytes() for x in data.features[1]) == sorted(x.tobytes() for x in data.features[3])
     for client in (0, 1, 2, 3, 4):
         for x, y in ((data.features, data.targets), (data.test_features, data.test_targets)):
-            np.testing.assert_allclose(x[client][:, 0, 0, 0] * 255, y[client] * 100, atol=1e-4)  # labels stay with them
+            np.testing.assert_allclose(x[client][:, 0, 0, 0] * 255, y[client] * 100, atol=1e-4)
     assert (data.features[0] == data.features[0][:, :1]).all()
-    whole = np.sort(data.features[0][:, 0].reshape(30, -1), 0)
-    np.testing.assert_allclose(whole, np.sort(saved["grey"]["x_train"].reshape(30, -1) / 255, 0), atol=1e-6)
+    pixels = np.sort(data.features[0][:, 0].reshape(30, -1), 0)
+    np.testing.assert_allclose(pixels, np.sort(saved["grey"]["x_train"].reshape(30, -1) / 255, 0), atol=1e-6)
 
 
 def test_examples_and_tests_are_limited_by_a_seeded_choice(tmp_path):
@@ -102,8 +103,8 @@ def test_optdigits_can_be_one_more_domain(tmp_path):
     save(tmp_path / "one.npz")
     data = domains(tmp_path, size=8, tests=400, optdigits=True)
     assert data.clients == ("one", "optdigits") and data.classes == 10
-    both = [x[0].tobytes() for held in (data.features[1], data.test_features[1]) for x in held]
-    assert sorted(both) == sorted(image.tobytes() for image in load_handwritten()[0])
+    images = [x[0].tobytes() for part in (data.features[1], data.test_features[1]) for x in part]
+    assert sorted(images) == sorted(image.tobytes() for image in load_handwritten()[0])
     assert set(np.bincount(data.test_targets[1].astype(int))) <= {34, 35, 36}
 
 
@@ -124,13 +125,13 @@ def test_optdigits_can_be_one_more_domain(tmp_path):
         ({"y_train": np.array([None] * 30)}, ["one.npz cannot be read", "np.savez"]),
     ],
 )
-def test_arrays_that_are_not_images(tmp_path, changes, parts):
+def test_wrong_arrays_are_refused(tmp_path, changes, parts):
     save(tmp_path / "one.npz", **changes)
     with refuses(*parts):
         domains(tmp_path)
 
 
-def test_files_that_are_not_npz(tmp_path):
+def test_files_that_are_not_npz_are_refused(tmp_path):
     np.savez(tmp_path / "one.npz", x_train=np.zeros(3), y=np.zeros(3))
     with refuses("one.npz has no y_train and no x_test and no y_test", "It has: x_train, y", "Expected x_train"):
         domains(tmp_path)
@@ -145,7 +146,7 @@ def test_files_that_are_not_npz(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"size": 10_000}, {"examples": 0}, {"tests": 0}])
-def test_sizes_that_cannot_be(tmp_path, wrong):
+def test_wrong_sizes_are_refused(tmp_path, wrong):
     save(tmp_path / "one.npz")
     with refuses("from 1 to 512", "got size="):
         domains(tmp_path, **wrong)
@@ -154,7 +155,7 @@ def test_sizes_that_cannot_be(tmp_path, wrong):
 # Folders of images
 
 
-def test_image_folders_with_and_without_a_test_part(tmp_path):
+def test_image_folders_with_and_without_a_test_part_are_read(tmp_path):
     for place, name in enumerate(("cat", "dog")):
         paint(tmp_path / "photo" / "train" / name, 6, 50 + place, "RGB")
         paint(tmp_path / "photo" / "test" / name, 2, 70 + place, "RGB")
@@ -170,7 +171,7 @@ def test_image_folders_with_and_without_a_test_part(tmp_path):
     assert np.bincount(data.test_targets[1].astype(int)).tolist() == [2, 2]  # a fifth of each class
 
 
-def test_classes_that_are_numbers_stay_these_numbers(tmp_path):
+def test_folders_named_by_numbers_keep_these_labels(tmp_path):
     save(tmp_path / "arrays.npz")
     for number in (2, 10):
         paint(tmp_path / "images" / str(number), 5, number)
@@ -186,7 +187,7 @@ def test_domains_that_share_no_class_are_noted(tmp_path):
     assert "No other domain has a class of: arrays, images." in domains(tmp_path).notes
 
 
-def test_every_kind_of_image_becomes_three_channels(tmp_path):
+def test_images_of_every_mode_get_three_channels(tmp_path):
     for number, mode in enumerate(("L", "P", "RGB", "RGBA", "1", "LA")):
         colour = {"RGB": (9, 9, 9), "RGBA": (9, 9, 9, 99), "LA": (9, 99)}.get(mode, 1 if mode == "1" else 9)
         (tmp_path / "all" / str(number)).mkdir(parents=True)
@@ -197,12 +198,12 @@ def test_every_kind_of_image_becomes_three_channels(tmp_path):
     assert domains(tmp_path, size=5).shape == (3, 5, 5)
 
 
-def test_images_that_cannot_be_read(tmp_path):
+def test_images_that_cannot_be_read_are_refused(tmp_path):
     paint(tmp_path / "one" / "0", 3, 1)
     paint(tmp_path / "one" / "1", 3, 1)
     broken = tmp_path / "one" / "1" / "3.png"
-    whole = (tmp_path / "one" / "1" / "0.png").read_bytes()
-    for content in (b"", b"text", whole[:40]):
+    image = (tmp_path / "one" / "1" / "0.png").read_bytes()
+    for content in (b"", b"text", image[:40]):
         broken.write_bytes(content)
         with refuses("3.png cannot be read as an image", "Replace it"):
             domains(tmp_path)
@@ -211,7 +212,7 @@ def test_images_that_cannot_be_read(tmp_path):
         domains(tmp_path)
 
 
-def test_pickles_are_refused_with_what_to_do(tmp_path):
+def test_pickles_are_refused(tmp_path):
     for name in ("MNIST", "SVHN"):
         (tmp_path / name / "partitions").mkdir(parents=True)
         (tmp_path / name / "partitions" / "train_part0.pkl").write_bytes(b"\x80\x04.")
@@ -223,10 +224,10 @@ def test_pickles_are_refused_with_what_to_do(tmp_path):
         load(f"domains:{tmp_path / 'loose'}")
 
 
-def test_folders_without_domains(tmp_path):
+def test_folders_without_domains_are_refused(tmp_path):
     with refuses("has no domains. It has: nothing", "one .npz file for each domain"):
         domains(tmp_path)
-    with refuses("has no train.csv"):  # nothing tells that domains were meant
+    with refuses("has no train.csv"):  # an empty folder is read as a split
         load(str(tmp_path))
     (tmp_path / "one" / "train").mkdir(parents=True)
     with refuses("train has no images in folders of classes", "DOMAIN/CLASS"):
@@ -236,20 +237,20 @@ def test_folders_without_domains(tmp_path):
         domains(tmp_path)
 
 
-def test_one_class_only_is_refused(tmp_path):
+def test_a_single_class_is_refused(tmp_path):
     paint(tmp_path / "one" / "cat", 5, 1)
     with refuses("labels of 1 classes", "at least 2"):
         domains(tmp_path)
 
 
-def test_a_split_of_ratings_stays_one_although_arrays_lie_beside_it(tmp_path):
+def test_a_split_folder_with_an_array_file_is_read_as_a_split(tmp_path):
     for part in ("train", "test"):
         (tmp_path / f"{part}.csv").write_text("user,item\na,x\nb,y\n")
     save(tmp_path / "one.npz")
     assert isinstance(load(str(tmp_path)), BroughtSplit)
 
 
-def test_paths_with_commas_and_colons(tmp_path):
+def test_paths_may_contain_commas_and_colons(tmp_path):
     assert split_path("a,b:c,size=8,tests=3") == ("a,b:c", "size=8,tests=3")
     assert split_path("a") == ("a", "") and split_path("a=b,size=8") == ("a=b", "size=8")
     folder = tmp_path / "a=b,c:d"
@@ -258,14 +259,14 @@ def test_paths_with_commas_and_colons(tmp_path):
     assert load(f"domains:{folder},size=9").shape == (3, 9, 9)
 
 
-# The real ones
+# Published digits
 
 
 @real
-def test_real_digits():
-    began = time.perf_counter()
+def test_published_digits_have_their_counts():
+    start = time.perf_counter()
     data = load(str(REAL))
-    assert time.perf_counter() - began < 30
+    assert time.perf_counter() - start < 30
     assert data.clients == ("mnist_small", "mnistm_small", "usps") and data.classes == 10
     assert [len(y) for y in data.targets] == [4000, 2500, 7291] and [len(y) for y in data.test_targets] == [1000] * 3
     assert all(x.min() >= 0 and x.max() <= 1 for x in data.features)

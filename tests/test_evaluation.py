@@ -1,4 +1,4 @@
-"""Splits, draws, ranks, metrics, protocols: exact answers."""
+"""Splits, negative samples, ranks, metrics and protocols, against exact answers; and the public functions of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lists(h):
     return [h.of(person).tolist() for person in range(h.people)]
 
 
-def test_leave_one_out_holds_out_the_newest():
+def test_leave_one_out_holds_out_the_newest_items():
     split = splits.leave_one_out(ragged([5, 6, 7, 8], [1, 2], [3]), 300, seed=0)
     assert lists(split.train) == [[5, 6], [1], [3]]
     assert lists(split.valid) == [[7], [], []]
@@ -47,8 +47,8 @@ def test_leave_one_out_holds_out_the_newest():
     assert "1 person has a single interaction" in " ".join(split.notes)
 
 
-def test_ties_in_time_follow_neither_items_nor_rows():
-    """All at one moment: the held-out item must not be the last row, nor the largest number, more than by chance."""
+def test_ties_in_time_are_broken_neither_by_item_numbers_nor_by_rows():
+    """With equal times the held-out item is the last row or the largest number only as often as by chance."""
     n, people = 20, 400
     person = np.repeat(np.arange(people, dtype=np.int32), n)
     item = np.tile(np.arange(n, dtype=np.int32), people)
@@ -61,18 +61,18 @@ def test_ties_in_time_follow_neither_items_nor_rows():
     assert (splits.leave_one_out(shuffled.histories(3), 500, seed=3).test.items == newest).all()
 
 
-def test_temporal_split_cuts_once_for_everybody():
+def test_temporal_split_cuts_at_the_same_times_for_everybody():
     data = synthetic(60, 80, 1500)
     split = splits.temporal(data, 0)
     times = {(p, i): t for p, i, t in zip(data.person, data.item, data.time)}
-    when = [
+    part_times = [
         [times[p, i] for p in range(part.people) for i in part.of(p)] for part in (split.train, split.valid, split.test)
     ]
-    assert max(when[0]) <= min(when[1]) and max(when[1]) <= min(when[2])
+    assert max(part_times[0]) <= min(part_times[1]) and max(part_times[1]) <= min(part_times[2])
     assert len(split.train) + len(split.valid) + len(split.test) == len(data)
 
 
-def test_support_and_query_share_everybody_out():
+def test_support_and_query_divide_every_history():
     data = histories()
     support, query = splits.support_query(data, 0.5)
     assert lists(support.then(query)) == lists(data)
@@ -81,87 +81,79 @@ def test_support_and_query_share_everybody_out():
     assert [sorted(a + b) for a, b in zip(lists(again[0]), lists(again[1]))] == [sorted(row) for row in lists(data)]
 
 
-def test_people_held_out_and_folds():
+def test_held_out_people_and_folds_have_the_right_sizes():
     assert splits.held_out_people(50, 0.1, 0).sum() == 5
     fold = splits.folds(53, 10, 0)
     assert sorted(np.bincount(fold)) == [5] * 7 + [6] * 3
 
 
 @given(st.integers(0, 10_000), st.integers(0, 5))
-def test_negatives_are_never_of_the_history(seed, round):
+def test_negatives_are_neither_in_the_history_nor_forbidden(seed, round):
     data, forbidden = histories(seed=seed % 7), ragged(*[[person % ITEMS] for person in range(24)])
     people = np.array([3, 0, 11])
-    drawn = samples(
-        data, people, catalogue=ITEMS, negatives=3, batch=0, key=key_of(seed, 0, round), forbidden=forbidden
-    )
+    options = {"catalogue": ITEMS, "negatives": 3, "batch": 0, "key": key_of(seed, 0, round), "forbidden": forbidden}
+    drawn = samples(data, people, **options)
     for place, person in enumerate(people):
         part = slice(drawn.starts[place], drawn.starts[place + 1])
         items, targets = drawn.inputs[part], drawn.targets[part]
         assert sorted(items[targets == 1]) == sorted(data.of(person))
         assert (targets == 0).sum() == 3 * len(data.of(person))
         assert not set(items[targets == 0]) & ({*data.of(person)} | {person % ITEMS})
-    alone = samples(
-        data, people[1:2], catalogue=ITEMS, negatives=3, batch=0, key=key_of(seed, 0, round), forbidden=forbidden
-    )
-    assert (alone.inputs == drawn.inputs[drawn.starts[1] : drawn.starts[2]]).all()  # others change nobody's draws
+    single = samples(data, people[1:2], **options)
+    assert (single.inputs == drawn.inputs[drawn.starts[1] : drawn.starts[2]]).all()  # independent of other people
 
 
-def test_clean_negatives_include_held_out_items_and_published_ones_never():
-    data, held = ragged(list(range(10))), ragged([20])
-    seen = [0, 0]
-    for number in range(200):
-        for at, forbidden in enumerate((None, held)):
-            drawn = samples(
-                data, np.array([0]), catalogue=30, negatives=4, batch=0, key=key_of(0, 0, number), forbidden=forbidden
-            )
-            seen[at] += int((drawn.inputs == 20).sum())
-    assert 300 < seen[0] < 500 and seen[1] == 0  # 8,000 draws over 20 items: 400
+def test_clean_negatives_include_held_out_items_and_published_ones_do_not():
+    data, held_out = ragged(list(range(10))), ragged([20])
+
+    def count(forbidden: Histories | None) -> int:
+        """How often 8,000 draws over 20 items give the held-out item."""
+        options = {"catalogue": 30, "negatives": 4, "batch": 0, "forbidden": forbidden}
+        draws = [samples(data, np.array([0]), key=key_of(0, 0, number), **options) for number in range(200)]
+        return sum(int((drawn.inputs == 20).sum()) for drawn in draws)
+
+    assert 300 < count(None) < 500 and count(held_out) == 0
 
 
-def test_who_has_everything_gets_no_negatives():
+def test_a_person_with_all_items_gets_no_negatives():
     drawn = samples(ragged([0, 1, 2]), np.array([0]), catalogue=3, negatives=4, batch=0, key=key_of(0, 0, 0))
     assert sorted(drawn.inputs) == [0, 1, 2]
 
 
 @given(st.integers(1, 120), st.integers(0, 1000))
-def test_evaluation_negatives_are_different_and_untouched(wanted, seed):
-    touched = histories()
-    drawn = distinct_negatives(touched, ITEMS, wanted, key_of(seed, 1, 0))
-    for person in range(touched.people):
-        own = drawn.of(person).tolist()
-        assert len(own) == len(set(own)) == min(wanted, ITEMS - len(touched.of(person)))
-        assert not set(own) & set(touched.of(person).tolist())
+def test_evaluation_negatives_are_distinct_and_not_in_the_history(count, seed):
+    data = histories()
+    drawn = distinct_negatives(data, ITEMS, count, key_of(seed, 1, 0))
+    for person in range(data.people):
+        items = drawn.of(person).tolist()
+        assert len(items) == len(set(items)) == min(count, ITEMS - len(data.of(person)))
+        assert not set(items) & set(data.of(person).tolist())
 
 
 def test_padding_keeps_batches():
-    made = Ragged(np.array([0, 5, 7]), np.arange(7, dtype=np.int32), np.ones(7, np.float32), batch=2)
-    examples = made.pad()
+    examples = Ragged(np.array([0, 5, 7]), np.arange(7, dtype=np.int32), np.ones(7, np.float32), batch=2).pad()
     assert examples.inputs.shape == (2, 3, 2)
-    assert examples.inputs[0].tolist() == [[0, 1], [2, 3], [4, 0]] and examples.mask[0].tolist() == [
-        [1, 1],
-        [1, 1],
-        [1, 0],
-    ]
+    assert examples.inputs[0].tolist() == [[0, 1], [2, 3], [4, 0]]
+    assert examples.mask[0].tolist() == [[1, 1], [1, 1], [1, 0]]
     assert examples.mask[1].tolist() == [[1, 1], [0, 0], [0, 0]]
 
 
 def test_metrics_of_known_ranks():
     ranks, owners = np.array([1, 10, 11, 2, 2]), np.array([0, 1, 2, 3, 3])
-    got = ranking_metrics(ranks, owners)
-    assert got["hr@10"].tolist() == [1, 1, 0, 1]
-    assert got["ndcg@10"][:3] == pytest.approx([1, 1 / np.log2(11), 0])
-    assert got["ndcg@10"][3] == pytest.approx(
-        (1 / np.log2(3) + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
-    )  # places 2 and 3
-    assert got["mrr@10"].tolist() == [1, 0.1, 0, 0.5]
-    assert got["recall@10"].tolist() == [1, 1, 0, 1]
+    metrics = ranking_metrics(ranks, owners)
+    assert metrics["hr@10"].tolist() == [1, 1, 0, 1]
+    assert metrics["ndcg@10"][:3] == pytest.approx([1, 1 / np.log2(11), 0])
+    places_2_and_3 = (1 / np.log2(3) + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
+    assert metrics["ndcg@10"][3] == pytest.approx(places_2_and_3)
+    assert metrics["mrr@10"].tolist() == [1, 0.1, 0, 0.5]
+    assert metrics["recall@10"].tolist() == [1, 1, 0, 1]
 
 
 def test_ties_count_against_the_positive():
     scores = torch.tensor([[1.0, 1.0, 0.0, 2.0]])
-    mine, theirs = np.array([[True, False, False, False]]), np.array([[False, True, True, True]])
-    assert sampled_ranks(scores, mine, theirs).tolist() == [3]
-    assert sampled_ranks(torch.full((1, 4), torch.nan), mine, theirs).tolist() == [4]  # NaN never wins
+    positives, negatives = np.array([[True, False, False, False]]), np.array([[False, True, True, True]])
+    assert sampled_ranks(scores, positives, negatives).tolist() == [3]
+    assert sampled_ranks(torch.full((1, 4), torch.nan), positives, negatives).tolist() == [4]  # NaN never wins
     assert full_ranks(torch.zeros(1, 6), ragged([1, 2]), ragged([3]), np.array([0])).tolist() == [4]
 
 
@@ -170,7 +162,7 @@ def test_full_ranks_leave_out_history_and_other_positives():
     assert full_ranks(scores, ragged([0]), ragged([2, 4]), np.array([0])).tolist() == [2, 3]
 
 
-def test_rating_metrics_and_intervals():
+def test_rating_metrics_and_intervals_are_exact():
     errors = np.array([0.5, -0.5, 2.0, 0.0])
     assert rating_metrics(errors) == {"rmse": pytest.approx(np.sqrt(4.5 / 4)), "accuracy": 0.75}
     low, high = rating_intervals(errors, np.array([0, 0, 1, 1]))["rmse"]
@@ -179,22 +171,22 @@ def test_rating_metrics_and_intervals():
     assert 0.46 < low < 0.49 and 0.51 < high < 0.54  # 1.96 x .0158
 
 
-def test_the_leak_detector_tells_the_protocols_apart():
-    """A memory of drawn negatives beats popularity under the published rules, and is worthless under the clean ones."""
+def test_the_leak_detector_distinguishes_the_protocols():
+    """Remembering drawn negatives beats popularity under the published protocol and does not under the clean one."""
     data = synthetic(300, 400, 12_000)
     history = data.histories()
     split = splits.leave_one_out(history, 400, seed=0)
-    judged = protocol.HeldOut(split.test, split.test_negatives)
-    popular = protocol.popularity_hr(np.bincount(split.train.items, minlength=400), judged)
-    held = split.valid.then(split.test)
-    ((_, leaky),) = protocol.memoriser(split.train, held, judged, 400, 0)
-    ((_, honest),) = protocol.memoriser(split.train, None, judged, 400, 0)
-    assert leaky > 0.9 > popular > honest
-    assert protocol.beyond_chance(leaky, popular, 300) and not protocol.beyond_chance(honest, popular, 300)
-    assert not protocol.beyond_chance(0.5, 0.4, 50)  # on little data either may be ahead
-    path = protocol.memoriser(split.train, held, judged, 400, 0, rounds=(1, 10, 50))
-    assert [n for n, _ in path] == [1, 10, 50] and path[2][1] == leaky  # asking for more changes nothing
-    assert path[0][1] < path[1][1] < leaky  # the longer it remembers, the more it knows
+    test = protocol.HeldOut(split.test, split.test_negatives)
+    popularity = protocol.popularity_hr(np.bincount(split.train.items, minlength=400), test)
+    held_out = split.valid.then(split.test)
+    ((_, published),) = protocol.memoriser(split.train, held_out, test, 400, 0)
+    ((_, clean),) = protocol.memoriser(split.train, None, test, 400, 0)
+    assert published > 0.9 > popularity > clean
+    assert protocol.beyond_chance(published, popularity, 300) and not protocol.beyond_chance(clean, popularity, 300)
+    assert not protocol.beyond_chance(0.5, 0.4, 50)  # a difference on little data is chance
+    path = protocol.memoriser(split.train, held_out, test, 400, 0, rounds=(1, 10, 50))
+    assert [n for n, _ in path] == [1, 10, 50] and path[2][1] == published  # the same value as above
+    assert path[0][1] < path[1][1] < published  # more rounds leak more
 
 
 def test_the_ledger_counts_real_messages():
@@ -209,23 +201,22 @@ def test_the_ledger_counts_real_messages():
 
 
 @given(st.binary(max_size=200))
-def test_a_message_of_rubbish_is_refused(blob):
+def test_random_bytes_are_refused_as_a_message(blob):
     with pytest.raises(ValueError):
         decode(blob)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
-def test_a_damaged_message_is_refused_or_does_no_harm(at, byte):
-    """One byte changed: the message is not one, or the door finds it out, or it is a sound upload of other numbers."""
+def test_a_message_with_a_changed_byte_is_refused_or_a_valid_upload(at, byte):
     up = Upload({"item": torch.ones(4, 3)}, torch.tensor(2.0))
     blob = bytearray(encode(up))
     blob[at % len(blob)] = byte
     try:
-        got, _ = decode(bytes(blob))
+        upload, _ = decode(bytes(blob))
     except ValueError:
         return
-    if refusal(got, up.total) is None:
-        assert torch.isfinite(got.total["item"]).all() and 0 < float(got.weight) <= 1e7
+    if refusal(upload, up.total) is None:
+        assert torch.isfinite(upload.total["item"]).all() and 0 < float(upload.weight) <= 1e7
 
 
 def test_the_store_keeps_touched_rows_only():
@@ -244,55 +235,56 @@ def test_the_store_keeps_touched_rows_only():
     assert torch.equal(copy.gather(np.arange(4))["item"], store.gather(np.arange(4))["item"])
 
 
-def test_brought_negatives_are_made_fit():
-    """A test item is no negative, a pair counts once, and who was given none gets drawn ones; all of it is said."""
+def test_negatives_of_the_user_are_cleaned_and_completed():
+    """Test items and repeated pairs are left out, people without negatives get drawn ones, and notes report it."""
     test, drawn = ragged([1], [2], []), ragged([7, 8], [8, 9], [7])
     kept, notes = splits._brought_negatives(ragged([1, 5, 5], [], [3]), test, drawn)
     assert lists(kept) == [[5], [8, 9], [3]]
     assert "2 brought negatives are left out" in notes[1] and "1 person has no brought negatives" in notes[2]
 
 
-def test_a_pair_in_train_and_test_does_no_harm():
-    everything = ragged(list(range(30)) + list(range(25)))  # 25 of them twice
+def test_negatives_exclude_pairs_that_are_in_train_and_test():
+    everything = ragged(list(range(30)) + list(range(25)))  # 25 items twice
     negatives = splits._draw_negatives(everything, 40, 0)
     assert sorted(negatives.test.of(0)) == list(range(30, 40))
 
 
-def test_not_more_than_so_many_are_judged_and_it_is_said(monkeypatch):
+def test_evaluation_is_limited_to_a_number_of_people_with_a_note(monkeypatch):
     data = synthetic(60, 50, 900)
-    whole = tasks.ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    options = {"protocol_name": "clean", "split_name": "leave-one-out", "new_people": 0.1, "seed": 0}
+    whole = tasks.ranking_task(data, **options)
     assert len(whole.evaluated) == 60 and not any("are judged" in note for note in whole.notes)
     monkeypatch.setattr(tasks, "MOST_EVALUATED", 20)
-    part = tasks.ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0)
+    part = tasks.ranking_task(data, **options)
     assert len(part.evaluated) == 20 and "20 of the people are judged, a seeded choice." in part.notes
     assert tasks.MOST_EVALUATED == 20 and whole.people == part.people == 60
 
 
-# Public functions do the right thing with the shortest call
+# Public functions with default arguments
 
 
 def test_run_asks_the_federation_for_the_examples_that_the_method_needs():
-    """FedALS learns from histories: negatives of the federation, were they read as positives, would change the model."""
+    """FedALS learns from histories, so the number of negatives of the federation must not change its model."""
     data = synthetic(60, 40, 900).histories()
     model = factorization(40, k=6)
     tables = []
     for negatives in (0, 4):
         federation = of_histories(data, 40, negatives=negatives)
-        *_, done = run(fedals(model), model, federation, rounds=3)
-        tables.append(done.state.shared["item"])
+        *_, last = run(fedals(model), model, federation, rounds=3)
+        tables.append(last.state.shared["item"])
     assert torch.equal(*tables)
     samples = federation.examples(np.arange(3), 0, "samples")
     assert len(samples.targets) == 5 * len(federation.examples(np.arange(3), 0, "history").targets)
 
 
 @pytest.mark.parametrize("method", [fedmf, fedals])
-def test_top_items_follow_the_likes(method):
+def test_top_items_depend_on_the_likes(method):
     """A newcomer's private parameters adapt to the likes, as they do in evaluation."""
     data = synthetic(60, 40, 900).histories()
     model = factorization(40, k=6)
     built = method(model)
-    *_, done = run(built, model, of_histories(data, 40), rounds=6)
-    lists = [top_items(built, model, done.state, likes, n=10) for likes in ([0, 1, 2], [30, 31, 32], [0, 1, 2])]
+    *_, last = run(built, model, of_histories(data, 40), rounds=6)
+    lists = [top_items(built, model, last.state, likes, n=10) for likes in ([0, 1, 2], [30, 31, 32], [0, 1, 2])]
     assert lists[0] == lists[2] and lists[0] != lists[1]
     assert not {0, 1, 2} & set(lists[0]) and len(set(lists[0])) == 10
 
@@ -302,22 +294,22 @@ def test_a_round_never_gives_private_parameters_of_a_later_round():
     model = factorization(20, k=4)
     method, federation = fedmf(model), of_histories(data, 20)
     rounds, users, copies = [], [], []
-    for done in run(method, model, federation, rounds=3):
-        rounds.append(done)
-        users.append(done.state.private.gather(np.arange(30))["user"])
-        copies.append(done.state.snapshot())
+    for result in run(method, model, federation, rounds=3):
+        rounds.append(result)
+        users.append(result.state.private.gather(np.arange(30))["user"])
+        copies.append(result.state.snapshot())
     assert not torch.equal(users[0], users[1])
     for copy, user in zip(copies, users):
         assert torch.equal(copy.private.gather(np.arange(30))["user"], user)
     assert torch.equal(rounds[-1].state.private.gather(np.arange(30))["user"], users[-1])
-    for done in rounds[:-1]:
+    for result in rounds[:-1]:
         with pytest.raises(RunError, match="snapshot"):
-            _ = done.state.private
-    with pytest.raises(RunError, match="snapshot"):  # nor can a run go on from there
+            _ = result.state.private
+    with pytest.raises(RunError, match="snapshot"):  # nor can a run continue from it
         list(run(method, model, federation, rounds=3, state=rounds[0].state))
-    *_, again = run(method, model, federation, rounds=3, state=copies[0])
-    assert torch.equal(again.state.private.gather(np.arange(30))["user"], users[-1])
-    assert torch.equal(again.state.shared["item"], rounds[-1].state.shared["item"])
+    *_, resumed = run(method, model, federation, rounds=3, state=copies[0])
+    assert torch.equal(resumed.state.private.gather(np.arange(30))["user"], users[-1])
+    assert torch.equal(resumed.state.shared["item"], rounds[-1].state.shared["item"])
 
 
 def test_rounds_without_private_parameters_stay_readable():

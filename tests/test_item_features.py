@@ -1,4 +1,4 @@
-"""Public item features: genres and years of hand-made catalogues, in exact numbers."""
+"""Item features from titles and genres: exact tables of small catalogues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_genres_are_columns_in_alphabetical_order():
     assert table.tolist() == [[0, 0, 1], [0, 1, 1], [1, 1, 1], [0, 0, 0]]  # Animation, Drama, War
 
 
-def test_a_genre_counts_once_and_one_that_all_have_says_nothing():
+def test_a_genre_counts_once_and_one_that_all_items_have_is_left_out():
     assert item_features(["a", "b"], ["Film, War, War", "Film"]).tolist() == [[1], [0]]
     assert item_features(["a", "b"], ["Film", "Film"]) is None
 
@@ -39,15 +39,15 @@ def test_years_are_interpolated_between_quantiles():
 def test_equal_quantiles_are_one_knot_and_unknown_years_are_zeros():
     table = item_features(["A (1990)"] * 5 + ["B (2000) "] * 5 + ["C", "D (1995) again", "E (95)"])
     assert table.tolist() == [[1, 0]] * 5 + [[0, 1]] * 5 + [[0, 0]] * 3
-    assert item_features(["A (1990)", "B (1990)", "C"]) is None  # one year tells nothing apart
+    assert item_features(["A (1990)", "B (1990)", "C"]) is None  # one year distinguishes nothing
 
 
-def test_the_year_is_the_last_in_brackets():
-    found = years(["2001: A Space Odyssey (1968)", "Il Postino (Postman, The) (1994)", "1984", "X (1990) (V)"])
-    assert np.array_equal(found, [1968, 1994, np.nan, np.nan], equal_nan=True)
+def test_the_year_is_in_brackets_at_the_end_of_the_title():
+    values = years(["2001: A Space Odyssey (1968)", "Il Postino (Postman, The) (1994)", "1984", "X (1990) (V)"])
+    assert np.array_equal(values, [1968, 1994, np.nan, np.nan], equal_nan=True)
 
 
-def test_genres_and_years_stand_side_by_side():
+def test_genres_and_years_are_columns_of_one_table():
     table = item_features(["A (1990)", "B (2000)"] * 5, ["Drama", "War"] * 5)
     assert table.tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]] * 5
 
@@ -61,12 +61,12 @@ def test_only_the_most_common_genres_have_a_column():
 
 
 @pytest.mark.parametrize("genres", [(), [""] * 2])
-def test_a_catalogue_without_either_has_none(genres):
+def test_a_catalogue_without_genres_and_years_has_no_features(genres):
     assert item_features(["1", "2"], genres) is None
     assert Facts("ranking", 2).described(["1", "2"], genres) == Facts("ranking", 2)
 
 
-def test_facts_carry_the_table_in_memory_and_its_size_in_words():
+def test_facts_hold_the_table_and_dump_only_its_width():
     data = synthetic(30, 20, 300)
     facts = ranking_task(data, protocol_name="clean", split_name="leave-one-out", new_people=0.1, seed=0).facts
     assert torch.equal(facts.features, torch.from_numpy(item_features(data.titles, data.genres)))

@@ -35,32 +35,28 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ROOT_FILES = {"__init__", "__main__"}  # the public surface and the entry point import from everywhere
-FILES = [
-    p
-    for p in sorted(PACKAGE.rglob("*.py"))
-    if p.relative_to(PACKAGE).with_suffix("").name not in ROOT_FILES or p.parent != PACKAGE
-]
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.stem not in ROOT_FILES]
 
 
 def top(path: Path) -> str:
-    """The first name below the package: a package or a module."""
+    """The package or module directly below fedtaste that this file belongs to."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, first name below the package) of every import of the package."""
-    found = []
+    targets = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             module = node.module or ""
             if module == "fedtaste":
-                found += [(node.lineno, alias.name) for alias in node.names if alias.name != "__version__"]
+                targets += [(node.lineno, alias.name) for alias in node.names if alias.name != "__version__"]
             elif module.startswith("fedtaste."):
-                found.append((node.lineno, module.split(".")[1]))
+                targets.append((node.lineno, module.split(".")[1]))
         elif isinstance(node, ast.Import):
-            found += [(node.lineno, a.name.split(".")[1]) for a in node.names if a.name.startswith("fedtaste.")]
-    return found
+            targets += [(node.lineno, a.name.split(".")[1]) for a in node.names if a.name.startswith("fedtaste.")]
+    return targets
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -78,7 +74,7 @@ def test_every_package_has_a_layer():
     "path", sorted(ROOT.glob("tests/**/*.py")) + sorted(ROOT.glob("benchmarks/*.py")), ids=lambda p: p.name
 )
 def test_no_test_module_is_imported(path):
-    """What tests and benchmarks share is in tests/support/."""
+    """Code that tests and benchmarks share is in tests/support/."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
@@ -86,9 +82,9 @@ def test_no_test_module_is_imported(path):
             assert not name.startswith(("test_", "tests.", "conftest")), f"{path}:{node.lineno} imports {name}"
 
 
-# Functions that import modules of the package. The command line imports its commands when they are called, in one place.
+# Files with imports of the package inside functions. The command line imports a command when it is called, in one place.
 LATE_IMPORTS = {"cli/main.py", "__init__.py"}
-TO_BE_CLEANED = {  # to be emptied
+TO_BE_CLEANED = {  # exceptions that are to be removed
     "experiment/folder.py",
     "flower/__init__.py",
     "flower/client_app.py",
@@ -110,20 +106,19 @@ def function_imports(path: Path) -> list[int]:
     return lines
 
 
-def test_imports_stand_at_the_top():
+def test_imports_are_at_the_top_of_files():
     late = {str(path.relative_to(PACKAGE)): function_imports(path) for path in sorted(PACKAGE.rglob("*.py"))}
-    late = {name: lines for name, lines in late.items() if lines}
-    unexpected = {name: lines for name, lines in late.items() if name not in LATE_IMPORTS | TO_BE_CLEANED}
+    unexpected = {name: lines for name, lines in late.items() if lines and name not in LATE_IMPORTS | TO_BE_CLEANED}
     assert not unexpected, "import at the top of the file"
 
 
-# Reading the environment outside cli: where child processes get theirs, the wait policy of thread pools, the XDG cache.
+# Files outside cli that read the environment: for child processes, the wait policy of thread pools and the XDG cache.
 ENVIRONMENT = {"flower/processes.py", "flower/federate.py", "data/archives.py"}
 
 
 def test_only_the_command_line_reads_the_environment():
-    reading = {path for path in FILES if "os.environ" in path.read_text() or "getenv" in path.read_text()}
-    assert {str(path.relative_to(PACKAGE)) for path in reading if top(path) != "cli"} <= ENVIRONMENT
+    readers = {path for path in FILES if "os.environ" in path.read_text() or "getenv" in path.read_text()}
+    assert {str(path.relative_to(PACKAGE)) for path in readers if top(path) != "cli"} <= ENVIRONMENT
 
 
 def test_named_integration_modules_exist():

@@ -1,9 +1,8 @@
-"""Every publisher's format on a small made file in it, whole and broken; and the files a person puts into the cache."""
+"""Publishers' formats, read from small valid and broken files, and files that a user puts into the cache."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import zipfile
 from dataclasses import replace
@@ -25,6 +24,8 @@ from fedtaste.data.publishers import (
 )
 from fedtaste.data.sources import SOURCES, load
 from fedtaste.errors import DataError
+from support.errors import raises_with
+from support.files import same_interactions, sha256, zip_of
 
 REAL_AMAZON = Path(__file__).resolve().parents[2] / "shared" / "data" / "amazon-video.csv.gz"
 MOVIES = (
@@ -40,15 +41,15 @@ QB_HEADER = (
 
 
 def opened(files: dict[str, bytes]) -> zipfile.ZipFile:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return zipfile.ZipFile(buffer)
+    return zipfile.ZipFile(io.BytesIO(zip_of(files)))
 
 
-def ml_1m(ratings: str = ML_1M_RATINGS, movies: str = MOVIES) -> Interactions:
-    return parse_ml_1m(opened({"ml-1m/ratings.dat": ratings.encode(), "ml-1m/movies.dat": movies.encode("latin-1")}))
+def ml_1m_files(ratings: str = ML_1M_RATINGS, movies: str = MOVIES) -> dict[str, bytes]:
+    return {"ml-1m/ratings.dat": ratings.encode(), "ml-1m/movies.dat": movies.encode("latin-1")}
+
+
+def ml_1m(**files: str) -> Interactions:
+    return parse_ml_1m(opened(ml_1m_files(**files)))
 
 
 def lastfm(
@@ -58,7 +59,7 @@ def lastfm(
 
 
 def rows(*people: tuple[str, int], form: str) -> str:
-    """`form` filled in for so many items of each person; `time` counts up."""
+    """`form` filled in for every item of (person, number of items); `time` counts up."""
     pairs = [(person, item) for person, items in people for item in range(items)]
     return "".join(form.format(person=person, item=item, time=1000 + n) for n, (person, item) in enumerate(pairs))
 
@@ -85,7 +86,7 @@ def counts(data: Interactions) -> tuple[int, int, int]:
     return len(data.people), len(data.items), len(data)
 
 
-def test_ml_1m_has_gaps_in_its_numbers_and_films_nobody_rated():
+def test_ml_1m_with_gaps_in_its_numbers_and_unrated_films_is_read():
     data = ml_1m()
     assert data.people == ("2", "10") and data.items == ("1", "73")
     assert data.titles == ("Toy Story (1995)", "Misérables, Les (1995)")
@@ -96,7 +97,7 @@ def test_ml_1m_has_gaps_in_its_numbers_and_films_nobody_rated():
     assert data.notes == ()
 
 
-def test_a_rated_film_without_a_title_is_called_by_its_number():
+def test_the_title_of_a_film_without_one_is_its_number():
     assert ml_1m(movies="1::Toy Story (1995)::Comedy\r\n").titles == ("Toy Story (1995)", "73")
 
 
@@ -108,28 +109,26 @@ def test_lastfm_keeps_people_with_ten_artists():
     assert data.notes == ("1 person with fewer than 10 interactions left out.",)
 
 
-def test_an_artist_without_a_name_is_called_by_the_number():
+def test_the_title_of_an_artist_without_a_name_is_its_number():
     assert lastfm(plays(("2", 10)), b"id\tname\r\n7\r\n8\tCher\r\n").titles[6:9] == ("6", "7", "Cher")
 
 
-def test_what_is_not_above_0_is_no_interaction():
+def test_a_weight_of_0_is_no_interaction():
     text = plays(("2", 10), ("3", 10)).replace("3\t9\t1019", "3\t9\t0")
     assert lastfm(text).people == ("2",)
 
 
-def test_amazon_as_published_and_as_filtered_are_the_same():
+def test_amazon_as_published_and_as_filtered_give_the_same_data():
     content = amazon(("A2", 10), ("A1", 11), ("A3", 9))
-    one = parse_amazon_video("ratings_Amazon_Instant_Video.csv", content)
-    assert one.people == ("A1", "A2") and counts(one) == (2, 11, 21)
-    assert one.value.tolist() == [4.0] * 21 and one.time[0] == 1000
+    published = parse_amazon_video("ratings_Amazon_Instant_Video.csv", content)
+    assert published.people == ("A1", "A2") and counts(published) == (2, 11, 21)
+    assert published.value.tolist() == [4.0] * 21 and published.time[0] == 1000
     filtered = b"user,item,rating,timestamp\n" + amazon(("A2", 10), ("A1", 11))
-    for two in (filtered, gzip.compress(filtered), filtered.replace(b"\n", b"\r\n")):
-        data = parse_amazon_video("amazon-video.csv.gz", two)
-        assert all(np.array_equal(getattr(one, key), getattr(data, key)) for key in ("person", "item", "value", "time"))
-        assert (one.people, one.items) == (data.people, data.items)
+    for content in (filtered, gzip.compress(filtered), filtered.replace(b"\n", b"\r\n")):
+        assert same_interactions(published, parse_amazon_video("amazon-video.csv.gz", content))
 
 
-def test_tafeng_as_the_paper_counts_it_has_days_for_people_and_customers_for_items():
+def test_tafeng_as_in_the_paper_has_days_as_people_and_customers_as_items():
     days = ("11/1/2000", "2/28/2001", "12/31/2000")
     lines = [(day, f"{customer:08}", "4710199010372") for day in days for customer in range(11 - days.index(day))]
     data = parse_tafeng("ta_feng.csv", groceries(*lines, ("11/1/2000", "00000003", "0078895770025")))
@@ -139,7 +138,7 @@ def test_tafeng_as_the_paper_counts_it_has_days_for_people_and_customers_for_ite
     assert any("people here are days" in note and "tafeng:customers" in note for note in data.notes)
 
 
-def test_tafeng_customers_are_people_and_products():
+def test_tafeng_customers_has_customers_as_people_and_products_as_items():
     lines = [("11/1/2000", "00046855", f"47{n:011}") for n in range(10)] + [("11/2/2000", "00046855", "4700000000003")]
     data = parse_tafeng("ta_feng.csv", groceries(*lines), customers=True)
     assert data.people == ("00046855",) and counts(data) == (1, 10, 10)
@@ -147,7 +146,7 @@ def test_tafeng_customers_are_people_and_products():
     assert not any("days" in note for note in data.notes)
 
 
-def test_qb_article_is_clicks_in_their_order():
+def test_qb_article_is_read_as_clicks_in_order():
     content = clicks(("5", 12), ("71", 10)) + b"71,99,0.0,1,4,99,9,1,0,80,1.5,0.5,1002,101,0.1\n"
     data = parse_qb_article("QB-article.csv", content)
     assert data.people == ("5", "71") and counts(data) == (2, 12, 22) and "99" not in data.items
@@ -167,7 +166,7 @@ BROKEN = {
     "movielens: long": (lambda: numbers("1\t2\t3\t4\n1\t2\t3\t4\t5\n"), ["u.data", "line 2", "5 fields", "first line"]),
     "movielens: too few columns": (lambda: numbers("1\t2\t3\n"), ["u.data", "3 columns", "Expected: 4"]),
     "movielens: empty": (lambda: numbers(""), ["u.data", "publisher"]),
-    "ml-1m: time": (lambda: ml_1m("1::1::5::now\n"), ["ratings.dat", "line 1", '"now" is not a time']),
+    "ml-1m: time": (lambda: ml_1m(ratings="1::1::5::now\n"), ["ratings.dat", "line 1", '"now" is not a time']),
     "ml-1m: film": (lambda: ml_1m(movies="1::Toy Story (1995)\n"), ["movies.dat", "line 1", "2 fields", "at least 3"]),
     "lastfm: no header": (lambda: lastfm("2\t51\t13883\n"), ["user_artists.dat", "2, 51, 13883", "weight"]),
     "amazon: other file": (lambda: video(b"PK\x03\x04 a zip\n"), ["videos.csv", "1 column", "Expected: 4"]),
@@ -190,12 +189,10 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_named(case):
-    parse, parts = BROKEN[case]
-    with pytest.raises(DataError) as caught:
+@pytest.mark.parametrize(("parse", "parts"), BROKEN.values(), ids=BROKEN)
+def test_an_error_about_a_broken_file_names_file_and_place(parse, parts):
+    with raises_with(DataError, *parts):
         parse()
-    assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +204,11 @@ def test_a_broken_file_is_named(case):
         ("qb-article", "QB-article.csv", "qq.com"),
     ],
 )
-def test_what_is_brought_by_hand_says_where_to_get_it_and_where_to_put_it(tmp_path, name, file, where):
-    with pytest.raises(DataError) as caught:
-        load(name, cache=tmp_path / "cache")
-    message = str(caught.value)
-    assert all(part in message for part in (f"Get {file} from", where, f"put it into {tmp_path / 'cache'} as", ".gz"))
-    assert not (tmp_path / "cache").exists()
+def test_a_missing_file_of_a_manual_source_is_named_with_its_address_and_the_cache(tmp_path, name, file, where):
+    cache = tmp_path / "cache"
+    with raises_with(DataError, f"Get {file} from", where, f"put it into {cache} as", ".gz"):
+        load(name, cache=cache)
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize(
@@ -230,8 +226,8 @@ def test_other_counts_than_the_papers_are_noted(tmp_path, name, file, content):
     data = load(name, cache=tmp_path)
     assert isinstance(data, Interactions)
     source, notes = SOURCES[name], facts(data)["notes"]
-    got = " x ".join(str(n) for n in counts(data))
-    assert f"got {got}, expected {source.people:,} x {source.items:,} x " in notes
+    sizes = " x ".join(str(n) for n in counts(data))
+    assert f"got {sizes}, expected {source.people:,} x {source.items:,} x " in notes
 
 
 def test_the_papers_counts_are_not_noted(tmp_path, monkeypatch):
@@ -244,29 +240,26 @@ def test_the_papers_counts_are_not_noted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["ml-1m", "lastfm"])
-def test_a_fetched_source_is_pinned(tmp_path, monkeypatch, name):
+def test_a_fetched_archive_with_another_checksum_is_refused(tmp_path, monkeypatch, name):
     (archive,) = SOURCES[name].archives
-    said: list[str] = []
+    messages: list[str] = []
     other = replace(archive, fetch=lambda: b"PK another file")
     monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], archives=(other,)))
     with pytest.raises(DataError, match=f"{archive.file} has sha256 .*, expected {archive.sha256}"):
-        load(name, cache=tmp_path, log=said.append)
-    assert list(tmp_path.iterdir()) == [] and said == [f"Fetching {name} from GroupLens."]
+        load(name, cache=tmp_path, log=messages.append)
+    assert list(tmp_path.iterdir()) == [] and messages == [f"Fetching {name} from GroupLens."]
 
 
-def test_a_fetched_source_is_kept_and_held_to_the_papers_counts(tmp_path, monkeypatch):
-    with opened({"ml-1m/ratings.dat": ML_1M_RATINGS.encode(), "ml-1m/movies.dat": MOVIES.encode("latin-1")}) as archive:
-        assert archive.fp is not None
-        archive.fp.seek(0)
-        content = archive.fp.read()
+def test_a_fetched_archive_is_cached_and_compared_with_the_papers_counts(tmp_path, monkeypatch):
+    content = zip_of(ml_1m_files())
     (archive,) = SOURCES["ml-1m"].archives
-    small = replace(archive, sha256=hashlib.sha256(content).hexdigest(), fetch=lambda: content)
+    small = replace(archive, sha256=sha256(content), fetch=lambda: content)
     monkeypatch.setitem(SOURCES, "ml-1m", replace(SOURCES["ml-1m"], archives=(small,)))
-    said: list[str] = []
+    messages: list[str] = []
     for _ in range(2):
-        data = load("ML-1M", cache=tmp_path, log=said.append)
+        data = load("ML-1M", cache=tmp_path, log=messages.append)
         assert data.notes[-1].endswith("got 2 x 2 x 3, expected 6,040 x 3,706 x 1,000,209.")
-    assert said == ["Fetching ml-1m from GroupLens.", SOURCES["ml-1m"].terms]
+    assert messages == ["Fetching ml-1m from GroupLens.", SOURCES["ml-1m"].terms]
     assert [path.name for path in tmp_path.iterdir()] == ["ml-1m.zip"]
 
 
@@ -276,7 +269,7 @@ def test_an_unknown_variant_is_refused(name):
         load(name)
 
 
-def test_the_real_amazon_video(tmp_path):
+def test_the_published_amazon_video_file_has_the_papers_counts(tmp_path):
     if not REAL_AMAZON.is_file():
         pytest.skip(f"needs {REAL_AMAZON}, which may not be passed on")
     (tmp_path / "amazon-video.csv.gz").symlink_to(REAL_AMAZON)

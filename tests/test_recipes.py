@@ -1,4 +1,4 @@
-"""The arithmetic of a rebuild equals the method's own, for every method that names a recipe."""
+"""A recipe rebuilds a person's vector as the method itself does, for every method with a recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtaste.engine.run import begin, run
 from fedtaste.errors import SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.evaluation.scoring import personal_scores
-from fedtaste.federation import of_histories
+from fedtaste.federation import of_histories, pooled
 from fedtaste.methods import METHODS, build
 from fedtaste.models import additive, factorization
 from fedtaste.recipe import Recipe
@@ -56,7 +56,7 @@ def history(items, values):
 
 
 def parts_of(shared, initial):
-    """(tables, start), as an export takes them out of a run."""
+    """(tables, start), as an export reads them from a run."""
     tables = {name: value.double().numpy() for name, value in (shared | initial).items()}
     offset = tables["item_bias"] + tables["mean"] if "item_bias" in tables else None
     start = tables.get("start.user", tables.get("user"))
@@ -66,7 +66,7 @@ def parts_of(shared, initial):
 
 
 @pytest.mark.parametrize(("name", "settings", "task", "batch"), CASES, ids=lambda value: str(value))
-def test_recipe_is_the_methods_own_way_of_serving_somebody_new(name, settings, task, batch):
+def test_a_recipe_gives_the_scores_of_the_method_for_a_new_person(name, settings, task, batch):
     model = model_of(task)
     method = build(name, model, settings)
     negatives, rounds, seed = (0 if task == "ratings" else 4), 3, 11
@@ -80,37 +80,35 @@ def test_recipe_is_the_methods_own_way_of_serving_somebody_new(name, settings, t
     options = {"negatives": negatives, "batch": batch, "seed": seed}
     crowd = of_histories(everybody, ITEMS, **options)
     if method.pooled:
-        from fedtaste.federation import pooled
-
         crowd = pooled(crowd)
     state = list(run(method, model, crowd, rounds=2, seed=1))[-1].state
-    mine, marks = [4, 9, 2, 17, 20, 5, 8], [5, 1, 3, 4, 2, 5, 4] if task == "ratings" else [1] * 7
-    home = of_histories(history(mine, marks), ITEMS, **options, stream=SERVE)
+    items, ratings = [4, 9, 2, 17, 20, 5, 8], [5, 1, 3, 4, 2, 5, 4] if task == "ratings" else [1] * 7
+    home = of_histories(history(items, ratings), ITEMS, **options, stream=SERVE)
     fresh = begin(method, model, home, 1)
-    store, numbers, held = serve(method, state.shared, fresh.private, home, np.zeros(1, np.int64), rounds)
-    ((_, theirs),) = personal_scores(method, model, state.shared, store, numbers, held, torch.arange(ITEMS))
+    store, numbers, examples = serve(method, state.shared, fresh.private, home, np.zeros(1, np.int64), rounds)
+    ((_, expected),) = personal_scores(method, model, state.shared, store, numbers, examples, torch.arange(ITEMS))
 
     tables, start = parts_of(state.shared, fresh.private.initial)
     recipe = replace(
         method.recipe, examples=method.examples, negatives=negatives, batch=batch, seed=str(seed),
         rounds=rounds if fresh.private.initial else 1, start=() if start is None else tuple(start),
     )  # fmt: skip
-    taste = Taste(np.array(mine), np.array(marks, float), NOBODY, timed=True)
-    ours = tables.scores(rebuild(recipe, tables, gram_matrix(recipe, tables), taste).user)
-    spread = float(theirs[0].std())
-    assert spread > 1e-3, "a flat model would hide every mistake"
-    assert np.abs(ours - theirs[0].double().numpy()).max() < 2e-5 * max(1.0, spread, float(theirs.abs().max()))
+    taste = Taste(np.array(items), np.array(ratings, float), NOBODY, timed=True)
+    scores = tables.scores(rebuild(recipe, tables, gram_matrix(recipe, tables), taste).user)
+    spread = float(expected[0].std())
+    assert spread > 1e-3, "equal scores would hide every mistake"
+    assert np.abs(scores - expected[0].double().numpy()).max() < 2e-5 * max(1.0, spread, float(expected.abs().max()))
 
 
-def test_methods_without_a_recipe_name_none():
-    known = {case[0] for case in CASES}
+def test_every_method_with_a_recipe_has_a_case():
+    tested = {case[0] for case in CASES}
     for name in METHODS:
         for model in (factorization(ITEMS, k=4), additive(ITEMS, k=4)):
             try:
                 method = build(name, model, {})
             except SettingError:
                 continue
-            assert method.recipe is None or name in known, f"{name} has a recipe that no case above checks"
+            assert method.recipe is None or name in tested, f"{name} has a recipe and no case in CASES"
 
 
 def tables(seed=0, m=40, k=3):
@@ -123,24 +121,24 @@ STEPS = Recipe("descent", loss="bce", lr=0.5, passes=4, examples="samples", nega
 
 
 @pytest.mark.parametrize("recipe", [RIDGE, STEPS, replace(STEPS, rounds=3, first=1, shrink=0.1, moves=False)])
-def test_shares_of_likes_dislikes_and_the_start_are_all_of_the_score(recipe):
-    """What `because` tells is exact: with what the start and the others say, shares add up to the score."""
+def test_contributions_of_likes_add_up_to_the_vector_and_dislikes_count(recipe):
+    """The contributions are those of "because you liked". Under a ridge solve nothing else contributes."""
     t, taste = tables(), Taste(np.array([3, 8, 1]), np.ones(3), np.array([7]))
     person = rebuild(recipe, t, gram_matrix(recipe, t), taste)
-    everything = rebuild(recipe, t, gram_matrix(recipe, t), Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
+    without_dislike = rebuild(recipe, t, gram_matrix(recipe, t), Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
     assert person.pulls.shape == (3, 3)
-    if recipe.solver == "ridge":  # nothing but likes has a target above 0
+    if recipe.solver == "ridge":  # only likes have a target above 0
         assert np.allclose(person.pulls.sum(0), person.user, atol=1e-12)
-    assert not np.allclose(person.user, everything.user), "a dislike must count"
+    assert not np.allclose(person.user, without_dislike.user)
 
 
-def test_shares_of_a_descent_from_nothing_are_all_of_the_person():
+def test_contributions_of_a_descent_from_zero_add_up_to_the_vector():
     recipe = replace(STEPS, negatives=0, start=(0.0, 0.0, 0.0), shrink=0.2, step_decay=0.9, rounds=2, batch=2)
     person = rebuild(recipe, tables(), None, Taste(np.array([3, 8, 1]), np.ones(3), NOBODY))
     assert np.abs(person.user).max() > 0.1 and np.allclose(person.pulls.sum(0), person.user, atol=1e-12)
 
 
-def test_a_like_lifts_and_a_dislike_lowers_the_item_itself():
+def test_a_like_raises_and_a_dislike_lowers_the_score_of_its_item():
     t = tables()
     for recipe in (RIDGE, STEPS):
         gram = gram_matrix(recipe, t)
@@ -154,30 +152,30 @@ def test_a_like_lifts_and_a_dislike_lowers_the_item_itself():
             assert abs(score["dislike"]) < abs(score["base"])
 
 
-def test_nothing_liked_is_nothing_to_go_by():
+def test_without_likes_nothing_is_rebuilt():
     t = tables()
     assert rebuild(RIDGE, t, None, Taste(NOBODY, np.zeros(0), np.array([3]))) is None
 
 
-def test_everything_liked_draws_no_negatives():
+def test_liking_all_items_draws_no_negatives():
     t = tables()
-    all_of_it = Taste(np.arange(39), np.ones(39), np.array([39]))
-    assert np.isfinite(rebuild(STEPS, t, None, all_of_it).user).all()
+    whole_catalogue = Taste(np.arange(39), np.ones(39), np.array([39]))
+    assert np.isfinite(rebuild(STEPS, t, None, whole_catalogue).user).all()
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_draws_without_compiled_code_are_those_of_sampling(number):
+def test_negatives_drawn_without_compiled_code_equal_those_of_sampling(number):
     rng = np.random.default_rng(number)
     m = int(rng.integers(3, 200))
     order, liked = rng.permutation(m), int(rng.integers(1, m + 1))
     disliked = order[liked : liked + int(rng.integers(0, m - liked + 1))]
-    marks = rng.integers(1, 11, liked) / 2
+    ratings = rng.integers(1, 11, liked) / 2
     recipe = replace(STEPS, negatives=int(rng.integers(0, 6)), seed=str(rng.integers(0, 2**63)))
     drawn = samples(
-        history(order[:liked], marks), np.zeros(1, np.int64), catalogue=m, negatives=recipe.negatives, batch=0,
+        history(order[:liked], ratings), np.zeros(1, np.int64), catalogue=m, negatives=recipe.negatives, batch=0,
         key=key_of(int(recipe.seed), SERVE, number), forbidden=history(disliked, np.zeros(len(disliked))),
     )  # fmt: skip
-    items, targets = rebuild_module._samples(recipe, m, Taste(order[:liked], marks, disliked), number)
+    items, targets = rebuild_module._samples(recipe, m, Taste(order[:liked], ratings, disliked), number)
     assert np.array_equal(items, drawn.inputs) and np.array_equal(targets, drawn.targets)
 
 
@@ -189,16 +187,16 @@ def test_rank_items_lists_a_title_once_and_breaks_ties_by_the_catalogue():
     assert rank_items(np.array([np.nan, 1.0, 2.0])).tolist() == [2, 1, 0]
 
 
-def test_adventurous_leans_away_from_what_is_popular_and_never_to_what_nobody_alike_takes():
+def test_adventurous_lowers_popular_items_and_does_not_raise_low_scores():
     scores, popularity = np.array([1.0, 0.9, 0.0, 0.0, -0.1]), np.array([1.0, 0.2, 0.0, 0.1, 0.4])
     assert lean(scores, popularity, 0.0).argmax() == 0
     assert lean(scores, popularity, -1.0).argmax() == 0
     for adventurous in (0.5, 1.0):
         final = lean(scores, popularity, adventurous)
         assert final.argmax() == 1 and final[0] > final[2:].max()
-    assert np.array_equal(lean(scores, np.ones(5), 1.0), scores), "all alike popular: nothing to lean on"
+    assert np.array_equal(lean(scores, np.ones(5), 1.0), scores)  # equal popularity changes nothing
 
 
-def test_middle_stands_with_the_many():
+def test_the_geometric_median_ignores_an_outlier():
     points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [100.0, 100.0]])
     assert np.hypot(*np.array(geometric_median(points))) < 2

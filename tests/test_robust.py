@@ -1,4 +1,4 @@
-"""Robust sums: exact answers, the laws of a sum, refusals; and the poisoning simulator on a small world."""
+"""Robust sums: exact answers, laws of a sum and refusals; and the poisoning simulator on a small data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEOPLE, WIDTH = 11, 4
 
 
 def dense(seed: int = 0, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, Upload]:
-    """Changes [people, width], weights, and the uploads that say so."""
+    """Changes [people, width], weights [people], and the uploads with both."""
     rng = np.random.default_rng(seed)
     change = rng.normal(size=(PEOPLE, WIDTH))
     weight = np.ones(PEOPLE) if weights is None else weights
@@ -35,7 +35,7 @@ def mean(stage: Stage, upload: Upload) -> np.ndarray:
 
 
 def krum_by_hand(change: np.ndarray, hostile: int) -> list[int]:
-    """Who stays, straight from the definition."""
+    """The people whom Krum keeps, by its definition."""
     n, score = len(change), []
     for i in range(n):
         others = sorted(float(((change[i] - change[j]) ** 2).sum()) for j in range(n) if j != i)
@@ -43,17 +43,17 @@ def krum_by_hand(change: np.ndarray, hostile: int) -> list[int]:
     return sorted(range(n), key=lambda i: score[i])[: n - hostile]
 
 
-# exact answers where nothing is sparse
+# Exact answers for dense uploads
 
 
-def test_trimmed_mean_is_the_textbooks():
+def test_trimmed_mean_follows_its_definition():
     change, _, upload = dense()
     cut = int(0.2 * PEOPLE)
     expected = np.sort(change, 0)[cut : PEOPLE - cut].mean(0)
     np.testing.assert_allclose(mean(trim(0.2), upload), expected, rtol=1e-12)
 
 
-def test_trimmed_mean_is_weighted_by_those_who_stay():
+def test_trimmed_mean_is_weighted_by_the_people_who_are_kept():
     change, weight, upload = dense(1, np.random.default_rng(5).integers(1, 9, PEOPLE).astype(float))
     order = np.argsort(change, 0)[2:-2]
     kept, counts = np.take_along_axis(change, order, 0), weight[order]
@@ -61,22 +61,22 @@ def test_trimmed_mean_is_weighted_by_those_who_stay():
 
 
 @pytest.mark.parametrize("people", [10, 11])
-def test_median_is_the_textbooks_and_everybody_has_one_vote(people):
+def test_median_follows_its_definition_and_ignores_weights(people):
     change, weight, upload = dense(2, np.arange(1.0, PEOPLE + 1))
     upload = Upload({"w": upload.total["w"][:people]}, upload.weight[:people])
     np.testing.assert_allclose(mean(median(), upload), np.median(change[:people], 0), rtol=1e-12)
 
 
-def test_krum_is_the_textbooks():
+def test_krum_follows_its_definition():
     change, _, upload = dense(3)
-    stay = krum_by_hand(change, 2)
-    np.testing.assert_allclose(mean(krum(0.2), upload), change[stay].mean(0), rtol=1e-12)
+    kept = krum_by_hand(change, 2)
+    np.testing.assert_allclose(mean(krum(0.2), upload), change[kept].mean(0), rtol=1e-12)
 
 
-def test_krum_picks_the_cluster_of_the_honest():
+def test_krum_keeps_the_honest_cluster():
     rng = np.random.default_rng(4)
     change = rng.normal(1.0, 0.1, (PEOPLE, WIDTH))
-    change[:3] = -50.0  # three who say the same, far away
+    change[:3] = -50.0  # three equal uploads far away
     upload = Upload({"w": torch.tensor(change)}, torch.ones(PEOPLE, dtype=torch.float64))
     np.testing.assert_allclose(mean(krum(0.3), upload), change[3:].mean(0), rtol=1e-12)
 
@@ -87,7 +87,7 @@ def test_krum_with_too_many_hostile_people_changes_nothing():
     assert mean(krum(0.3), upload).tolist() == [1.0, 1.0]
 
 
-def test_bound_cuts_who_is_too_long_and_nobody_else():
+def test_bound_shortens_only_uploads_above_the_limit():
     change, _, upload = dense(5)
     limit = 1.5
     length = np.linalg.norm(change, axis=1)
@@ -98,7 +98,7 @@ def test_bound_cuts_who_is_too_long_and_nobody_else():
 
 
 @pytest.mark.parametrize("stage", [bound(), trim(0.3), median(), krum(0.3)], ids=["bound", "trim", "median", "krum"])
-def test_three_hostile_people_of_eleven_move_nothing_far(stage):
+def test_three_hostile_people_of_eleven_hardly_change_a_robust_mean(stage):
     rng = np.random.default_rng(6)
     change = rng.normal(1.0, 0.1, (PEOPLE, WIDTH))
     change[:3] = 1e6
@@ -107,7 +107,7 @@ def test_three_hostile_people_of_eleven_move_nothing_far(stage):
     assert mean(bound(np.inf), upload).min() > 1e5
 
 
-def test_leaves_are_one_vector_and_keep_their_shapes():
+def test_leaves_are_treated_as_one_vector_and_keep_their_shapes():
     change, _, upload = dense(7)
     parts = Upload({"a": upload.total["w"][:, :1].reshape(PEOPLE), "b": upload.total["w"][:, 1:, None]}, upload.weight)
     for stage in (bound(1.0), trim(0.2), median(), krum(0.2)):
@@ -117,7 +117,7 @@ def test_leaves_are_one_vector_and_keep_their_shapes():
         np.testing.assert_allclose(joined, stage.combine(upload).total["w"].numpy(), rtol=1e-12)
 
 
-# tables of which people move few rows
+# Tables of which people change few rows
 
 
 def table(seed: int = 0, people: int = 30, rows: int = 7) -> Upload:
@@ -133,29 +133,29 @@ ROWS = ("item", "bias")
 
 
 @pytest.mark.parametrize("name", ["trim", "median", "krum"])
-def test_every_row_is_a_vote_among_those_who_moved_it(name, monkeypatch):
+def test_every_row_is_combined_among_the_people_who_changed_it(name, monkeypatch):
     upload, share = table(), 0.1
     cut = int(share * 30)
-    monkeypatch.setattr(robust, "CELLS", 400)  # several pieces
+    monkeypatch.setattr(robust, "CELLS", 400)  # so that the table is combined in several pieces
     out = RULES[name](None if name == "median" else share, ROWS).combine(upload)
     both = np.concatenate([upload.total["item"].numpy(), upload.total["bias"].numpy()[..., None]], 2)
     for row in range(both.shape[1]):
-        mine = both[:, row][(both[:, row] != 0).any(1)]
+        changes = both[:, row][(both[:, row] != 0).any(1)]
         least = {"trim": 2 * cut, "median": 0, "krum": 2 * cut + 2}[name]
-        if len(mine) <= least:
+        if len(changes) <= least:
             expected = np.zeros(4)
         elif name == "trim":
-            expected = np.sort(mine, 0)[cut : len(mine) - cut].mean(0) * len(mine)
+            expected = np.sort(changes, 0)[cut : len(changes) - cut].mean(0) * len(changes)
         elif name == "median":
-            expected = np.median(mine, 0) * len(mine)
+            expected = np.median(changes, 0) * len(changes)
         else:
-            expected = mine[krum_by_hand(mine, cut)].mean(0) * len(mine)
+            expected = changes[krum_by_hand(changes, cut)].mean(0) * len(changes)
         np.testing.assert_allclose(out.total["item"][row].numpy(), expected[:3], rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(float(out.total["bias"][row]), expected[3], rtol=1e-9, atol=1e-12)
     assert float(out.weight) == float(upload.weight.sum())
 
 
-def test_a_table_that_everybody_moves_is_as_a_plain_leaf():
+def test_a_table_that_everybody_changes_is_combined_like_a_plain_leaf():
     change, _, upload = dense(8)
     as_rows = Upload({"w": upload.total["w"][:, None]}, upload.weight)
     for name, value in (("trim", 0.2), ("median", None), ("krum", 0.2), ("bound", 1.0)):
@@ -164,7 +164,7 @@ def test_a_table_that_everybody_moves_is_as_a_plain_leaf():
         np.testing.assert_allclose(rows.numpy(), plain.numpy(), rtol=1e-12)
 
 
-def test_the_usual_length_of_a_row_is_not_raised_by_few():
+def test_few_people_do_not_raise_the_bound_of_a_row():
     rng = np.random.default_rng(9)
     values = rng.normal(size=(40, 5, 3))
     honest = bound(rows=("item",)).combine(Upload({"item": torch.tensor(values[4:])}, torch.ones(36)))
@@ -172,11 +172,11 @@ def test_the_usual_length_of_a_row_is_not_raised_by_few():
     values[:4, 2] = 1e6  # four people, one row
     attacked = bound(rows=("item",)).combine(Upload({"item": torch.tensor(values)}, torch.ones(40)))
     gap = (attacked.total["item"] - honest.total["item"]).norm(dim=1)
-    assert gap[2] < 4 * 3.0  # four times the length of a usual row
+    assert gap[2] < 4 * 3.0  # four people, each cut to about the usual length
     assert gap[[0, 1, 3, 4]].max() < 3.0
 
 
-# laws of a sum
+# Laws of a sum
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -184,30 +184,30 @@ def test_the_usual_length_of_a_row_is_not_raised_by_few():
     ("name", "settings", "task"), [("fedavg", {"lr": 0.1}, "ranking"), ("fedals", {}, "ranking"),
                                    ("fedsgd", {"lr": 0.1}, "numbers")],
 )  # fmt: skip
-def test_with_nothing_cut_it_is_the_plain_sum(name, settings, task, backend):
+def test_rules_that_remove_nothing_give_the_plain_sum(name, settings, task, backend):
     method, model, federation = world(name, settings, task)
 
     def trained(wire: Stage | None) -> dict[str, torch.Tensor]:
         return [*run(method, model, federation, rounds=2, wire=wire, backend=backend)][-1].state.shared
 
     plain = trained(None)
-    for rule, value in (("bound", float("inf")), ("trim", 0.0), ("krum", 0.0)):
-        for leaf, found in trained(RULES[rule](value, method.rows)).items():
-            torch.testing.assert_close(found, plain[leaf], rtol=1e-4, atol=1e-5)
+    for rule, limit in (("bound", float("inf")), ("trim", 0.0), ("krum", 0.0)):
+        for leaf, value in trained(RULES[rule](limit, method.rows)).items():
+            torch.testing.assert_close(value, plain[leaf], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["bound", "trim", "median", "krum"])
-def test_loop_and_vmap_mean_the_same(rule):
+def test_loop_and_vmap_give_the_same_robust_sum(rule):
     method, model, federation = world("fedavg", {"lr": 0.1}, "ranking")
     stage = RULES[rule](None if rule in ("bound", "median") else 0.1, method.rows)
-    both = [
+    tables = [
         [*run(method, model, federation, rounds=2, wire=stage, backend=backend)][-1].state.shared["item"]
         for backend in ("loop", "vmap")
     ]
-    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(*tables, rtol=1e-4, atol=1e-6)
 
 
-def test_a_claimed_weight_counts_up_to_twenty_medians():
+def test_a_weight_is_capped_at_twenty_medians():
     change, weight, _ = dense(10)
     weight = np.append(np.ones(PEOPLE - 1), 1e7)
     upload = Upload({"w": torch.tensor(weight[:, None] * change)}, torch.tensor(weight))
@@ -217,11 +217,11 @@ def test_a_claimed_weight_counts_up_to_twenty_medians():
     assert float(trim(0.1).combine(upload).weight) == capped.sum()
 
 
-# refusals
+# Refusals
 
 
-def test_what_does_not_fit_into_memory_is_refused_with_what_to_do(monkeypatch):
-    with pytest.raises(SettingError, match=r"1,000,000 people x 53,824 numbers are 200\.5 GB.*--cohort 19949"):
+def test_uploads_that_do_not_fit_into_memory_are_refused_with_a_cohort_size(monkeypatch):
+    with pytest.raises(SettingError, match=r"1,000,000.*53,824.*200\.5 GB.*--cohort 19949"):
         check_memory(1_000_000, {"item": torch.zeros(1682, 32)})
     check_memory(943, {"item": torch.zeros(1682, 32)})
     monkeypatch.setattr(robust, "MEMORY", 100)
@@ -230,17 +230,17 @@ def test_what_does_not_fit_into_memory_is_refused_with_what_to_do(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "part"),
     [("trim", 0.5, "below 0.5"), ("trim", -0.1, "below 0.5"), ("krum", float("nan"), "below 0.5"),
      ("trim", None, "trim=0.1"), ("krum", None, "krum=0.1"), ("median", 0.1, "no value"),
      ("bound", 0.0, "positive"), ("bound", -1.0, "positive"), ("bound", float("nan"), "positive")],
 )  # fmt: skip
-def test_wrong_values_are_refused(name, value, says):
-    with pytest.raises(SettingError, match=says):
+def test_wrong_values_of_rules_are_refused(name, value, part):
+    with pytest.raises(SettingError, match=part):
         RULES[name](value, ())
 
 
-# the simulator
+# The poisoning simulator
 
 
 SMALL = Settings(data="small", method="fedmf", rounds=15, new_people=0.0, set={"k": "8"})
@@ -252,69 +252,71 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def promoted(small):
+def promotion(small):
     return simulate(SMALL, small, AttackSettings(hostile=0.05, wires=["bound"]))
 
 
-def test_an_attack_works_and_a_robust_sum_stops_it(promoted):
-    rows = {row.row: row for row in promoted.rows}
+def test_an_attack_promotes_its_item_and_a_robust_sum_prevents_it(promotion):
+    rows = {row.row: row for row in promotion.rows}
     assert list(rows) == ["clean", "undefended", "at peace", "defended"]
     assert rows["undefended"].exposure > rows["clean"].exposure + 0.5
     assert rows["defended"].exposure < rows["clean"].exposure + 0.05
-    assert promoted.hostile.people == 8 and promoted.honest == 142
+    assert promotion.hostile.people == 8 and promotion.honest == 142
     assert rows["clean"].ndcg_loss == 0 and rows["clean"].wire == ""
-    assert promoted.targets == (promoted.target,)
+    assert promotion.targets == (promotion.target,)
 
 
-def test_same_seed_same_figures(small):
+def test_the_same_seed_gives_the_same_figures(small):
     quick = SMALL.model_copy(update={"rounds": 3})
-    first, again = (simulate(quick, small, AttackSettings(wires=["bound"])) for _ in range(2))
-    assert first == again
+    first, second = (simulate(quick, small, AttackSettings(wires=["bound"])) for _ in range(2))
+    assert first == second
     assert simulate(quick.model_copy(update={"seed": 1}), small, AttackSettings(wires=["bound"])) != first
 
 
 def test_targets_are_unpopular_and_hostile_histories_are_fake(small):
-    made = make_simulation(SMALL, small, AttackSettings(hostile=0.1))
-    few = made.unpopular
-    assert made.counts[few].min() >= 1 and made.counts[few].max() <= np.median(made.counts[made.counts > 0])
-    fake = fake_profiles(made.histories, made.catalogue, made.hostile, int(few[0]), 0)
-    wrong = flip_histories(made.histories, made.catalogue, made.hostile, 0)
-    for person in range(made.histories.people):
-        mine = set(made.histories.of(person).tolist())
-        if person in made.hostile:
-            assert fake.of(person)[0] == few[0] and len(set(fake.of(person).tolist())) == len(fake.of(person))
-            assert not mine & set(wrong.of(person).tolist())
+    simulation = make_simulation(SMALL, small, AttackSettings(hostile=0.1))
+    unpopular = simulation.unpopular
+    assert simulation.counts[unpopular].min() >= 1 and simulation.counts[unpopular].max() <= np.median(
+        simulation.counts[simulation.counts > 0]
+    )
+    fake = fake_profiles(simulation.histories, simulation.catalogue, simulation.hostile, int(unpopular[0]), 0)
+    flipped = flip_histories(simulation.histories, simulation.catalogue, simulation.hostile, 0)
+    for person in range(simulation.histories.people):
+        items = set(simulation.histories.of(person).tolist())
+        if person in simulation.hostile:
+            assert fake.of(person)[0] == unpopular[0] and len(set(fake.of(person).tolist())) == len(fake.of(person))
+            assert not items & set(flipped.of(person).tolist())
         else:
-            assert mine == set(fake.of(person).tolist()) == set(wrong.of(person).tolist())
+            assert items == set(fake.of(person).tolist()) == set(flipped.of(person).tolist())
 
 
-def test_noise_drowns_a_plain_sum_and_not_a_median(small):
-    found = simulate(SMALL.model_copy(update={"rounds": 6}), small, AttackSettings(0.1, "random", ["median"]))
-    rows = {row.row: row for row in found.rows}
+def test_random_uploads_spoil_a_plain_sum_and_not_a_median(small):
+    result = simulate(SMALL.model_copy(update={"rounds": 6}), small, AttackSettings(0.1, "random", ["median"]))
+    rows = {row.row: row for row in result.rows}
     assert rows["undefended"].ndcg_loss > 0.1
     assert rows["defended"].ndcg > rows["undefended"].ndcg
 
 
-def test_people_who_tell_the_opposite_spoil_the_model(small):
-    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, AttackSettings(0.4, "flip"))
-    assert found.size is None and found.rows[1].ndcg_loss > 0.02
+def test_people_with_flipped_histories_spoil_the_model(small):
+    result = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, AttackSettings(0.4, "flip"))
+    assert result.size is None and result.rows[1].ndcg_loss > 0.02
 
 
-def test_sums_of_fedals_are_attacked_too(small):
-    found = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, AttackSettings(0.05))
-    assert found.size == 10.0
-    assert found.rows[1].exposure > found.rows[0].exposure + 0.2
+def test_the_attack_works_on_sums_of_fedals(small):
+    result = simulate(SMALL.model_copy(update={"method": "fedals", "rounds": 4}), small, AttackSettings(0.05))
+    assert result.size == 10.0
+    assert result.rows[1].exposure > result.rows[0].exposure + 0.2
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "part"),
     [({"hostile": 0.0}, "above 0"), ({"hostile": 0.6}, "up to 0.5"), ({"hostile": float("nan")}, "above 0"),
      ({"attack": "promot"}, 'Did you mean "promote"'), ({"k": 0}, "got 0"), ({"k": 200}, "got 200"),
      ({"targets": 0}, "got 0"), ({"targets": 10_000}, "got 10000"), ({"size": -1.0}, "got -1"),
      ({"wires": ["clip=1.0"]}, "on the device"), ({"wires": ["trmi=0.1"]}, "Did you mean")],
 )  # fmt: skip
-def test_wrong_questions_are_refused(small, options, says):
-    with pytest.raises(SettingError, match=says):
+def test_wrong_settings_of_an_attack_are_refused(small, options, part):
+    with pytest.raises(SettingError, match=part):
         simulate(SMALL, small, AttackSettings(**options))
 
 
@@ -324,5 +326,5 @@ def test_the_command_prints_a_table_or_json(small, tmp_path):
     result = fedtaste(*args, "--json").json
     assert [row["row"] for row in result["rows"]] == ["clean", "undefended", "at peace", "defended"]
     assert set(result["target"]) == {"item", "title", "count"}
-    shown = fedtaste(*args)
-    assert shown.code == 0 and "trim=0.1" in shown.out and "undefended" in shown.out
+    output = fedtaste(*args)
+    assert output.code == 0 and "trim=0.1" in output.out and "undefended" in output.out

@@ -1,4 +1,4 @@
-"""The plan: which value is in force, and which model a method takes."""
+"""The plan of a run: which value of a setting is used, and which models a method accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.worlds import ITEMS, histories
 RANKING, RATINGS = Facts("ranking", ITEMS), Facts("ratings", ITEMS, scale=(1.0, 5.0))
 
 
-def test_a_preset_stands_between_the_defaults_and_what_is_set(monkeypatch):
+def test_a_preset_overrides_defaults_and_set_overrides_a_preset(monkeypatch):
     spec = replace(METHODS["fedavg"], presets={("ranking", "ml-100k"): {"lr": 3.0, "rounds": 7}})
     monkeypatch.setitem(METHODS, "fedavg", spec)
     preset = plan(Settings(method="fedavg", data="ml-100k"), RANKING)
@@ -29,56 +29,28 @@ def test_a_preset_stands_between_the_defaults_and_what_is_set(monkeypatch):
     assert plan(Settings(method="fedavg", data="ml-100k"), RATINGS).settings["lr"] == 0.2
 
 
+NO_OTHER_MODEL = {"fedbn", "fedveil", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedtrail"}
+
+
 @pytest.mark.parametrize(
-    "model, refused",
+    ("model", "refusing"),
     [
-        (
-            "scorer",
-            {"fedbn", "fedveil", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedncf", "fedrap", "fedtrail"},
-        ),
-        (
-            "additive",
-            {
-                "fedbn",
-                "fedveil",
-                "popularity",
-                "centralised",
-                "fcf",
-                "fedals",
-                "fedmf",
-                "fedncf",
-                "fedtrail",
-                "pfedrec",
-            },
-        ),
-        (
-            "ncf",
-            {
-                "fedbn",
-                "fedveil",
-                "popularity",
-                "centralised",
-                "fcf",
-                "fedals",
-                "fedmf",
-                "fedrap",
-                "fedtrail",
-                "pfedrec",
-            },
-        ),
+        ("scorer", NO_OTHER_MODEL | {"fedncf", "fedrap"}),
+        ("additive", NO_OTHER_MODEL | {"fedncf", "pfedrec"}),
+        ("ncf", NO_OTHER_MODEL | {"fedrap", "pfedrec"}),
     ],
 )
-def test_every_method_runs_with_a_model_or_says_what_it_needs(model, refused):
-    data, said = histories(), {}
+def test_every_method_runs_with_a_model_or_names_the_models_it_needs(model, refusing):
+    data, errors = histories(), {}
     for name in METHODS:
         try:
             result = plan(Settings(method=name, set={"model": model, "k": "4"}), RANKING)
         except SettingError as error:
-            said[name] = str(error)
+            errors[name] = str(error)
             continue
         federation = of_histories(data, ITEMS, negatives=2)
         assert next(run(result.method, result.model, federation, rounds=1)).answered == data.people
-    assert set(said) == refused and all("model" in text for text in said.values())
+    assert set(errors) == refusing and all("model" in error for error in errors.values())
 
 
 def test_an_exact_solver_refuses_a_neural_model():
@@ -87,7 +59,7 @@ def test_an_exact_solver_refuses_a_neural_model():
 
 
 @pytest.mark.parametrize("name", ["pfedrec", "fedncf"])
-def test_methods_with_a_model_of_their_own_rank_only(name):
+def test_methods_with_a_model_of_their_own_refuse_other_tasks_than_ranking(name):
     for facts in (RATINGS, Facts("regression", width=3)):
         with pytest.raises(SettingError, match="ranks with model="):
             plan(Settings(method=name), facts)

@@ -1,4 +1,4 @@
-"""Any torch module as a Model: what torch itself would do, and sentences for what cannot work."""
+"""Torch modules as models: they train as torch trains them, and modules that cannot be trained are refused."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from fedtaste.federation import of_arrays
 from fedtaste.methods import fedavg, fedbn, lgmix
 from fedtaste.methods.descent import descend, slope
 from fedtaste.models import wrap
+from fedtaste.tasks.clients import predict
+from support.errors import raises_with
 from support.states import assert_close
 
 N, WIDE, CLASSES = 7, 6, 3
 
 
 class Net(nn.Module):
-    """A layer, a norm of choice, a head; a picture of 2 x 3 where the norm is of pictures."""
+    """A layer, a norm and a head. With BatchNorm2d the six features are an image of 2 x 3."""
 
     def __init__(self, norm=None):
         super().__init__()
@@ -41,7 +43,7 @@ class Net(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer and one norm, each used twice; the norm has two names."""
+    """A layer and a norm that are each used twice; the norm has two names."""
 
     def __init__(self):
         super().__init__()
@@ -53,6 +55,8 @@ class Twice(nn.Module):
 
 
 class Tied(nn.Module):
+    """Two layers with one weight."""
+
     def __init__(self):
         super().__init__()
         self.there, self.back, self.head = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, CLASSES)
@@ -108,7 +112,7 @@ def start(model):
 
 
 def torch_steps(module, parts, lr):
-    """What torch does in a training loop; its state by name, and its outputs afterwards."""
+    """The module after a training loop of torch, in evaluation mode."""
     module = copy.deepcopy(module).train()
     optimiser = torch.optim.SGD(module.parameters(), lr)
     for part in parts:
@@ -118,12 +122,11 @@ def torch_steps(module, parts, lr):
     return module.eval()
 
 
-# As torch does
+# Equal to torch
 
 
 @every_net
-def test_three_steps_are_those_of_torch(make):
-    """Weights, statistics and what is then answered."""
+def test_three_steps_give_the_weights_statistics_and_scores_of_torch(make):
     module, parts = seeded(make), [batch(seed=seed) for seed in range(3)]
     model = wrap(module)
     after = descend(model, start(model), examples_of(*parts), 0.5, start(model))
@@ -131,13 +134,13 @@ def test_three_steps_are_those_of_torch(make):
     expected = native.state_dict()
     assert_close(after, {name: expected[name].float() for name in after}, 1e-5)
     trained = {name for name, _ in native.named_parameters()}
-    kept = {n for n in expected if "running" in n and not n.startswith("again")}
-    assert set(after) - {"norm.num_batches_tracked"} == trained | kept
+    statistics = {n for n in expected if "running" in n and not n.startswith("again")}
+    assert set(after) - {"norm.num_batches_tracked"} == trained | statistics
     assert torch.allclose(model.score(after, parts[0].inputs), native(parts[0].inputs), atol=1e-5)
 
 
 @every_net
-def test_the_loss_is_that_of_torch_in_training(make):
+def test_the_loss_equals_that_of_torch_in_training(make):
     module = seeded(make)
     model = wrap(module)
     expected = functional.cross_entropy(copy.deepcopy(module).train()(batch().inputs), batch().targets.long())
@@ -147,49 +150,49 @@ def test_the_loss_is_that_of_torch_in_training(make):
 @every_net
 def test_padding_changes_nothing(make):
     model = wrap(seeded(make))
-    only = start(model)
+    initial = start(model)
     plain, padded = (
-        descend(model, start(model), examples_of(*(batch(padding=p, seed=s) for s in range(2))), 0.5, only)
+        descend(model, start(model), examples_of(*(batch(padding=p, seed=s) for s in range(2))), 0.5, initial)
         for p in (0, 5)
     )
     assert_close(plain, padded, 1e-6)
     empty = batch()._replace(mask=torch.zeros(N))
-    assert_close(descend(model, only, examples_of(empty), 0.5, only), only, 0)
+    assert_close(descend(model, initial, examples_of(empty), 0.5, initial), initial, 0)
 
 
 @every_net
-def test_people_at_once_are_people_one_by_one(make):
+def test_vmap_trains_the_same_state_as_the_loop(make):
     model = wrap(seeded(make))
     rng = np.random.default_rng(0)
     sizes = (5, 9, 20, 6)
     inputs = [rng.normal(size=(n, WIDE)).astype(np.float32) for n in sizes]
     federation = of_arrays(inputs, [rng.integers(0, CLASSES, n).astype(np.float32) for n in sizes], batch=8)
-    loop, many = (
+    loop, vmapped = (
         list(run(fedavg(model, lr=0.3, passes=2), model, federation, rounds=3, backend=backend))[-1].state.shared
         for backend in ("loop", "vmap")
     )
-    assert_close(loop, many, 1e-5)
+    assert_close(loop, vmapped, 1e-5)
 
 
-def test_padding_is_harmless_where_zero_is_not_allowed():
-    """The length of nothing has no slope."""
+def test_padding_is_harmless_where_zero_has_no_gradient():
+    """The norm of a zero vector has no gradient."""
 
     class Directions(Net):
         def forward(self, x):
             return super().forward(x / x.norm(dim=1, keepdim=True))
 
     model = wrap(seeded(Directions))
-    only = start(model)
-    plain = descend(model, only, examples_of(batch()), 0.5, only)
-    padded = descend(model, only, examples_of(batch(padding=4), batch(n=0, padding=N + 4)), 0.5, only)
+    initial = start(model)
+    plain = descend(model, initial, examples_of(batch()), 0.5, initial)
+    padded = descend(model, initial, examples_of(batch(padding=4), batch(n=0, padding=N + 4)), 0.5, initial)
     assert_close(plain, padded, 1e-6)
 
 
-def test_a_factory_starts_elsewhere_for_every_seed_and_an_instance_where_it_is():
+def test_a_factory_is_initialised_by_the_seed_and_an_instance_keeps_its_weights():
     model, module = wrap(Net), seeded(Net)
-    one, same, other = (model.init(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert_close(one, same, 0)
-    assert not torch.equal(one["head.weight"], other["head.weight"])
+    first, same, other = (model.init(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert_close(first, same, 0)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
     before = torch.random.get_rng_state()
     model.init(torch.Generator().manual_seed(3))
     assert torch.equal(before, torch.random.get_rng_state())
@@ -234,29 +237,28 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_loss_that_is_brought_is_the_named_one(loss):
+def test_a_loss_of_the_user_equals_the_named_one(loss):
     module = seeded(norm1())
     named, own = wrap(module), wrap(module, loss)
     part = batch(padding=3)
-    one, two = (slope(model, start(model), part, start(model))[0] for model in (named, own))
-    assert_close(one, two, 1e-6)
+    assert_close(*(slope(model, start(model), part, start(model))[0] for model in (named, own)), 1e-6)
     assert float(named.loss(start(named), part)) == pytest.approx(float(own.loss(start(own), part)), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "name, loss", [("squared", nn.MSELoss()), ("bce", functional.binary_cross_entropy_with_logits)]
 )
-def test_losses_of_one_output(name, loss):
+def test_losses_of_one_output_equal_those_of_torch(name, loss):
     module, part = seeded(lambda: nn.Linear(WIDE, 1)), batch(padding=2)
     part = part._replace(targets=(part.targets > 0).float())
     real = part.mask > 0
     expected = loss(module(part.inputs[real])[:, 0], part.targets[real]).item()
-    for given in (name, loss):
-        model = wrap(module, given)
+    for choice in (name, loss):
+        model = wrap(module, choice)
         assert float(model.loss(start(model), part)) == pytest.approx(expected, abs=1e-6)
 
 
-def test_features_are_what_the_last_linear_layer_or_the_named_one_sees():
+def test_features_are_the_inputs_of_the_last_linear_layer_or_of_the_named_one():
     module = seeded(norm1()).eval()
     x = batch().inputs
     hidden = torch.tanh(module.norm(module.first(x)))
@@ -266,10 +268,8 @@ def test_features_are_what_the_last_linear_layer_or_the_named_one_sees():
     assert wrap(nn.Sequential(nn.Conv1d(WIDE, CLASSES, 1), nn.Flatten())).features is None
 
 
-def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
-    """Then what stands beside an example changes its score: people are asked one at a time."""
-    from fedtaste.tasks.clients import predict
-
+def test_without_running_statistics_people_are_scored_one_at_a_time():
+    """The score of an example then depends on its batch, which must contain neither padding nor other people."""
     module = seeded(norm1(track_running_stats=False))
     model = wrap(module)
     assert model.alone and model.features is None and not wrap(norm1()).alone
@@ -284,7 +284,7 @@ def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
         lgmix(model)
 
 
-# Private parts
+# Private parameters
 
 
 def clients(n=4, seed=0):
@@ -293,22 +293,22 @@ def clients(n=4, seed=0):
     return x, [rng.integers(0, CLASSES, len(part)).astype(np.float32) for part in x]
 
 
-def test_what_is_private_stays_and_is_everybodys_own():
+def test_private_parameters_are_not_uploaded_and_differ_between_clients():
     model = wrap(norm1(), private=("head.*", "norm.running_*"))
     method, federation = fedavg(model, lr=0.3), of_arrays(*clients())
-    mine = {"head.weight", "head.bias", "norm.running_mean", "norm.running_var"}
+    private = {"head.weight", "head.bias", "norm.running_mean", "norm.running_var"}
     state = begin(method, model, federation)
     own = {name: value[0] for name, value in state.private.gather(np.array([0])).items()}
-    one = Examples(*(x[0] for x in federation.examples(np.array([0]), 0, method.examples).pad()))
-    upload, kept = method.client(Download(state.shared, torch.tensor(0.0)), own, one)
-    assert set(own) == set(kept) == mine and not mine & {*upload.total, *state.shared}
-    for done in run(method, model, federation, rounds=2):
-        heads = done.state.private.gather(np.arange(4))["head.weight"]
-        assert set(done.state.shared) == set(start(model)) - mine
+    examples = Examples(*(x[0] for x in federation.examples(np.array([0]), 0, method.examples).pad()))
+    upload, updated = method.client(Download(state.shared, torch.tensor(0.0)), own, examples)
+    assert set(own) == set(updated) == private and not private & {*upload.total, *state.shared}
+    for last in run(method, model, federation, rounds=2):
+        heads = last.state.private.gather(np.arange(4))["head.weight"]
+        assert set(last.state.shared) == set(start(model)) - private
         assert len({tuple(head.flatten().tolist()) for head in heads}) == 4
 
 
-def test_fedbn_keeps_every_norm():
+def test_fedbn_keeps_all_parameters_of_norms_private():
     method = fedbn(wrap(norm2(momentum=None)))
     shared, own = method.init(start(wrap(norm2(momentum=None))))
     assert {name.split(".")[0] for name in shared} == {"first", "head"}
@@ -317,43 +317,42 @@ def test_fedbn_keeps_every_norm():
     }  # fmt: skip
 
 
-def test_tied_weights_are_one_weight_and_are_private_together_or_not_at_all():
+def test_tied_weights_are_one_parameter_and_are_private_together_or_not_at_all():
     model = wrap(Tied)
     assert "there.weight" in start(model) and "back.weight" not in start(model)
-    with pytest.raises(SettingError, match="there.weight and back.weight are one weight.*only back.weight"):
+    with pytest.raises(SettingError, match="there.weight and back.weight.*only back.weight"):
         wrap(Tied, private=("back.*",))
     shared, own = fedavg(wrap(Tied, private=("back.*", "there.*"))).init(start(model))
     assert set(own) == {"there.weight", "there.bias", "back.bias"} and set(shared) == {"head.weight", "head.bias"}
 
 
-# What cannot work
+# Refusals
 
 
-def refuses(*parts):
-    return pytest.raises(SettingError, match=".*".join(parts))
+refuses = functools.partial(raises_with, SettingError)
 
 
-class Two(nn.Linear):
+class TwoInputs(nn.Linear):
     def forward(self, x, other):
         return super().forward(x + other)
 
 
-class Named(nn.Linear):
+class NamedInput(nn.Linear):
     def forward(self, *, x):
         return super().forward(x)
 
 
-class Draws(nn.Linear):
+class DrawsAtRandom(nn.Linear):
     def forward(self, x):
         return functional.dropout(super().forward(x), 0.5, self.training)
 
 
-class Pair(nn.Linear):
+class PairOfOutputs(nn.Linear):
     def forward(self, x):
         return super().forward(x), x
 
 
-class Counts(nn.Linear):
+class ChangesBuffer(nn.Linear):
     def __init__(self, *size):
         super().__init__(*size)
         self.register_buffer("seen", torch.zeros(()))
@@ -363,15 +362,15 @@ class Counts(nn.Linear):
         return super().forward(x)
 
 
-class Follows(Counts):
+class ReplacesBuffer(ChangesBuffer):
     def forward(self, x):
         self.seen = self.seen + 1
         return nn.Linear.forward(self, x)
 
 
-AT_ONCE = {
-    "two inputs": (lambda: wrap(Two(6, 3)), [r"takes \(x, other\)", "exactly one", "default"]),
-    "named input": (lambda: wrap(Named(6, 3)), [r"takes \(x\)", "exactly one"]),
+REFUSED_WHEN_WRAPPED = {
+    "two inputs": (lambda: wrap(TwoInputs(6, 3)), ["takes (x, other)", "exactly one", "default"]),
+    "named input": (lambda: wrap(NamedInput(6, 3)), ["takes (x)", "exactly one"]),
     "dropout": (lambda: wrap(nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1))), ["'1'", "Dropout", "p=0"]),
     "rrelu": (lambda: wrap(nn.Sequential(nn.Linear(6, 3), nn.RReLU())), ["RReLU", "at random"]),
     "lazy": (lambda: wrap(nn.LazyLinear(3)), ["without a size", "Call it once"]),
@@ -386,26 +385,26 @@ AT_ONCE = {
     "weighted": (lambda: wrap(Net, nn.CrossEntropyLoss(torch.ones(3))), ["weighs classes", 'reduction="sum"']),
     "not a module": (lambda: wrap(lambda: 3), ["makes a module", "makes int"]),
 }
-IN_USE = {
+REFUSED_WHEN_TRAINED = {
     "width": (nn.Linear(WIDE + 1, 3), "cross_entropy", ["cannot take these examples, of 6 each", "first layer"]),
     "pictures": (nn.Conv2d(1, 3, 1), "cross_entropy", ["cannot take these examples, of 6 each"]),
     "no rows": (nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten(0)), "cross_entropy", ["one row for each", "got shape"]),
     "too many axes": (nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 3, 1)), "cross_entropy", ["one row"]),
-    "a tuple": (Pair(WIDE, 3), "cross_entropy", ["one row", "got tuple"]),
+    "a tuple": (PairOfOutputs(WIDE, 3), "cross_entropy", ["one row", "got tuple"]),
     "too few classes": (nn.Linear(WIDE, 2), "cross_entropy", ["cannot take", "out of bounds", "last layer"]),
     "one output": (nn.Linear(WIDE, 1), "cross_entropy", ["cross_entropy cannot take", "for each class"]),
     "many outputs": (nn.Linear(WIDE, N), "squared", ["squared cannot take", "one number of an example"]),
     "many logits": (nn.Linear(WIDE, N), "bce", ["bce cannot take", "one number"]),
     "loss by example": (
-        nn.Linear(WIDE, 3), nn.CrossEntropyLoss(reduction="none"), [r"one number, got shape \(1,\)", r"\.mean\(\)"],
+        nn.Linear(WIDE, 3), nn.CrossEntropyLoss(reduction="none"), ["one number, got shape (1,)", ".mean()"],
     ),
     "a loss of floats": (nn.Linear(WIDE, 3), lambda out, y: 3.0, ["one number, got float"]),
     "labels as floats": (
         nn.Linear(WIDE, 3), lambda out, y: functional.cross_entropy(out, y), ["cannot take outputs", "floats"],
     ),
-    "a draw in the forward": (Draws(WIDE, 3), "cross_entropy", ["draws at random"]),
-    "a buffer changed": (Counts(WIDE, 3), "cross_entropy", ["changes a buffer"]),
-    "a buffer replaced": (Follows(WIDE, 3), "cross_entropy", ["changes a buffer"]),
+    "a draw in the forward": (DrawsAtRandom(WIDE, 3), "cross_entropy", ["draws at random"]),
+    "a buffer changed": (ChangesBuffer(WIDE, 3), "cross_entropy", ["changes a buffer"]),
+    "a buffer replaced": (ReplacesBuffer(WIDE, 3), "cross_entropy", ["changes a buffer"]),
     "instance norm": (
         nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(),
                       nn.Linear(WIDE, 3)), "cross_entropy", ["changes a buffer"],
@@ -413,15 +412,15 @@ IN_USE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("make, parts", AT_ONCE.values(), ids=AT_ONCE)
-def test_what_cannot_work_is_refused_when_it_is_wrapped(make, parts):
+@pytest.mark.parametrize("make, parts", REFUSED_WHEN_WRAPPED.values(), ids=REFUSED_WHEN_WRAPPED)
+def test_unsuitable_modules_are_refused_when_they_are_wrapped(make, parts):
     with refuses(*parts):
         make()
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("module, loss, parts", IN_USE.values(), ids=IN_USE)
-def test_what_does_not_fit_the_data_is_a_sentence(module, loss, parts, backend):
+@pytest.mark.parametrize("module, loss, parts", REFUSED_WHEN_TRAINED.values(), ids=REFUSED_WHEN_TRAINED)
+def test_modules_that_do_not_fit_the_data_are_refused_in_one_line(module, loss, parts, backend):
     model = wrap(module, loss)
     rng = np.random.default_rng(0)
     x, y = [rng.normal(size=(N, WIDE)).astype(np.float32)] * 2, [np.array([0, 1, 2, 2, 1, 0, 2], np.float32)] * 2
@@ -435,7 +434,7 @@ def test_dropout_that_drops_nothing_is_allowed():
     assert model.score(start(model), batch().inputs).shape == (N, 3)
 
 
-def test_clients_of_two_widths_are_refused_where_they_enter():
+def test_clients_of_two_widths_are_refused():
     x, y = clients()
     x[2] = x[2][:, :4]
     with pytest.raises(DataError, match="client 2 has .4,., client 0 has .6,."):
@@ -450,7 +449,7 @@ def test_clients_without_any_examples_are_refused():
         of_arrays(x, y)
 
 
-def test_vmap_sees_through_a_wrapped_loss():
+def test_a_wrapped_loss_works_under_vmap():
     model = wrap(norm2())
     parts = examples_of(batch(seed=0), batch(seed=1, n=4, padding=3))
     together = vmap(model.loss, (None, 0))(start(model), parts)

@@ -1,4 +1,4 @@
-"""Requests that schemathesis generates from the description of the API, for the tests and for benchmarks/page_api.py."""
+"""Send requests that schemathesis generates from the OpenAPI description; used by tests and benchmarks/page_api.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def explore(url: str, cases: int) -> dict[str, Any]:
-    """At least so many requests, right and wrong ones, that schemathesis makes up from the description; what came."""
+    """Send at least `cases` valid and invalid requests; return the counts of statuses and the failed checks."""
     import schemathesis
     from schemathesis.engine import events, from_schema
 
@@ -27,8 +27,9 @@ def explore(url: str, cases: int) -> dict[str, Any]:
         if isinstance(event, events.NonFatalError | events.FatalError):
             wrong.append(str(event))
         if isinstance(event, events.ScenarioFinished):
-            told = event.recorder
-            statuses.update(seen.response.status_code if seen.response else 0 for seen in told.interactions.values())
-            found = [check.failure_info for checks in told.checks.values() for check in checks if check.failure_info]
-            wrong += [f"{told.label}: {info.failure}\n{info.code_sample}" for info in found]
+            recorder = event.recorder
+            responses = [interaction.response for interaction in recorder.interactions.values()]
+            statuses.update(response.status_code if response else 0 for response in responses)
+            failures = [check.failure_info for checks in recorder.checks.values() for check in checks]
+            wrong += [f"{recorder.label}: {info.failure}\n{info.code_sample}" for info in failures if info]
     return {"cases": statuses.total(), "statuses": dict(sorted(statuses.items())), "wrong": wrong}

@@ -1,4 +1,4 @@
-"""The command `fedtaste`, called in this process, and what it printed."""
+"""Run the command `fedtaste` in this process and capture its exit code and output."""
 
 from __future__ import annotations
 

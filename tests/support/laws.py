@@ -1,7 +1,7 @@
 """Laws that every federated method obeys, as functions of a row of a table; tests/test_laws.py has the table.
 
-A method passes when its row (settings that keep tiny worlds lively, tasks, and for every setting another value) passes
-every law: tests/test_new_method.py shows it for a method that no other file knows.
+A method passes when its row (settings that train on tiny data, tasks, and for every setting another value) passes
+every law. tests/test_new_method.py shows it for a method that no other file names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _baselines: dict[str, Round] = {}
 
 @dataclass(frozen=True)
 class Row:
-    """A method with settings, and the tasks it is held to the laws on."""
+    """A method with settings, and the tasks on which the laws are tested."""
 
     name: str
     settings: dict[str, Any]
@@ -47,7 +47,7 @@ class Row:
 
     def baseline(self, task: str) -> Round:
         """The last of three rounds, trained once per process. Most laws compare with it."""
-        key = f"{self.name} {self.settings} {task}"  # a tensor among the settings stands with its values
+        key = f"{self.name} {self.settings} {task}"  # the text of a tensor contains its values
         if key not in _baselines:
             _baselines[key] = trained(self.name, self.settings, task, rounds=ROUNDS)[-1]
         return _baselines[key]
@@ -103,17 +103,16 @@ def padded_examples_change_nothing(row: Row, task: str, folder: Path) -> None:
         own = {n: v[0] for n, v in state.private.gather(np.array([person])).items()}
         examples = federation.examples(np.array([person]), 0, method.examples)
         plain, padded = (Examples(*(x[0] for x in examples.pad(extra=extra))) for extra in (0, 3))
-        one, two = method.client(download, own, plain), method.client(download, own, padded)
-        assert_close(one[0].total, two[0].total, 1e-6)
-        assert one[0].weight == two[0].weight
-        served = [method.personalize(state.shared, own, some) for some in (plain, padded)]
-        assert_close(served[0], served[1], 1e-5)
+        (upload, _), (padded_upload, _) = (method.client(download, own, some) for some in (plain, padded))
+        assert_close(upload.total, padded_upload.total, 1e-6)
+        assert upload.weight == padded_upload.weight
+        assert_close(*(method.personalize(state.shared, own, some) for some in (plain, padded)), 1e-5)
 
 
 def order_of_clients_changes_nothing(row: Row, task: str, folder: Path) -> None:
-    back = trained(row.name, row.settings, task, rounds=ROUNDS, members=np.arange(PEOPLE)[::-1])[-1].state
+    reversed_order = trained(row.name, row.settings, task, rounds=ROUNDS, members=np.arange(PEOPLE)[::-1])[-1].state
     tolerance = PICTURES if task == "pictures" else 1e-5
-    assert_close(everything(row.baseline(task).state), everything(back), tolerance)
+    assert_close(everything(row.baseline(task).state), everything(reversed_order), tolerance)
 
 
 def resumed_training_ends_with_the_same_bytes(row: Row, task: str, folder: Path) -> None:
@@ -130,7 +129,7 @@ LAWS: tuple[Law, ...] = (
     same_seed_gives_the_same_bytes_whatever_the_number_of_threads,
     resumed_training_ends_with_the_same_bytes,
 )
-FEDERATED_LAWS: tuple[Law, ...] = (  # of methods whose clients are apart
+FEDERATED_LAWS: tuple[Law, ...] = (  # of methods that do not pool the data of clients
     flower_trains_the_same_state_as_the_simulator,
     loop_vmap_and_kernel_train_the_same_state,
     nothing_private_is_in_an_upload,
@@ -140,7 +139,7 @@ FEDERATED_LAWS: tuple[Law, ...] = (  # of methods whose clients are apart
 
 
 def setting_changes_the_result(row: Row, key: str) -> None:
-    """In at least one task: in what is learnt, or in what a person is served."""
+    """Another value of this setting changes the trained or the personalised parameters on at least one task."""
     other = row.settings | {key: row.others[key]}
     assert any(
         not same_bytes(
@@ -152,7 +151,7 @@ def setting_changes_the_result(row: Row, key: str) -> None:
 
 
 def _outcome(last: Round, name: str, settings: dict[str, Any], task: str) -> dict[str, torch.Tensor]:
-    """All that was learnt, and the parameters that person 0 is served with."""
+    """All trained parameters, and the personalised parameters of person 0."""
     method, _, federation = world(name, settings, task)
     if task not in FEATURES:
         federation = of_histories(histories(task), ITEMS, negatives=0)

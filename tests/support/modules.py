@@ -10,4 +10,4 @@ INTEGRATION = (
     "test_public", "test_serving", "test_report", "test_tradeoff", "test_packing", "test_fedtrail", "test_cross_round",
     "test_new_method", "test_schemas", "test_membership", "test_axes",
 )  # fmt: skip
-DRAWN = ("test_report", "test_tradeoff")  # modules that look at plots; elsewhere a plot is one pixel
+DRAWN = ("test_report", "test_tradeoff")  # modules whose tests need rendered plots; elsewhere a plot is one pixel

@@ -1,6 +1,6 @@
-"""The noise, coins and keys of version 0.6.0, as small as possible: what the attacks of test_privacy_attacks.py break.
+"""A short copy of the noise, cohort draws and keys of version 0.6.0, which the attacks of test_privacy_attacks.py break.
 
-Kept so that every attack is known to be able to succeed. Nothing here is used by the package.
+It proves that every attack can succeed. The package does not use it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def uniform(key, counter) -> np.ndarray:
 
 
 def device_noise(round_key: int, person: int, size: int) -> np.ndarray:
-    """What one device adds under `local` to the first leaf of its upload, in units of the standard deviation."""
+    """The noise of `local` on the first leaf of one device's upload, in units of the standard deviation."""
     leaf = mixed(mixed(round_key, person), 0)
     at = 2 * np.arange(size, dtype=np.uint64)
     radius = np.sqrt(-2 * np.log1p(-uniform(leaf, at)))
@@ -49,7 +49,7 @@ def device_noise(round_key: int, person: int, size: int) -> np.ndarray:
 
 
 def server_noise(key: int, name: str, size: int) -> np.ndarray:
-    """What the server adds to the sum: float32 normal numbers from a key of 8 bytes."""
+    """The server's noise on a sum: float32 normal numbers from a key of 8 bytes."""
     secret = hashlib.sha256(b"tacit noise" + (key % WORD).to_bytes(8, "big") + name.encode()).digest()
     stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor().update(bytes(16 * size))
     first, second = (np.frombuffer(stream, np.uint64).reshape(2, size) >> np.uint64(11)) * 2.0**-53
@@ -63,26 +63,28 @@ def release(values: np.ndarray, sigma: float, key: int) -> np.ndarray:
 
 
 def cohort_coins(seed: int, round: int, people: np.ndarray) -> np.ndarray:
-    """Who is asked, by a seed that stands in result.json."""
+    """One uniform number per person, from a seed that result.json contained; small numbers form the cohort."""
     cohort = 3  # the stream of cohorts
     return uniform(mixed(mixed(seed, cohort), round), people)
 
 
 def groups(seed: int, round: int, people: np.ndarray, size: int) -> list[np.ndarray]:
-    """Secure groups, dealt anew in every round."""
+    """Groups of secure sums, drawn again in every round."""
     draw = uniform(mixed(mixed(seed, 9), round), people)
     return np.split(people[np.argsort(draw)], np.arange(size, len(people) // size * size, size))
 
 
 def run_draws(seed: int, settings: str, data_hash: str) -> int:
-    """What a run's noise is drawn from: without a nonce, and for deployed apps with the hash of no data at all."""
+    """The key of a run's noise: it has no nonce, and deployed apps used the hash of no data."""
     number = int.from_bytes(hashlib.sha256(f"{settings} {data_hash}".encode()).digest()[:8], "big") >> 1
     return int.from_bytes(hashlib.sha256(f"{seed} {number} final".encode()).digest()[:8], "big") >> 1
 
 
 def lucky_round_key(person: int) -> int:
-    """A round key under which the first number of this person's noise is extreme. Such numbers come up by themselves in
-    long runs (the review's attack used one of 6.9 deviations, and 3 s); one of 8 makes the test fast."""
+    """A round key for which the first number of this person's noise is extreme.
+
+    Such numbers occur in long runs: an attack with one of 6.9 deviations took 3 s. One of 8 makes the test fast.
+    """
     low = np.arange(2**11, dtype=np.uint64)
     for missing in range(2, 40):
         x = np.uint64((2**53 - missing) << 11) | low
@@ -92,4 +94,4 @@ def lucky_round_key(person: int) -> int:
         best = int(np.argmax(np.abs(first)))
         if abs(first[best]) > 8.0:
             return int(unmixed(unmixed(leaf[best], 0), person))
-    raise AssertionError("no extreme number was found")
+    raise AssertionError("no round key gives an extreme number")

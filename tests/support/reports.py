@@ -1,4 +1,4 @@
-"""Results as runs write them, and a parser of report pages, for the tests of reports."""
+"""Build results like those of runs, and parse report pages, for the tests of reports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ VOID = {"meta", "link", "img", "source", "br"}
 
 
 def make_result(**fields) -> RunResult:
-    """A RunResult with these fields; parts may be given in part, the rest is filled in."""
-    nothing = {
+    """A RunResult with these fields; all other fields get neutral values."""
+    defaults = {
         "data": "toy", "task": "ranking", "method": "fedals", "settings": {}, "protocol": "clean", "wire": "", "seed": 0,
         "rounds": 1, "people": 100, "members": 80, "items": 60, "feature_count": 0, "interactions": 2000, "new": None,
         "leak": None, "gradients": None, "privacy": None, "peak_rss_mb": 600.1, "rejected_updates": {}, "notes": [],
@@ -27,20 +27,20 @@ def make_result(**fields) -> RunResult:
         "traffic": {"up_bytes": 0, "down_bytes": 0, "up_bytes_per_person_round": 0},
         "seconds": {"setup": 1.2, "train": 3.4, "evaluate": 0.9, "train_cpu": 3.3, "round": None},
     }  # fmt: skip
-    point = {
+    curve_point = {
         "change": None, "loss": None, "answered": None, "zeros": None, "valid": None, "up_bytes": 0, "down_bytes": 0,
         "gradients": None,
     }  # fmt: skip
     fields = {"best_round": fields.get("rounds", 1), **fields}
-    fields["curve"] = [point | given for given in fields.get("curve", ())]
+    fields["curve"] = [curve_point | values for values in fields.get("curve", ())]
     return RunResult.model_validate(
-        nothing | fields | {name: part | fields.get(name, {}) for name, part in parts.items()}
+        defaults | fields | {name: part | fields.get(name, {}) for name, part in parts.items()}
     )
 
 
-def changed(found: RunResult, **fields) -> RunResult:
-    """The same result with other values of some fields; a part that is a dict is changed in part."""
-    dump = found.dump()
+def changed(result: RunResult, **fields) -> RunResult:
+    """The same result with other values of some fields; of a field that is a dict, only the named keys change."""
+    dump = result.dump()
     for name, value in fields.items():
         part = isinstance(value, dict) and isinstance(dump.get(name), dict) and name != "settings"
         dump[name] = dump[name] | value if part else value
@@ -92,19 +92,24 @@ class Page(HTMLParser):
         self.text = re.sub(r"\s+", " ", " ".join(self.words))
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
-        found = {key: value or "" for key, value in attrs}
-        self.tags.append((tag, found))
+        attributes = {key: value or "" for key, value in attrs}
+        self.tags.append((tag, attributes))
         if tag not in VOID:
             self.open.append(tag)
         if tag == "tr":
             self.rows.append({})
-        if tag == "td" and "data-key" in found:
-            self.cell = self.rows[-1][found["data-key"]] = {"value": None, "ends": None, "best": False, "shown": ""}
+        if tag == "td" and "data-key" in attributes:
+            self.cell = self.rows[-1][attributes["data-key"]] = {
+                "value": None,
+                "ends": None,
+                "best": False,
+                "shown": "",
+            }
         if self.cell and tag == "data":
-            self.cell["value"] = float(found["value"])
-        if self.cell and found.get("class") == "ci":
-            self.cell["ends"] = [float(found["data-low"]), float(found["data-high"])]
-        if self.cell and found.get("class") == "best":
+            self.cell["value"] = float(attributes["value"])
+        if self.cell and attributes.get("class") == "ci":
+            self.cell["ends"] = [float(attributes["data-low"]), float(attributes["data-high"])]
+        if self.cell and attributes.get("class") == "best":
             self.cell["best"] = True
 
     def handle_endtag(self, tag: str) -> None:
