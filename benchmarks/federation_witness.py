@@ -16,13 +16,12 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.common.secure_aggregation.secaggplus_constants import Key
 
-import fedtaste.flower.client_app as node_side
+import fedtaste.flower.node_app as node_side
 import fedtaste.flower.server as server_side
-import fedtaste.flower.server_app as job
 from fedtaste.flower import client_app, server_app
-from fedtaste.flower.messages import Order, parse_message
+from fedtaste.flower.messages import unpack_request
 
-secure_reply, clients, secure_sum = node_side.secure_reply, job.FlowerClients, server_side.secure_sum
+secure_reply, clients, secure_sum = node_side.secure_reply, server_side.FlowerClients, server_side.secure_sum
 
 
 def kept(message: Message, context: Context, vector: Any) -> Message:
@@ -31,8 +30,7 @@ def kept(message: Message, context: Context, vector: Any) -> Message:
 
 def recorded(context: Context, vector: Any, ask: bytes) -> Any:
     words, aux = vector(ask)
-    order = parse_message(Order, ask[4 : 4 + int.from_bytes(ask[:4], "big")].decode())
-    assert isinstance(order, Order)
+    order, _ = unpack_request(ask)
     store = Path(str(context.node_config["store"]))
     file = store / f"sealed-{order.phase}-{order.round}.npy"
     np.save(file, words)
@@ -70,7 +68,7 @@ class Witness:
 
 
 def watched(*more: Any) -> Any:
-    folder = Path(str(job.FOLDER)) / "federation"
+    folder = Path(str(server_side.FOLDER)) / "federation"
     made = clients(*more)
     made.observe = Witness(folder).observe
     return made
@@ -79,19 +77,20 @@ def watched(*more: Any) -> Any:
 def opened(*words: Any, **more: Any) -> Any:
     found = secure_sum(*words, **more)
     if found.total is not None:
-        folder = Path(str(job.FOLDER)) / "federation"
+        folder = Path(str(server_side.FOLDER)) / "federation"
         np.save(folder / f"opened-{len(list(folder.glob('opened-*')))}.npy", found.total)
     return found
 
 
-serve = job.serve
+serve = server_side.serve
 
 
 def located(grid: Any, config: dict[str, Any]) -> Any:
-    job.FOLDER = config["folder"]
+    server_side.FOLDER = config["folder"]
     return serve(grid, config)
 
 
-node_side.secure_reply, job.FlowerClients, server_side.secure_sum, job.serve = kept, watched, opened, located
+node_side.secure_reply = kept
+server_side.FlowerClients, server_side.secure_sum, server_side.serve = watched, opened, located
 client = client_app()
 server = server_app()

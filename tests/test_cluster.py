@@ -84,8 +84,6 @@ def test_a_server_is_known_by_its_authority_and_by_no_other(tmp_path):
     assert sorted(path.name for path in server.key.parent.iterdir()) == ["ca.crt", "server.crt", "server.key"]
     days = expiry(server.certificate) - datetime.now(UTC)
     assert timedelta(days=823) < days <= timedelta(days=825)
-    with pytest.raises(SettingError, match="must be 1 to 825, got 826"):
-        issue_server(tmp_path / "authority", tmp_path / "server", days=826)
     with pytest.raises(SettingError, match="neither a host name nor an address"):
         issue_server(tmp_path / "authority", tmp_path / "server", ["a b"])
 
@@ -152,11 +150,6 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path):
         with pytest.raises(SettingError, match=rf"Port {port} of 127\.0\.0\.1 cannot be used \(Address already in use"):
             cluster.__enter__()
     assert cluster.processes == {} and find_marked(cluster.token) == []
-    for wrong in (0, 65536):
-        with pytest.raises(SettingError, match="1 to 65535"):
-            Cluster(tmp_path / "c", [{}], port=wrong, log=print)
-    with pytest.raises(SettingError, match="0 nodes"):
-        Cluster(tmp_path / "c", [], log=print)
 
 
 def test_settings_are_read_back_by_flower_as_they_were():
@@ -166,8 +159,6 @@ def test_settings_are_read_back_by_flower_as_they_were():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", lambda *a, **k: __import__("io").BytesIO(to_toml(values).encode()))
         assert parse_config_args(["any.toml"]) == values
-    with pytest.raises(SettingError, match="not the name of a setting"):
-        to_toml({"a b": 1})
 
 
 def test_a_guard_ends_everything_when_we_are_killed(tmp_path):
@@ -211,7 +202,7 @@ def test_a_process_that_will_not_stay_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "_start_node", start)
     start(node)
     cluster._restart([node])
-    assert cluster.restarts == 1 and said == ["node-0 ended (code 3) and is started again."]
+    assert node.restarts == 1 and said == ["node-0 ended (code 3) and is started again."]
     with pytest.raises(RunError, match=r"(?s)node-0 ended 2 times in a row .*code 3.*no such people"):
         cluster._restart([node])
 
@@ -221,8 +212,8 @@ def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
     cluster = Cluster(tmp_path / "c", [{}], log=print)
     stopped: list[int] = []
     monkeypatch.setattr(SuperLinkClient, "stop_run", lambda link, run: stopped.append(run))
-    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: ("running", ""))
-    monkeypatch.setattr(cluster_module, "find_marked", lambda mark: [(1, "python flwr-serverapp --token x")])
+    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: "running")
+    monkeypatch.setattr("fedtaste.flower.processes.find_marked", lambda mark: [(1, "python flwr-serverapp --token x")])
     assert cluster.state(7) == "running"
 
     def away(link, run):
@@ -230,12 +221,10 @@ def test_a_run_without_its_server_app_has_failed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SuperLinkClient, "run_state", away)
     assert (cluster.state(7), cluster.state(8)) == ("running", "pending")  # what was known last
-    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: ("running", ""))
-    monkeypatch.setattr(cluster_module, "find_marked", lambda mark: [(1, "python flower-superexec")])
-    assert (cluster.state(7), cluster.reason(7), stopped) == ("failed", "Its ServerApp process is gone.", [7])
-    monkeypatch.setattr(
-        SuperLinkClient, "run_state", lambda link, run: ("stopped", "") if run == 7 else ("completed", "")
-    )
+    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: "running")
+    monkeypatch.setattr("fedtaste.flower.processes.find_marked", lambda mark: [(1, "python flower-superexec")])
+    assert (cluster.state(7), stopped) == ("failed", [7])
+    monkeypatch.setattr(SuperLinkClient, "run_state", lambda link, run: "stopped" if run == 7 else "completed")
     assert (cluster.state(7), cluster.state(9)) == ("failed", "completed")
 
 
@@ -285,7 +274,6 @@ def answer(message, context):
 
 @server.main()
 def main(grid, context):
-    print("the server speaks", flush=True)
     nodes = list(grid.get_node_ids())
     asked = [Message(RecordDict({"ask": ConfigRecord({"number": 21})}), node, "query", ttl=60) for node in nodes]
     waiting, told = set(grid.push_messages(asked)), []
@@ -365,10 +353,9 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
         while (state := cluster.state(run)) in ("pending", "running") and time.monotonic() < until:
             cluster.restart_ended()
             time.sleep(0.2)
-        assert (state, cluster.reason(run)) == ("completed", ""), cluster.server_log(run)
+        assert state == "completed", cluster.read_log("superlink")
         number = cluster.node_ids["node-0"]
         assert json.loads((tmp_path / "out.json").read_text()) == [[number, {"name": 'the "first"', "twice": 42}]]
-        assert "the server speaks" in cluster.server_log(run)
 
         processes = [process for process, _ in find_marked(cluster.token)]
         assert len(processes) >= 4  # with the SuperExecs
@@ -408,8 +395,8 @@ def test_a_federation_of_one_node_from_nothing_to_nothing(tmp_path):
         os.kill(cluster.processes["superlink"], signal.SIGKILL)
         wait_for(lambda: "superlink" not in cluster.processes, 5)
         cluster.restart_ended()
-        assert cluster.state(run) == "completed" and cluster.client.count_online() == 1  # it knows what it knew
-        assert cluster.restarts == 2 and len(said) == 2
+        assert cluster.client.run_state(run) == "completed" and cluster.client.count_online() == 1  # as before
+        assert len(said) == 2
 
         private = [path for path in cluster.folder.rglob("*") if path.suffix in (".key", ".toml") or path == Path(own)]
         assert len(private) >= 5 and all(mode(path) == 0o600 for path in private if "apps" not in path.parts)

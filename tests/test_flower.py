@@ -4,6 +4,8 @@ process (flower_grid.py), every message is bytes; test_federate.py has real Supe
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -561,7 +563,7 @@ def test_nodes_bring_files_of_their_own(tmp_path):
         config = {"data": str(tmp_path / f"{node}.csv"), "store": str(tmp_path / f"s{node}"), "name": f"shop-{node}"}
         apps[21 + node] = (client_app(), new_context(21 + node, **config))
     (tmp_path / "catalogue.json").write_text(json.dumps({"names": items, "titles": items}))
-    from fedtaste.flower.server_app import serve
+    from fedtaste.flower.server import serve
     from support.flower_grid import LocalGrid
 
     settings = Settings(data="shops", method="fedrap", rounds=2, cohort=0.5)
@@ -607,7 +609,7 @@ def test_a_store_that_was_lost_is_told_and_nothing_is_made_up(tmp_path):
         path.unlink()
     said = []
     clients.membership.log = said.append
-    state = begin(made.method, made.model, clients.federation("final", made.method, made.sampling, None), made.seed)
+    state = begin(made.method, made.model, clients.federation("final"), made.seed)
     state.round = 2
     list(run(made.method, made.model, clients._federations["final"], rounds=3, seed=1, run_id=7,
              clients=clients.clients("final"), state=state))  # fmt: skip
@@ -666,6 +668,14 @@ def _bytes(message):
         for value in record.values():
             out += value if isinstance(value, bytes) else str(value).encode()
     return out
+
+
+def test_the_apps_of_a_federation_import_no_torch_and_can_be_made_again():
+    """Every process of a node loads both apps. In version 0.8.0 the first use put a module in a function's place."""
+    lines = ["import sys", "from fedtaste.flower import client_app, server_app", "client_app(), server_app()"]
+    lines += [lines[1], lines[2], "assert 'torch' not in sys.modules"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_heads_bear_the_place_of_the_node(tmp_path):

@@ -87,13 +87,9 @@ def test_no_test_module_is_imported(path):
 
 
 # Functions that import modules of the package. The command line imports its commands when they are called, in one place.
-LATE_IMPORTS = {"cli/main.py", "__init__.py"}
-TO_BE_CLEANED = {  # to be emptied
-    "experiment/folder.py",
-    "flower/__init__.py",
-    "flower/client_app.py",
-    "flower/server_app.py",
-}
+# Flower's apps import torch for the messages that need it only: Flower starts a process for every message.
+LATE_IMPORTS = {"cli/main.py", "__init__.py", "flower/__init__.py", "flower/node_app.py"}
+TO_BE_CLEANED = {"experiment/folder.py"}  # to be emptied
 
 
 def function_imports(path: Path) -> list[int]:
@@ -118,7 +114,7 @@ def test_imports_stand_at_the_top():
 
 
 # Reading the environment outside cli: where child processes get theirs, the wait policy of thread pools, the XDG cache.
-ENVIRONMENT = {"flower/processes.py", "flower/federate.py", "data/archives.py"}
+ENVIRONMENT = {"flower/processes.py", "data/archives.py"}
 
 
 def test_only_the_command_line_reads_the_environment():

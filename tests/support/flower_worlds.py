@@ -21,8 +21,7 @@ from fedtaste.flower.federate import prepare_federation
 from fedtaste.flower.membership import Membership
 from fedtaste.flower.messages import Order
 from fedtaste.flower.node import Node, NodeData
-from fedtaste.flower.server import FlowerClients, federation_facts
-from fedtaste.flower.server_app import serve
+from fedtaste.flower.server import FlowerClients, federation_facts, serve
 from fedtaste.tasks.base import Facts, Sampling, Task
 from fedtaste.wire.parse import Wire
 from support.flower_grid import LocalGrid, new_context
@@ -76,7 +75,7 @@ def clients_of(grid: LocalGrid, made: Plan, deadline: float = 5.0, log: Any = pr
 
 def over_flower(clients: FlowerClients, made: Plan, rounds: int = 3, seed: int = 1, **more: Any) -> State:
     """The state after so many rounds; private parameters are with the nodes."""
-    federation = clients.federation("final", made.method, made.sampling, None)
+    federation = clients.federation("final")
     for done in run(
         made.method, made.model, federation, rounds=rounds, seed=seed, run_id=WORDS["run"],
         wire=clients.wire(made.wire.stage), clients=clients.clients("final"), **more,

@@ -37,9 +37,9 @@ from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.resources import threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.files.atomic import write_atomically
-from fedtaste.flower.answered_rounds import answer_once
+from fedtaste.flower.answered_rounds import NodeConfig, answer_once, node_store
 from fedtaste.flower.messages import Hello, MetricReport, MetricSums, Order, Refusal, TrainReport, single_line
-from fedtaste.flower.node_noise import Config, NodeNoise, config_number
+from fedtaste.flower.node_noise import NodeNoise, config_number
 from fedtaste.flower.shards import Shard, catalogue_hash, load_shard, parse_facts, shard_from_file
 from fedtaste.flower.validation import expected_upload
 from fedtaste.tasks.base import Served, Task
@@ -77,34 +77,18 @@ class Job:
         like = expected_upload(self.plan, self.task.facts, self.down)
         return Upload({name: torch.zeros_like(value) for name, value in like.total.items()}, torch.zeros(()))
 
-    @property
-    def hides_counts(self) -> bool:
-        """Whether the run protects people from the server too. Then the node does not report how many of its clients
-        had a valid update, and sends zeros with noise for those who had none."""
-        stage = self.plan.wire.stage
-        return self.plan.wire.noisy and (stage.local or stage.secure_sum is not None)
-
 
 class Node:
     """Answers the server's orders from the data and the store that its configuration names."""
 
-    def __init__(self, config: Config, load: LoadNodeData | None = None) -> None:
+    def __init__(self, config: NodeConfig, load: LoadNodeData | None = None) -> None:
         self.config, self.load = config, load or Node.load_data
         self.name = str(config.get("name", "this node"))[:64]
 
     @cached_property
     def store(self) -> Path:
         """The folder of this node's own files."""
-        if not self.config.get("store"):
-            raise SettingError("This node has no store. Start it with --node-config 'store=\"/a/folder\" ...'.")
-        store = Path(str(self.config["store"]))
-        try:
-            store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(
-                f"This node's store {store} cannot be created ({error.strerror}). Choose another folder."
-            ) from error
-        return store
+        return node_store(self.config)
 
     @cached_property
     def noise(self) -> NodeNoise:
@@ -123,7 +107,7 @@ class Node:
         try:
             return self._answer(order, blob)
         except FedtasteError as error:
-            return Refusal(error=single_line(f"{self.name}: {error}")), b""
+            return Refusal(error=f"{self.name}: {error}"), b""
 
     def _answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         if order.version != __version__:
@@ -289,10 +273,9 @@ class Node:
         context = self.noise.context(order, job.plan, digest)
         outcome = Outcome(None, Counter(), None, 0)
         if len(people):
-            stages, examples = (
-                _client_stages(wire.stage),
-                federation.examples(people, order.round, job.plan.method.examples),
-            )
+            stage = wire.stage
+            stages = Stage(client=stage.client, dense=stage.dense, random=stage.random)  # those before a node's sum
+            examples = federation.examples(people, order.round, job.plan.method.examples)
             call = Call(job.down, people, examples, context, stages, people, order.run)
             fast = job.plan.method.fast
             method = job.plan.method.replace(fast=replace(fast, kernel=fast.exact or fast.kernel))
@@ -308,7 +291,10 @@ class Node:
         report = TrainReport(
             answered=outcome.answered, refused=dict(outcome.refused), seconds=round(time.perf_counter() - began, 3)
         )
-        if job.hides_counts:
+        wire = job.plan.wire
+        if wire.noisy and (wire.stage.local or wire.stage.secure_sum is not None):
+            # The run protects people from the server, too: it does not learn how many clients had a valid update, and
+            # those who had none send zeros with noise.
             if outcome.refused:
                 reasons = ", ".join(f"{reason}: {number}" for reason, number in outcome.refused.items())
                 print(f"{self.name}: updates were refused in round {job.order.round + 1} ({reasons}).", flush=True)  # noqa: T201
@@ -379,8 +365,3 @@ def _narrow(upload: Upload) -> Upload:
         if value.dtype == torch.float64 and torch.equal(value.float().double(), value):
             total[name] = value.float()
     return Upload(total, upload.weight.float())
-
-
-def _client_stages(stage: Stage) -> Stage:
-    """The part of a wire that happens before a node's sum."""
-    return Stage(client=stage.client, dense=stage.dense, random=stage.random)

@@ -202,15 +202,9 @@ class SecureOutcome:
 
 
 def secure_sum(
-    grid: Grid,
-    requests: dict[int, bytes],
-    words: int,
-    *,
-    least: int,
-    timeout: float,
-    round: int = 0,
+    grid: Grid, requests: dict[int, bytes], words: int, *, least: int, timeout: float, round: int = 0,
     observe: Observer = None,
-) -> SecureOutcome:
+) -> SecureOutcome:  # fmt: skip
     """The sum of so many words over the nodes of `requests`, each with its own request, if `least` nodes stay to the
     end. `timeout`: seconds for each of the four stages. `observe` sees every message as it arrives. Raises what the
     grid raises; whatever nodes do ends in an outcome."""
@@ -358,9 +352,8 @@ class _ReplyChecker:
         owners = request[Key.ACTIVE_NODE_ID_LIST] + request[Key.DEAD_NODE_ID_LIST]
         shares = _check_bytes(values[Key.SHARE_LIST], len(owners), SHARE_BYTES)
         positions = [int.from_bytes(share[:4], "little") for share in shares]
-        if values[Key.NODE_ID_LIST] != owners or positions != [
-            1 + self._holders[owner].index(node) for owner in owners
-        ]:
+        expected = [1 + self._holders[owner].index(node) for owner in owners]
+        if values[Key.NODE_ID_LIST] != owners or positions != expected:
             raise ValueError("the shares are of other secrets than were requested, or of another node")
         return {Key.NODE_ID_LIST: owners, Key.SHARE_LIST: shares}
 
