@@ -38,7 +38,8 @@ from fedtaste.errors import SettingError
 from fedtaste.files.atomic import write_atomically
 
 PrivateKey = ec.EllipticCurvePrivateKey
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK = ("127.0.0.1", "localhost")  # names in every server certificate
+LOOPBACK_HOSTS = (*LOOPBACK, "::1")
 SERVER_DAYS = 825
 AUTHORITY_DAYS = 3650
 BACKDATE = datetime.timedelta(hours=1)  # clocks of machines differ

@@ -16,7 +16,6 @@ state/ there. Units and nginx.conf name /opt/fedtaste, as docs/deploy.md does.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import shutil
@@ -209,13 +208,6 @@ class _Deployment:
     def next_steps(self) -> str:
         nodes = "nodes/node-0" + (f" to node-{self.options.nodes - 1}" if self.options.nodes > 1 else "")
         trial = ""
-        if _is_loopback(self.options.host):
+        if self.options.host in certificates.LOOPBACK_HOSTS:
             trial = "\nThe certificate is valid for this machine only (--host): good for a trial."
         return render("README.txt", self.addresses | {"NODES": nodes, "TRIAL": trial})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

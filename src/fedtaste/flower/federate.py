@@ -21,6 +21,7 @@ from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import FederationSettings, Settings
 from fedtaste.experiment.train import Data
 from fedtaste.files.lock import lock_folder
+from fedtaste.flower.certificates import LOOPBACK_HOSTS
 from fedtaste.flower.cluster import Cluster
 from fedtaste.flower.deploy import write_app
 from fedtaste.flower.processes import Config, Log
@@ -35,7 +36,7 @@ POLL_SECONDS = 0.3
 
 def prepare_federation(path: Path, settings: Settings, data: Data, options: FederationSettings) -> RunFolder:
     """Create the run folder, with everybody's data in the folders of the nodes."""
-    if options.host not in ("127.0.0.1", "localhost", "::1"):
+    if options.host not in LOOPBACK_HOSTS:
         raise SettingError(
             f"--host must be 127.0.0.1, localhost or ::1 on one machine, got {options.host}: a SuperLink accepts apps "
             "without a password and runs them on every node. For other machines use --write-app DIR (docs/deploy.md)."
@@ -54,11 +55,8 @@ def prepare_federation(path: Path, settings: Settings, data: Data, options: Fede
 
 def _read_options(folder: RunFolder) -> FederationSettings:
     try:
-        values = folder.read("federation.json")
-        if set(values) != set(FederationSettings.model_fields):
-            raise TypeError(f"it has {', '.join(sorted(values)) or 'nothing'}")
-        return FederationSettings(**values)
-    except (ValidationError, TypeError) as error:
+        return FederationSettings.model_validate(folder.read("federation.json"))
+    except ValidationError as error:
         raise RunError(
             f"{folder.path}/federation.json is not valid for this fedtaste ({str(error).splitlines()[0]}). Restore it."
         ) from error

@@ -57,18 +57,15 @@ class NodeData:
 
     task: Task
     own: People  # their numbers in the task
-    plan: Plan | None  # None before the facts of the federation are known
+    plan: Plan  # at the hello from this node's facts, later from the federation's
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class Job(NodeData):
     """An order with everything that is needed to follow it."""
 
     order: Order
     settings: Settings
-    task: Task
-    own: People
-    plan: Plan
     down: Download
     private: Store
 
@@ -105,23 +102,18 @@ class Node:
     def answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         """The reply to an order, and its blob. An error that the operator can repair becomes a Refusal."""
         try:
-            return self._answer(order, blob)
+            if order.version != __version__:
+                raise SettingError(
+                    f"This node has fedtaste {__version__}, the federation {single_line(order.version)[:40]}; different "
+                    "versions may compute different numbers. Install the same version on both."
+                )
+            if order.action == "hello":
+                return self.hello(order, blob)
+            if order.action == "train":
+                return self.train(order, blob)
+            return self.report_metrics(order, blob), b""
         except FedtasteError as error:
             return Refusal(error=f"{self.name}: {error}"), b""
-
-    def _answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
-        if order.version != __version__:
-            raise SettingError(
-                f"This node has fedtaste {__version__}, the federation {single_line(order.version)[:40]}; different "
-                "versions may compute different numbers. Install the same version on both."
-            )
-        if order.action == "hello":
-            return self.hello(order, blob)
-        if order.action == "train":
-            if self.config.get("secure") or "secure" in str(order.settings.get("wire", "")):
-                raise SettingError("This node takes part in secure sums only, not in sums in clear. Use --wire secure.")
-            return self.train(order, blob)
-        return self.report_metrics(order, blob), b""
 
     # The node's data
 
@@ -130,11 +122,10 @@ class Node:
         self._keep_catalogue(order, blob)
         data = self.load(self, order)
         task, own = data.task, data.own
-        trial = data.plan or plan(parse_settings(order), task.facts, elsewhere=True)
-        self.noise.require_some(trial)
+        self.noise.require_some(data.plan)
         numbers = {"search": own, "final": own}
         for phase in numbers:
-            federation = task.federation(phase, trial.method, trial.sampling, None)
+            federation = task.federation(phase, data.plan.method, data.plan.sampling, None)
             numbers[phase] = np.intersect1d(federation.members, own)
         shard = self.shard(order) if self.load is Node.load_data else None
         numbers["person_hashes"] = own if shard is None else shard.person_hashes(order.run)
@@ -195,10 +186,11 @@ class Node:
     def load_data(self, order: Order) -> NodeData:
         """This node's shard as a task."""
         shard, settings = self.shard(order), parse_settings(order)
-        if not order.facts:
-            return NodeData(shard.task(settings), shard.own, None)
-        facts = parse_facts(order.facts)
-        return NodeData(shard.task(settings, facts.scale), shard.own, plan(settings, facts, elsewhere=True))
+        if not order.facts and order.action != "hello":
+            raise RunError("The order has no facts of the federation's task. Start the run again.")
+        facts = parse_facts(order.facts) if order.facts else None
+        task = shard.task(settings, facts.scale if facts else None)
+        return NodeData(task, shard.own, plan(settings, facts or task.facts, elsewhere=True))
 
     # Private parameters
 
@@ -245,6 +237,8 @@ class Node:
 
     def train(self, order: Order, blob: bytes) -> tuple[TrainReport, bytes]:
         """One round: the encoded sum of this node's uploads."""
+        if self.config.get("secure") or "secure" in str(order.settings.get("wire", "")):
+            raise SettingError("This node takes part in secure sums only, not in sums in clear. Use --wire secure.")
         upload, report = self._train(self._job(order, blob), blob)
         return report, b"" if upload is None else encode(upload, Head(order.run, order.round, order.index))
 
@@ -333,8 +327,6 @@ class Node:
 
     def _job(self, order: Order, blob: bytes) -> Job:
         data, settings = self.load(self, order), parse_settings(order)
-        if data.plan is None:
-            raise RunError("The order has no facts of the federation's task. Start the run again.")
         if data.plan.method.pooled or not order.phase:
             raise SettingError("The federation asked for something that no node does. Use another method.")
         threads(settings.threads)
@@ -346,7 +338,7 @@ class Node:
             raise RunError(f"The federation's download does not fit this method ({error}).") from error
         down = Download(params, torch.tensor(float(order.round)))
         private = self.load_private(order, data, initial, method.rows)
-        return Job(order, settings, data.task, data.own, data.plan, down, private)
+        return Job(data.task, data.own, data.plan, order, settings, down, private)
 
 
 def parse_settings(order: Order) -> Settings:

@@ -85,13 +85,8 @@ class FlowerClients:
     # What a checkpoint remembers
 
     def note(self) -> JsonObject:
-        return {
-            "versions": self.versions,
-            "offsets": self.membership.offsets,
-            "history": self.history,
-            "notes": self.notes,
-            "facts": self.facts.words(),
-        }
+        kept = {"versions": self.versions, "offsets": self.membership.offsets, "history": self.history}
+        return kept | {"notes": self.notes, "facts": self.facts.words()}
 
     def recall(self, noted: JsonObject) -> None:
         self.versions, self.history = dict(noted.get("versions", {})), list(noted.get("history", []))
