@@ -22,8 +22,8 @@ from fedtaste.data.sources import load
 from fedtaste.experiment.progress import Silent
 from fedtaste.experiment.settings import FederationSettings, Settings
 from fedtaste.flower import federate as command
-from fedtaste.flower.app_files import write_app
 from fedtaste.flower.cluster import Cluster
+from fedtaste.flower.deploy import write_app
 
 Extras = dict[str, dict[str, Any]]
 Spoil = Callable[[bytes, bool], bytes]  # (bytes, whether they go to the SuperLink) -> the bytes to forward

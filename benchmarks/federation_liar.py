@@ -60,7 +60,7 @@ def act(message: Message, context: Context) -> Message:
     if not lies:
         return reply
     order = parse_message(Order, unpack_content(message)[0])
-    if not isinstance(order, Order) or order.action != "train":
+    if order.action != "train":
         return reply
     lie = lies.split(",")[order.round]
     words, blob = unpack_content(reply)

@@ -16,13 +16,12 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.common.secure_aggregation.secaggplus_constants import Key
 
-import fedtaste.flower.client_app as node_side
+import fedtaste.flower.node_app as node_side
 import fedtaste.flower.server as server_side
-import fedtaste.flower.server_app as job
 from fedtaste.flower import client_app, server_app
-from fedtaste.flower.messages import Order, parse_message
+from fedtaste.flower.messages import unpack_request
 
-secure_reply, clients, secure_sum = node_side.secure_reply, job.FlowerClients, server_side.secure_sum
+secure_reply, clients, secure_sum = node_side.secure_reply, server_side.FlowerClients, server_side.secure_sum
 
 
 def recording_reply(message: Message, context: Context, vector: Any) -> Message:
@@ -31,8 +30,7 @@ def recording_reply(message: Message, context: Context, vector: Any) -> Message:
 
 def record(context: Context, vector: Any, request: bytes) -> Any:
     words, aux = vector(request)
-    order = parse_message(Order, request[4 : 4 + int.from_bytes(request[:4], "big")].decode())
-    assert isinstance(order, Order)
+    order, _ = unpack_request(request)
     store = Path(str(context.node_config["store"]))
     file = store / f"sealed-{order.phase}-{order.round}.npy"
     np.save(file, words)
@@ -70,7 +68,7 @@ class Witness:
 
 
 def recording_clients(*more: Any) -> Any:
-    folder = Path(str(job.FOLDER)) / "federation"
+    folder = Path(str(server_side.FOLDER)) / "federation"
     flower_clients = clients(*more)
     flower_clients.observe = Witness(folder).observe
     return flower_clients
@@ -79,20 +77,20 @@ def recording_clients(*more: Any) -> Any:
 def recording_sum(*words: Any, **more: Any) -> Any:
     result = secure_sum(*words, **more)
     if result.total is not None:
-        folder = Path(str(job.FOLDER)) / "federation"
+        folder = Path(str(server_side.FOLDER)) / "federation"
         np.save(folder / f"opened-{len(list(folder.glob('opened-*')))}.npy", result.total)
     return result
 
 
-serve = job.serve
+serve = server_side.serve
 
 
 def recording_serve(grid: Any, config: dict[str, Any]) -> Any:
-    job.FOLDER = config["folder"]
+    server_side.FOLDER = config["folder"]
     return serve(grid, config)
 
 
-node_side.secure_reply, job.FlowerClients, server_side.secure_sum, job.serve = (
+node_side.secure_reply, server_side.FlowerClients, server_side.secure_sum, server_side.serve = (
     recording_reply,
     recording_clients,
     recording_sum,

@@ -24,7 +24,7 @@ from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.settings import FederationSettings, Settings
 from fedtaste.flower.deploy import read_catalogue, write_deployment
-from fedtaste.flower.server_app import open_run
+from fedtaste.flower.server import open_run
 from fedtaste.flower.validation import common_fields
 from support.command import fedtaste
 from support.flower_worlds import federation_in_process, order_of, serve_to_the_end

@@ -7,6 +7,8 @@ SuperNodes.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -28,8 +30,7 @@ from fedtaste.flower import client_app
 from fedtaste.flower.federate import prepare_federation
 from fedtaste.flower.messages import MetricReport, Order, unpack_content
 from fedtaste.flower.node import Node
-from fedtaste.flower.server import FlowerClients
-from fedtaste.flower.server_app import serve
+from fedtaste.flower.server import FlowerClients, serve
 from fedtaste.flower.shards import cut_shards, load_shard, shard_from_file
 from fedtaste.flower.validation import refuse_unfit, valid_metrics
 from fedtaste.wire.messages import Head, decode, encode
@@ -578,7 +579,7 @@ def test_a_node_that_lost_its_store_is_left_out_and_reported(tmp_path):
         path.unlink()
     log = []
     clients.membership.log = log.append
-    state = begin(plan.method, plan.model, clients.federation("final", plan.method, plan.sampling, None), plan.seed)
+    state = begin(plan.method, plan.model, clients.federation("final"), plan.seed)
     state.round = 2
     list(run(plan.method, plan.model, clients._federations["final"], rounds=3, seed=1, run_id=7,
              clients=clients.clients("final"), state=state))  # fmt: skip
@@ -638,6 +639,14 @@ def bytes_of(message):
         for value in record.values():
             out += value if isinstance(value, bytes) else str(value).encode()
     return out
+
+
+def test_the_apps_of_a_federation_import_no_torch_and_can_be_made_again():
+    """Every process of a node loads both apps. In version 0.8.0 the first use put a module in a function's place."""
+    lines = ["import sys", "from fedtaste.flower import client_app, server_app", "client_app(), server_app()"]
+    lines += [lines[1], lines[2], "assert 'torch' not in sys.modules"]
+    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
 
 
 def test_message_headers_carry_the_number_of_the_node(tmp_path):

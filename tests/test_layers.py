@@ -82,14 +82,10 @@ def test_no_test_module_is_imported(path):
             assert not name.startswith(("test_", "tests.", "conftest")), f"{path}:{node.lineno} imports {name}"
 
 
-# Files with imports of the package inside functions. The command line imports a command when it is called, in one place.
-LATE_IMPORTS = {"cli/main.py", "__init__.py"}
-TO_BE_CLEANED = {  # exceptions that are to be removed
-    "experiment/folder.py",
-    "flower/__init__.py",
-    "flower/client_app.py",
-    "flower/server_app.py",
-}
+# Functions that import modules of the package. The command line imports its commands when they are called, in one place.
+# Flower's apps import torch for the messages that need it only: Flower starts a process for every message.
+LATE_IMPORTS = {"cli/main.py", "__init__.py", "flower/__init__.py", "flower/node_app.py"}
+TO_BE_CLEANED = {"experiment/folder.py"}  # to be emptied
 
 
 def function_imports(path: Path) -> list[int]:
@@ -113,7 +109,7 @@ def test_imports_are_at_the_top_of_files():
 
 
 # Files outside cli that read the environment: for child processes, the wait policy of thread pools and the XDG cache.
-ENVIRONMENT = {"flower/processes.py", "flower/federate.py", "data/archives.py"}
+ENVIRONMENT = {"flower/processes.py", "data/archives.py"}
 
 
 def test_only_the_command_line_reads_the_environment():

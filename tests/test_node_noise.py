@@ -28,8 +28,7 @@ from fedtaste.flower.membership import Membership
 from fedtaste.flower.messages import Order, Refusal, TrainReport, unpack_content
 from fedtaste.flower.node import Node
 from fedtaste.flower.node_noise import NodeNoise
-from fedtaste.flower.server import FlowerClients, federation_facts
-from fedtaste.flower.server_app import open_run
+from fedtaste.flower.server import FlowerClients, federation_facts, open_run
 from fedtaste.tasks.base import Facts
 from fedtaste.wire.messages import decode, encode
 from fedtaste.wire.parse import assemble, parse
@@ -199,7 +198,7 @@ def test_with_equal_noise_the_difference_of_two_runs_names_a_persons_items(one_k
     orders = FlowerClients._orders
     with_key = lambda order: order.model_copy(update={"key": SERVER_KEY.hex()})
     monkeypatch.setattr(
-        FlowerClients, "_orders", lambda *more: {n: (with_key(o), blob) for n, (o, blob) in orders(*more).items()}
+        FlowerClients, "_orders", lambda *more: {node: with_key(order) for node, order in orders(*more).items()}
     )
     difference = difference_of_two_runs(tmp_path, noise_key=seeded_key(0))
     assert items_of(difference) == likes(5) and np.abs(difference).max() < 1.001

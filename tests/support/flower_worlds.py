@@ -23,8 +23,7 @@ from fedtaste.flower.federate import prepare_federation
 from fedtaste.flower.membership import Membership
 from fedtaste.flower.messages import Order, unpack_content
 from fedtaste.flower.node import Node, NodeData
-from fedtaste.flower.server import FlowerClients, federation_facts
-from fedtaste.flower.server_app import serve
+from fedtaste.flower.server import FlowerClients, federation_facts, serve
 from fedtaste.tasks.base import Facts, Sampling, Task
 from fedtaste.wire.parse import Wire
 from support.flower_grid import LocalGrid, new_context
@@ -79,7 +78,7 @@ def clients_of(grid: LocalGrid, plan: Plan, deadline: float = 5.0, log: Any = pr
 
 def over_flower(clients: FlowerClients, plan: Plan, rounds: int = 3, seed: int = 1, **more: Any) -> State:
     """The state after this number of rounds. Private parameters are with the nodes."""
-    federation = clients.federation("final", plan.method, plan.sampling, None)
+    federation = clients.federation("final")
     for round_result in run(
         plan.method, plan.model, federation, rounds=rounds, seed=seed, run_id=COMMON_FIELDS["run"],
         wire=clients.wire(plan.wire.stage), clients=clients.clients("final"), **more,

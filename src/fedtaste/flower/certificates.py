@@ -37,7 +37,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedtaste.errors import SettingError
 from fedtaste.files.atomic import write_atomically
 
-LOOPBACK = ("127.0.0.1", "localhost")
+PrivateKey = ec.EllipticCurvePrivateKey
+LOOPBACK = ("127.0.0.1", "localhost")  # names in every server certificate
+LOOPBACK_HOSTS = (*LOOPBACK, "::1")
 SERVER_DAYS = 825
 AUTHORITY_DAYS = 3650
 BACKDATE = datetime.timedelta(hours=1)  # clocks of machines differ
@@ -61,7 +63,7 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def make_authority(folder: Path, *, days: int = AUTHORITY_DAYS) -> Path:
+def make_authority(folder: Path) -> Path:
     """Create an authority, or keep the one that exists and that nodes trust; returns its certificate."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists() and key.exists():
@@ -75,14 +77,12 @@ def make_authority(folder: Path, *, days: int = AUTHORITY_DAYS) -> Path:
         )
     private_folder(folder)
     secret = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"fedtaste federation {x509.random_serial_number():x}"[:64])]
-    )
+    label = f"fedtaste federation {x509.random_serial_number():x}"[:64]
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, label)])
     signed = (
-        _builder(name, name, secret.public_key(), days)
+        _builder(name, name, secret, secret, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(secret.public_key()), critical=False)
         .sign(secret, hashes.SHA384())
     )
     write_atomically(key, _private_pem(secret), 0o600)
@@ -90,27 +90,24 @@ def make_authority(folder: Path, *, days: int = AUTHORITY_DAYS) -> Path:
     return certificate
 
 
-def issue_server(authority: Path, folder: Path, names: Sequence[str] = LOOPBACK, *, days: int = SERVER_DAYS) -> Server:
+def issue_server(authority: Path, folder: Path, names: Sequence[str] = LOOPBACK) -> Server:
     """Issue a new key and a certificate for these host names and addresses, and replace the old ones. To rotate, call
     this and restart the SuperLink; nodes keep their ca.crt."""
-    if not 1 <= days <= SERVER_DAYS:
-        raise SettingError(f"days of a server certificate must be 1 to {SERVER_DAYS}, got {days}.")
     signer, issuer = _load_authority(authority)
     if issuer.not_valid_after_utc < _now() + datetime.timedelta(days=1):
         raise SettingError(
             f"The authority in {authority} expires on {issuer.not_valid_after_utc:%Y-%m-%d}. Create a new one in another "
             "folder, give its ca.crt to all nodes, then issue the server's certificate."
         )
-    days = min(days, (issuer.not_valid_after_utc - _now()).days)
+    days = min(SERVER_DAYS, (issuer.not_valid_after_utc - _now()).days)
     secret = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedtaste server")])
     signed = (
-        _builder(subject, issuer.subject, secret.public_key(), days)
+        _builder(subject, issuer.subject, secret, signer, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
     private_folder(folder)
@@ -144,7 +141,7 @@ def public_key_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.pub")
 
 
-def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def load_node_key(path: Path) -> PrivateKey:
     """Read a private key that `make_node_key` wrote."""
     try:
         secret = load_ssh_private_key(path.read_bytes(), None)
@@ -153,7 +150,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
             f"{path} cannot be read as a node's private key ({error}). Restore it from a copy, or remove it and its "
             ".pub to create a new one, which must be registered."
         ) from error
-    if not isinstance(secret, ec.EllipticCurvePrivateKey):
+    if not isinstance(secret, PrivateKey):
         raise SettingError(f"{path} is not a key on an elliptic curve. Use one that `make_node_key` wrote.")
     return secret
 
@@ -166,7 +163,7 @@ def expiry(path: Path) -> datetime.datetime:
         raise SettingError(f"{path} cannot be read as a PEM certificate ({error}).") from error
 
 
-def _load_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _load_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
     try:
         secret = load_pem_private_key((folder / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -174,20 +171,22 @@ def _load_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cert
         raise SettingError(
             f"The authority in {folder} cannot be read ({error}). Restore ca.key and ca.crt from a copy."
         ) from error
-    if not isinstance(secret, ec.EllipticCurvePrivateKey) or secret.public_key() != certificate.public_key():
+    if not isinstance(secret, PrivateKey) or secret.public_key() != certificate.public_key():
         raise SettingError(f"ca.key and ca.crt in {folder} do not match. Restore both from one copy.")
     return secret, certificate
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, secret: PrivateKey, signer: PrivateKey, days: int
 ) -> x509.CertificateBuilder:
+    public = secret.public_key()
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(_now() - BACKDATE)
         .not_valid_after(_now() + datetime.timedelta(days=days) - BACKDATE)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
 
 
@@ -208,7 +207,7 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _private_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_pem(secret: PrivateKey) -> bytes:
     return secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

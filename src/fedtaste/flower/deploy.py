@@ -1,5 +1,7 @@
-"""Write a folder with everything that the machines of a federation need; nothing is started.
+"""Write the files of a federation: its Flower app, and a folder with everything that several machines need.
 
+`write_app` writes the app, also for `fedtaste federate` on one machine. `write_deployment` writes the folder and starts
+nothing:
     authority/           signs the server's certificate; keep it offline         renew-server.sh
     server/              for the server: the Flower app, the catalogue, certificate and key, scripts, settings of nginx,
                          a systemd unit, the nodes' public keys
@@ -14,17 +16,18 @@ state/ there. Units and nginx.conf name /opt/fedtaste, as docs/deploy.md does.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 
+from fedtaste import __version__
 from fedtaste.data.columns import read_table
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import SOURCES
@@ -34,34 +37,42 @@ from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.plan import plan
 from fedtaste.experiment.settings import FederationSettings, Settings
 from fedtaste.experiment.train import Data
-from fedtaste.flower.app_files import write_app, write_template, write_text
-from fedtaste.flower.certificates import (
-    LOOPBACK,
-    issue_server,
-    make_authority,
-    make_node_key,
-    private_folder,
-    public_key_path,
-)
+from fedtaste.flower import certificates
+from fedtaste.flower.certificates import private_folder
+from fedtaste.flower.processes import Config, to_toml
 from fedtaste.flower.validation import refuse_unfit
 from fedtaste.tasks.base import Facts
 from fedtaste.wire.parse import parse
 
+TEMPLATES = Path(__file__).parent / "templates"
 PROXY_PORT = 8443  # where nodes connect
 LINK_PORT = 9092  # of the SuperLink, on the server's loopback
 NODE_PORT = 9100  # of the first node's own processes, on its loopback
 TRIAL_PEOPLE = 10_000  # to check the settings; the real number is not known yet
-SERVER_SCRIPTS = ("start-superlink.sh", "register-nodes.sh", "run.sh", "flwr.sh", "fedtaste.sh", "flower-config.toml")
-SERVER_ENVIRONMENT = "link_port={link}                         # of the SuperLink, which listens on this machine only"
-NODE_ENVIRONMENT = """server={address}    # where nodes connect to the server's proxy
-port={port}                              # between this node's own processes, on this machine only"""
-NODE_UNIT = """StateDirectory=fedtaste/{name}
-StateDirectoryMode=0700
-# Code that the server sends runs here. Insert the server's address to allow connections to it only:
-#IPAddressDeny=any
-#IPAddressAllow=localhost 203.0.113.5
-"""
 ONLY_SECURE = "secure = true                              # take part in secure sums only, whatever the server asks"
+
+
+def write_app(folder: Path, config: Config) -> Path:
+    """Write the Flower app of a federation; `config` is its run-config unless the run overrides it."""
+    values = {"VERSION": __version__, "CONFIG": to_toml(config).rstrip()}
+    for template in sorted((TEMPLATES / "app").iterdir()):
+        write_text(folder / template.name.removesuffix(".txt"), render(f"app/{template.name}", values))
+    return folder
+
+
+def render(template: str, values: Mapping[str, object]) -> str:
+    """The text of a file of templates/ with these values for the names between @ signs."""
+    text = (TEMPLATES / template).read_text("utf-8")
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a public file; one that begins with #! is executable."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    path.chmod(0o755 if text.startswith("#!") else 0o644)
 
 
 class DeploymentReport(TypedDict):
@@ -89,25 +100,20 @@ def write_deployment(folder: Path, settings: Settings, data: Data, options: Fede
             "--write-app for it."
         )
     items = data.train if isinstance(data, BroughtSplit) else data
-    _check(folder, settings, items, options)
     try:
+        _check(folder, settings, items, options)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))  # mode 0700
-    except OSError as error:
-        raise RunError(f"{folder} cannot be created ({error.strerror}). Choose another folder.") from error
-    deployment = _Deployment(part, settings, options)
-    try:
-        deployment.write_authority()
-        deployment.write_server(items)
-        for number in range(options.nodes):
-            deployment.write_node(number)
-        steps = deployment.next_steps()
-        write_text(part / "README.txt", steps)
-        os.replace(part, folder)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as part:
+            deployment = _Deployment(Path(part), settings, options)  # readable by its owner only
+            deployment.write_authority()
+            deployment.write_server(items)
+            for number in range(options.nodes):
+                deployment.write_node(number)
+            steps = deployment.next_steps()
+            write_text(Path(part) / "README.txt", steps)
+            os.replace(part, folder)
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {"folder": str(folder), "files": files, "next": steps}
 
@@ -123,11 +129,7 @@ def _check(folder: Path, settings: Settings, items: Interactions, options: Feder
             "--host must be the name or address that nodes reach the server by, such as superlink.example.org, got "
             f"{options.host}."
         )
-    try:
-        occupied = (folder.exists() or folder.is_symlink()) and (not folder.is_dir() or any(folder.iterdir()))
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror}). Choose another folder.") from error
-    if occupied:
+    if (folder.exists() or folder.is_symlink()) and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(
             f"{folder} is not an empty folder, and may contain keys that are in use. Give a new one to --write-app."
         )
@@ -144,58 +146,57 @@ class _Deployment:
     @property
     def server_names(self) -> tuple[str, ...]:
         """The names of the server's certificate; the proxy and Flower's own command use those of the loopback."""
-        return tuple(dict.fromkeys((self.options.host, *LOOPBACK)))
+        return tuple(dict.fromkeys((self.options.host, *certificates.LOOPBACK)))
 
     @property
-    def proxy_port(self) -> int:
-        return self.options.port or PROXY_PORT
-
-    @property
-    def link_port(self) -> int:
-        return LINK_PORT if self.options.port != LINK_PORT else LINK_PORT + 1
+    def addresses(self) -> dict[str, object]:
+        """The server's host, the port of its proxy and that of its SuperLink, as templates name them."""
+        link_port = LINK_PORT if self.options.port != LINK_PORT else LINK_PORT + 1
+        return {"HOST": self.options.host, "PORT": self.options.port or PROXY_PORT, "LINK_PORT": link_port}
 
     def write_authority(self) -> None:
         authority = self.folder / "authority"
-        make_authority(authority)
-        issue_server(authority, self.folder / "server", self.server_names)
+        certificates.make_authority(authority)
+        certificates.issue_server(authority, self.folder / "server", self.server_names)
         names = {"NAMES": " ".join(self.server_names)}
-        write_template("authority/renew-server.sh", authority / "renew-server.sh", names)
+        write_text(authority / "renew-server.sh", render("authority/renew-server.sh", names))
 
     def write_server(self, items: Interactions) -> None:
-        server, options = self.folder / "server", self.options
+        server = self.folder / "server"
         private_folder(server / "state")
-        config = options.model_dump(include={"nodes", "deadline", "least"})
+        config = self.options.model_dump(include={"nodes", "deadline", "least"})
         config |= {"folder": "", "settings": json.dumps(self._public_settings(items)), "catalogue": ""}
         write_app(server / "app", config)
         catalogue = {"names": items.items, "titles": items.titles, "genres": items.genres}
         write_text(server / "catalogue.json", json.dumps(catalogue, ensure_ascii=False))
-        for name in SERVER_SCRIPTS:
-            write_template(f"server/{name}", server / name, {})
-        own = SERVER_ENVIRONMENT.format(link=self.link_port)
-        write_template("common/environment.sh", server / "environment.sh", {"OWN": own})
-        proxy = {"LINK_PORT": self.link_port, "PORT": self.proxy_port, "HOST": options.host}
-        write_template("server/nginx.conf", server / "nginx.conf", proxy)
+        for template in (TEMPLATES / "server").iterdir():
+            write_text(server / template.name, render(f"server/{template.name}", self.addresses))
+        self._write_environment(server, "common/environment-of-server.txt", self.addresses)
         unit = {"ABOUT": "SuperLink of a fedtaste federation", "PLACE": "server", "SCRIPT": "start-superlink.sh"}
-        write_template("common/unit.service", server / "fedtaste-superlink.service", unit | {"OWN": ""})
+        write_text(server / "fedtaste-superlink.service", render("common/unit.service", unit | {"OWN": ""}))
 
     def write_node(self, number: int) -> None:
         name = f"node-{number}"
         node = self.folder / "nodes" / name
         private_folder(node / "state")  # must exist before a unit restricts writing to it
-        key = make_node_key(node, "node.key")
-        public = public_key_path(key).read_text("ascii").replace(" node.key", f" {name}")
-        write_text(public_key_path(key), public)
+        public_key = certificates.public_key_path(certificates.make_node_key(node, "node.key"))
+        public = public_key.read_text("ascii").replace(" node.key", f" {name}")
+        write_text(public_key, public)
         write_text(private_folder(self.folder / "server" / "nodes") / f"{name}.pub", public)
         shutil.copyfile(self.folder / "authority" / "ca.crt", node / "ca.crt")
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-        own = NODE_ENVIRONMENT.format(address=f"{host}:{self.proxy_port}", port=NODE_PORT + number)
-        write_template("common/environment.sh", node / "environment.sh", {"OWN": own})
-        write_template("node/start-node.sh", node / "start-node.sh", {})
+        own = {"ADDRESS": f"{host}:{self.addresses['PORT']}", "PORT": NODE_PORT + number}
+        self._write_environment(node, "common/environment-of-node.txt", own)
+        write_text(node / "start-node.sh", render("node/start-node.sh", {}))
         secure = ONLY_SECURE if "secure" in dict(parse(self.settings.wire)) else ""
-        write_template("node/node.toml", node / "node.toml", {"NAME": name, "SECURE": secure})
+        write_text(node / "node.toml", render("node/node.toml", {"NAME": name, "SECURE": secure}))
         unit = {"ABOUT": f"{name} of a fedtaste federation", "PLACE": name, "SCRIPT": "start-node.sh"}
-        unit |= {"OWN": NODE_UNIT.format(name=name)}
-        write_template("common/unit.service", node / f"fedtaste-{name}.service", unit)
+        unit |= {"OWN": render("common/unit-of-node.txt", {"NAME": name})}
+        write_text(node / f"fedtaste-{name}.service", render("common/unit.service", unit))
+
+    def _write_environment(self, folder: Path, template: str, values: Mapping[str, object]) -> None:
+        own = render(template, values).rstrip()
+        write_text(folder / "environment.sh", render("common/environment.sh", {"OWN": own}))
 
     def _public_settings(self, items: Interactions) -> dict[str, object]:
         """The settings without a path of this machine."""
@@ -205,29 +206,8 @@ class _Deployment:
         return values
 
     def next_steps(self) -> str:
-        host, last = self.options.host, f"node-{self.options.nodes - 1}"
-        nodes = "nodes/node-0" if self.options.nodes == 1 else f"nodes/node-0 to {last}"
-        trial = (
-            "\nThe certificate is valid for this machine only (--host): good for a trial." if _is_loopback(host) else ""
-        )
-        return f"""The folder is written; nothing was started. It contains keys, so only you can read it.{trial}
-
-authority/    Keep it offline. Whoever has ca.key can pretend to be the server.
-server/       Copy to /opt/fedtaste/server on {host}. nginx.conf is for its proxy, which listens on {self.proxy_port} and
-              passes nodes on to the SuperLink on 127.0.0.1:{self.link_port}. Never open that port to other machines.
-{nodes}    Copy each to its own machine, as /opt/fedtaste/NAME; set data in its node.toml; remove it here.
-
-1. on the server      nginx.conf -> /etc/nginx/conf.d/fedtaste.conf    sh start-superlink.sh (or the unit)
-2. on the server      sh register-nodes.sh
-3. on every node      sh start-node.sh (or the unit)
-4. on the server      sh run.sh      The result is in state/run. After a crash, run.sh continues the run.
-
-docs/deploy.md has the details: firewall, backup, rotation, troubleshooting.
-"""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        nodes = "nodes/node-0" + (f" to node-{self.options.nodes - 1}" if self.options.nodes > 1 else "")
+        trial = ""
+        if self.options.host in certificates.LOOPBACK_HOSTS:
+            trial = "\nThe certificate is valid for this machine only (--host): good for a trial."
+        return render("README.txt", self.addresses | {"NODES": nodes, "TRIAL": trial})

@@ -8,10 +8,7 @@ In the run folder:
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,11 +19,12 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import FederationSettings, Settings
-from fedtaste.experiment.train import Data, make_task
+from fedtaste.experiment.train import Data
 from fedtaste.files.lock import lock_folder
-from fedtaste.flower.app_files import write_app
+from fedtaste.flower.certificates import LOOPBACK_HOSTS
 from fedtaste.flower.cluster import Cluster
-from fedtaste.flower.processes import Config, Log, require_flower
+from fedtaste.flower.deploy import write_app
+from fedtaste.flower.processes import Config, Log
 from fedtaste.flower.shards import cut_shards
 from fedtaste.flower.status import StatusReader
 from fedtaste.flower.validation import refuse_unfit
@@ -38,14 +36,12 @@ POLL_SECONDS = 0.3
 
 def prepare_federation(path: Path, settings: Settings, data: Data, options: FederationSettings) -> RunFolder:
     """Create the run folder, with everybody's data in the folders of the nodes."""
-    require_flower()
-    if options.host not in ("127.0.0.1", "localhost", "::1"):
+    if options.host not in LOOPBACK_HOSTS:
         raise SettingError(
             f"--host must be 127.0.0.1, localhost or ::1 on one machine, got {options.host}: a SuperLink accepts apps "
             "without a password and runs them on every node. For other machines use --write-app DIR (docs/deploy.md)."
         )
     refuse_unfit(settings, options.nodes)
-    make_task(settings, data)  # refuses settings that do not fit the data
     shards = cut_shards(data, settings, options.nodes)
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
     (path / "federation").mkdir(mode=0o700, exist_ok=True)
@@ -59,11 +55,8 @@ def prepare_federation(path: Path, settings: Settings, data: Data, options: Fede
 
 def _read_options(folder: RunFolder) -> FederationSettings:
     try:
-        values = folder.read("federation.json")
-        if set(values) != set(FederationSettings.model_fields):
-            raise TypeError(f"it has {', '.join(sorted(values)) or 'nothing'}")
-        return FederationSettings(**values)
-    except (ValidationError, TypeError) as error:
+        return FederationSettings.model_validate(folder.read("federation.json"))
+    except ValidationError as error:
         raise RunError(
             f"{folder.path}/federation.json is not valid for this fedtaste ({str(error).splitlines()[0]}). Restore it."
         ) from error
@@ -72,7 +65,6 @@ def _read_options(folder: RunFolder) -> FederationSettings:
 def run_federation(folder: RunFolder, watch: ProgressListener, log: Log, log_rounds: bool = False) -> RunResult:
     """Run, or continue, the federation of this folder on this machine; returns its result. `log_rounds`: log every
     round, where no progress bar is shown."""
-    require_flower()
     options, place = _read_options(folder), folder.path.resolve() / "federation"
     with lock_folder(place):
         if folder.finished:
@@ -90,7 +82,7 @@ def run_federation(folder: RunFolder, watch: ProgressListener, log: Log, log_rou
         app = write_app(place / "app", config)
         log(f"Starting a SuperLink and {options.nodes} SuperNodes on {options.host}, with TLS and node keys.")
         cluster = Cluster(place / "flower", configs, host=options.host, port=options.port, log=log)
-        with _share_threads(options.nodes), cluster:
+        with cluster:
             _follow(cluster, app, config, StatusReader(place, watch, log, log_rounds))
         return folder.result()
 
@@ -114,17 +106,3 @@ def _follow(cluster: Cluster, app: Path, config: Config, status: StatusReader) -
         f"end of the SuperLink's:\n{cluster.read_log('superlink')}\nThe last round is kept: `fedtaste resume "
         f"{status.folder.parent}` continues it."
     )
-
-
-@contextlib.contextmanager
-def _share_threads(nodes: int) -> Iterator[None]:
-    """Give each node of this machine its share of the cores, unless the environment says otherwise."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    values = {"NUMBA_NUM_THREADS": str(max(1, cores // nodes)), "OMP_NUM_THREADS": "1"}
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Message
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from fedtaste import __version__
 from fedtaste.core import People
 from fedtaste.errors import DataError, FedtasteError, RunError
-from fedtaste.flower.messages import Hello, Order, Refusal, order_message, parse_message, single_line, unpack_content
+from fedtaste.flower.messages import Hello, Order, Refusal, order_message, parse_reply, single_line, unpack_content
 from fedtaste.flower.processes import Log
 from fedtaste.flower.shards import merge_facts, parse_facts
 from fedtaste.tasks.base import Facts
@@ -51,20 +52,13 @@ class Member:
         return self.hello.name
 
 
-class Reply(NamedTuple):
-    """A member's reply. `late`: to an order of an earlier round."""
+class Reply(NamedTuple, Generic[T]):
+    """A member's reply."""
 
     member: Member
-    text: str
+    report: T | Refusal | None  # None if it is not valid
     blob: bytes
-    late: bool
-
-    def parse(self, model: type[T]) -> T | Refusal | None:
-        """The reply as this model, a refusal, or None if it is neither."""
-        try:
-            return parse_message(model, self.text)
-        except ValueError:
-            return None
+    late: bool  # to an order of an earlier round
 
 
 @dataclass(eq=False)
@@ -120,56 +114,58 @@ class Membership:
         """Admit nodes that connected, or reconnected, since the last call."""
         connected = set(self.grid.get_node_ids())
         self.rejected = {node_id: why for node_id, why in self.rejected.items() if node_id in connected}
-        processed = {member.node_id for member in self.members.values()} | set(self.rejected)
-        for node_id, hello in self._hellos(connected - processed).items():
-            why = hello if isinstance(hello, str) else self._admit(node_id, *hello, connected)
-            if why:
-                self.rejected[node_id] = why
-                self.log(f"A node is rejected. {why}")
-
-    def _hellos(self, node_ids: set[int]) -> dict[int, tuple[Hello, bytes] | str]:
-        """By node: its hello and blob, or why it is rejected. A node without an answer is asked again later."""
+        new = connected - {member.node_id for member in self.members.values()} - set(self.rejected)
         order = Order.model_validate({"action": "hello", "version": __version__, **self.common})
-        messages = {node_id: order_message(order, node_id, self.catalogue, self.deadline) for node_id in node_ids}
-        hellos: dict[int, tuple[Hello, bytes] | str] = {}
-        for node_id, reply in self._exchange(messages):
-            if reply.has_error():
-                hellos[node_id] = f"Node {node_id}: its app failed; see the node's log ({_error_text(reply)})."
-                continue
+        messages = {node_id: order_message(order, node_id, self.catalogue, self.deadline) for node_id in new}
+        for node_id, reply in self._exchange(messages):  # a node without an answer is asked again by the next call
             try:
-                text, blob = unpack_content(reply)
-                hello = parse_message(Hello, text)
-                hellos[node_id] = hello.error if isinstance(hello, Refusal) else (hello, blob)
-            except ValueError as error:
-                hellos[node_id] = f"Node {node_id} sent no valid hello ({error}). Does it have another fedtaste?"
-        return hellos
+                self._admit(node_id, *self._read_hello(node_id, reply), connected)
+            except DataError as error:
+                self.rejected[node_id] = str(error)
+                self.log(f"A node is rejected. {error}")
 
-    def _admit(self, node_id: int, hello: Hello, blob: bytes, connected: set[int]) -> str:
-        """Make a node a member. Returns why it cannot be one; empty if it is."""
+    def _read_hello(self, node_id: int, reply: Message) -> tuple[Hello, bytes]:
+        """A node's hello and its blob; DataError if it sent none."""
+        if reply.has_error():
+            raise DataError(f"Node {node_id}: its app failed; see the node's log ({_error_text(reply)}).")
         try:
-            facts, learners, hashes = self._read_hello(hello, blob)
-        except (ValueError, KeyError, FedtasteError) as error:
-            return f"{hello.name}: its description of its people is not valid ({error}). Does it have another fedtaste?"
+            text, blob = self._receive(reply)
+            hello = parse_reply(Hello, text)
+        except ValueError as error:
+            raise DataError(f"Node {node_id} sent no valid hello ({error}). Does it have another fedtaste?") from error
+        if isinstance(hello, Refusal):
+            raise DataError(hello.error)
+        return hello, blob
+
+    def _admit(self, node_id: int, hello: Hello, blob: bytes, connected: set[int]) -> None:
+        """Make a node a member; DataError if it cannot be one."""
         if hello.version != __version__:
-            return (
+            raise DataError(
                 f"{hello.name} has fedtaste {hello.version}; this is {__version__}. Install the same version on both."
             )
+        try:
+            facts, learners, hashes = self._read_people(hello, blob)
+        except (ValueError, KeyError, FedtasteError) as error:
+            reason = f"its description of its people is not valid ({error}). Does it have another fedtaste?"
+            raise DataError(f"{hello.name}: {reason}") from error
         key = hashlib.blake2b(json.dumps(sorted(hashes)).encode(), digest_size=8).hexdigest()
         member = self.members.get(key)
         if member and member.node_id not in connected:  # the same node with a new id
             member.node_id = node_id
-            return ""
-        offset = self.offsets[key][0] if key in self.offsets else self._next_offset() if hello.own else 0
+            return
+        offset = 0
+        if key in self.offsets:
+            offset = self.offsets[key][0]
+        elif hello.own:  # its people get the numbers after everybody else's
+            offset = max((start + people for start, people in self.offsets.values()), default=0)
         learners = {phase: people + offset for phase, people in learners.items()}
         new = Member(key, len(self.members), node_id, hello, facts, offset, learners, hashes)
-        if why := self._conflict(new):
-            return why
+        self._refuse_conflict(new)
         self.offsets[key] = (offset, hello.people)
         self.members[key] = new
         self.log(f"{hello.name} is here, with {count(hello.people, 'person', 'people')}.")
-        return ""
 
-    def _read_hello(self, hello: Hello, blob: bytes) -> tuple[Facts, dict[str, People], set[int]]:
+    def _read_people(self, hello: Hello, blob: bytes) -> tuple[Facts, dict[str, People], set[int]]:
         """(facts, learners by phase in the node's numbers, hashes of people); an error if they cannot be true."""
         facts = parse_facts(hello.facts)
         numbers = {name: value.numpy().astype(np.int64) for name, value in decode(blob)[0].total.items()}
@@ -182,50 +178,56 @@ class Membership:
             raise ValueError(f"{facts.items:,} items, where the catalogue has {self.items:,}")
         return facts, numbers, hashes
 
-    def _conflict(self, new: Member) -> str:
-        """Why a node cannot be a member beside the present members; empty if it can."""
+    def _refuse_conflict(self, new: Member) -> None:
+        """DataError if a node cannot be a member beside the present members."""
         for other in self.members.values():
             if both := len(other.person_hashes & new.person_hashes):
-                return (
+                raise DataError(
                     f"{new.name} and {other.name} both claim {count(both, 'person', 'people')}, whose data would count "
                     "twice. Remove them from one of the two."
                 )
             if other.hello.own != new.hello.own:
-                return f"{new.name} brings its own file and {other.name} a part of a cut data set. Use one kind."
+                raise DataError(
+                    f"{new.name} brings its own file and {other.name} a part of a cut data set. Use one kind."
+                )
         try:
             merge_facts([*(other.facts for other in self.members.values()), new.facts])
         except DataError as error:
-            return f"{new.name}: {error}"
+            raise DataError(f"{new.name}: {error}") from error
         for other in self.members.values():
             if any(len(np.intersect1d(people, other.learners[phase])) for phase, people in new.learners.items()):
-                return f"{new.name} and {other.name} both claim the same numbers of people. Cut the data again."
-        return ""
-
-    def _next_offset(self) -> int:
-        return max((offset + people for offset, people in self.offsets.values()), default=0)
+                raise DataError(
+                    f"{new.name} and {other.name} both claim the same numbers of people. Cut the data again."
+                )
 
     # Orders and replies
 
-    def exchange(self, orders: dict[str, tuple[Order, bytes]]) -> Iterable[Reply]:
-        """Send orders (by member key, with their blobs) and yield replies as they arrive, until all members have
-        answered or the deadline has passed; also late replies to earlier orders."""
+    def exchange(self, orders: Mapping[str, Order], blob: bytes, model: type[T]) -> Iterable[Reply[T]]:
+        """Send orders (by member key) with this blob and yield replies, parsed as `model`, as they arrive, until all
+        members have answered or the deadline has passed; also late replies to earlier orders."""
         messages = {}
-        for key, (order, blob) in orders.items():
+        for key, order in orders.items():
             node_id = self.members[key].node_id
             messages[node_id] = order_message(order, node_id, blob, LATE * self.deadline)
         by_node = {member.node_id: member for member in self.members.values()}
         for node_id, reply in self._exchange(messages, by_node):
-            member, late = by_node[node_id], reply.metadata.reply_to_message_id in self._overdue
-            self._overdue.pop(reply.metadata.reply_to_message_id, None)
+            member = by_node[node_id]
+            late = self._overdue.pop(reply.metadata.reply_to_message_id, None) is not None
             if reply.has_error():
                 if not late:
                     self.log(f"{member.name} did not answer ({_error_text(reply)}).")
                 continue
-            try:
-                text, blob = unpack_content(reply)
-            except ValueError:
-                text, blob = "", b""
-            yield Reply(member, text, blob, late)
+            report: T | Refusal | None = None
+            with contextlib.suppress(ValueError):
+                text, content = self._receive(reply)
+                report = parse_reply(model, text)
+            yield Reply(member, report, content if report else b"", late)
+
+    def _receive(self, reply: Message) -> tuple[str, bytes]:
+        """The content of a reply; its size is counted, without what Flower and HTTP add."""
+        text, blob = unpack_content(reply)
+        self.up_bytes += len(text) + len(blob)
+        return text, blob
 
     def _exchange(
         self, messages: dict[int, Message], by_node: dict[int, Member] | None = None
@@ -239,7 +241,6 @@ class Membership:
         while (waiting or lost) and time.monotonic() < end:
             for reply in self.grid.pull_messages([*waiting, *(self._overdue if by_node else ())]):
                 name = reply.metadata.reply_to_message_id
-                self.up_bytes += 0 if reply.has_error() else content_bytes(reply)
                 if name in waiting:
                     node_id = waiting.pop(name)
                     if reply.has_error() and reply.error.code in LOST_CODES and retries[node_id]:
@@ -262,7 +263,8 @@ class Membership:
         if messages:
             names = self.grid.push_messages(list(messages.values()))
             waiting.update({name: node_id for name, node_id in zip(names, messages) if name})
-            self.down_bytes += sum(content_bytes(message) for message in messages.values())
+            contents = [unpack_content(message) for message in messages.values()]
+            self.down_bytes += sum(len(text) + len(blob) for text, blob in contents)
 
 
 def _copy_message(message: Message) -> Message:
@@ -275,15 +277,6 @@ def _valid_people(numbers: People, most: int) -> bool:
     """Whether these can be the numbers of at most so many people."""
     unique = numbers.ndim == 1 and len(np.unique(numbers)) == len(numbers) <= most
     return unique and bool(((numbers >= 0) & (numbers < 2**31)).all())
-
-
-def content_bytes(message: Message) -> int:
-    """Size of a message's content, without what Flower and HTTP add."""
-    try:
-        text, blob = unpack_content(message)
-    except ValueError:
-        return 0
-    return len(text) + len(blob)
 
 
 def _error_text(message: Message) -> str:

@@ -26,7 +26,6 @@ RECORD = "fedtaste"
 MAX_JSON_BYTES = 2**20  # longer content belongs into the blob
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Finite = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -40,10 +39,14 @@ MetricSums = JsonObject  # {"kind", "people", "sums"} of evaluation/metric_sums.
 T = TypeVar("T", bound=BaseModel)
 
 
-class Order(BaseModel):
-    """What the server asks of a node."""
+class Content(BaseModel):
+    """The JSON of a message: anything that its fields do not describe is rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Order(Content):
+    """What the server asks of a node."""
 
     action: Action
     version: str  # of fedtaste
@@ -64,10 +67,8 @@ class Order(BaseModel):
     passes: int = Field(0, ge=0, le=1000)
 
 
-class Hello(BaseModel):
+class Hello(Content):
     """A node's description of itself. The blob holds int64 `search` and `final` (who learn) and `person_hashes`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     version: Line
     name: Line
@@ -81,20 +82,16 @@ class Hello(BaseModel):
     notes: list[Line] = []
 
 
-class TrainReport(BaseModel):
+class TrainReport(Content):
     """Counts of a node's round. The blob is the encoded Upload; it is empty if no client had a valid update."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    answered: int
-    refused: dict[str, int] = {}
+    answered: Count
+    refused: dict[str, Count] = {}
     seconds: float = 0.0
 
 
-class MetricReport(BaseModel):
+class MetricReport(Content):
     """Sums of metrics. `too_few` names the parts that the node withholds because they cover too few people."""
-
-    model_config = ConfigDict(extra="forbid")
 
     seen: MetricSums | None = None
     new: MetricSums | None = None
@@ -102,12 +99,10 @@ class MetricReport(BaseModel):
     gradients: tuple[Positive, Positive] | None = None
 
 
-class Refusal(BaseModel):
+class Refusal(Content):
     """Why a node does not follow an order."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    error: str
+    error: Line
 
 
 def pack_content(model: BaseModel, blob: bytes = b"") -> RecordDict:
@@ -129,12 +124,29 @@ def order_message(order: Order, node_id: int, blob: bytes = b"", ttl: float | No
     return Message(pack_content(order, blob), node_id, MESSAGE_TYPES[order.action], ttl=ttl)
 
 
-def parse_message(model: type[T], text: str) -> T | Refusal:
-    """Parse what the other side sent, or its refusal. Raises ValueError if it is neither."""
+def pack_request(order: Order, blob: bytes) -> bytes:
+    """An order with its blob as the request of a secure sum."""
+    text = order.model_dump_json().encode()
+    return len(text).to_bytes(4, "big") + text + blob
+
+
+def unpack_request(request: bytes) -> tuple[Order, bytes]:
+    """The order and the blob of a request. Raises ValueError if it is not valid."""
+    end = 4 + int.from_bytes(request[:4], "big")
+    return parse_message(Order, request[4:end].decode()), request[end:]
+
+
+def parse_message(model: type[T], text: str) -> T:
+    """Parse what the other side sent. Raises ValueError if it is not valid."""
     try:
-        value = json.loads(text)
-        if isinstance(value, dict) and set(value) == {"error"}:
-            return Refusal(error=single_line(value["error"]))
-        return model.model_validate(value)
+        return model.model_validate(json.loads(text))
     except (ValidationError, RecursionError) as error:
-        raise ValueError(f"not a {model.__name__}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"not a valid {model.__name__}: {str(error).splitlines()[0]}") from error
+
+
+def parse_reply(model: type[T], text: str) -> T | Refusal:
+    """Parse a node's reply, which may be a refusal. Raises ValueError if it is neither."""
+    try:
+        return parse_message(Refusal, text)
+    except ValueError:
+        return parse_message(model, text)

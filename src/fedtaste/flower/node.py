@@ -37,9 +37,9 @@ from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.resources import threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.files.atomic import write_atomically
-from fedtaste.flower.answered_rounds import answer_once
+from fedtaste.flower.answered_rounds import NodeConfig, answer_once, node_store
 from fedtaste.flower.messages import Hello, MetricReport, MetricSums, Order, Refusal, TrainReport, single_line
-from fedtaste.flower.node_noise import Config, NodeNoise, config_number
+from fedtaste.flower.node_noise import NodeNoise, config_number
 from fedtaste.flower.shards import Shard, catalogue_hash, load_shard, parse_facts, shard_from_file
 from fedtaste.flower.validation import expected_upload
 from fedtaste.tasks.base import Served, Task
@@ -57,18 +57,15 @@ class NodeData:
 
     task: Task
     own: People  # their numbers in the task
-    plan: Plan | None  # None before the facts of the federation are known
+    plan: Plan  # at the hello from this node's facts, later from the federation's
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class Job(NodeData):
     """An order with everything that is needed to follow it."""
 
     order: Order
     settings: Settings
-    task: Task
-    own: People
-    plan: Plan
     down: Download
     private: Store
 
@@ -77,34 +74,18 @@ class Job:
         like = expected_upload(self.plan, self.task.facts, self.down)
         return Upload({name: torch.zeros_like(value) for name, value in like.total.items()}, torch.zeros(()))
 
-    @property
-    def hides_counts(self) -> bool:
-        """Whether the run protects people from the server too. Then the node does not report how many of its clients
-        had a valid update, and sends zeros with noise for those who had none."""
-        stage = self.plan.wire.stage
-        return self.plan.wire.noisy and (stage.local or stage.secure_sum is not None)
-
 
 class Node:
     """Answers the server's orders from the data and the store that its configuration names."""
 
-    def __init__(self, config: Config, load: LoadNodeData | None = None) -> None:
+    def __init__(self, config: NodeConfig, load: LoadNodeData | None = None) -> None:
         self.config, self.load = config, load or Node.load_data
         self.name = str(config.get("name", "this node"))[:64]
 
     @cached_property
     def store(self) -> Path:
         """The folder of this node's own files."""
-        if not self.config.get("store"):
-            raise SettingError("This node has no store. Start it with --node-config 'store=\"/a/folder\" ...'.")
-        store = Path(str(self.config["store"]))
-        try:
-            store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(
-                f"This node's store {store} cannot be created ({error.strerror}). Choose another folder."
-            ) from error
-        return store
+        return node_store(self.config)
 
     @cached_property
     def noise(self) -> NodeNoise:
@@ -121,23 +102,18 @@ class Node:
     def answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
         """The reply to an order, and its blob. An error that the operator can repair becomes a Refusal."""
         try:
-            return self._answer(order, blob)
+            if order.version != __version__:
+                raise SettingError(
+                    f"This node has fedtaste {__version__}, the federation {single_line(order.version)[:40]}; different "
+                    "versions may compute different numbers. Install the same version on both."
+                )
+            if order.action == "hello":
+                return self.hello(order, blob)
+            if order.action == "train":
+                return self.train(order, blob)
+            return self.report_metrics(order, blob), b""
         except FedtasteError as error:
-            return Refusal(error=single_line(f"{self.name}: {error}")), b""
-
-    def _answer(self, order: Order, blob: bytes) -> tuple[Answer, bytes]:
-        if order.version != __version__:
-            raise SettingError(
-                f"This node has fedtaste {__version__}, the federation {single_line(order.version)[:40]}; different "
-                "versions may compute different numbers. Install the same version on both."
-            )
-        if order.action == "hello":
-            return self.hello(order, blob)
-        if order.action == "train":
-            if self.config.get("secure") or "secure" in str(order.settings.get("wire", "")):
-                raise SettingError("This node takes part in secure sums only, not in sums in clear. Use --wire secure.")
-            return self.train(order, blob)
-        return self.report_metrics(order, blob), b""
+            return Refusal(error=f"{self.name}: {error}"), b""
 
     # The node's data
 
@@ -146,11 +122,10 @@ class Node:
         self._keep_catalogue(order, blob)
         data = self.load(self, order)
         task, own = data.task, data.own
-        trial = data.plan or plan(parse_settings(order), task.facts, elsewhere=True)
-        self.noise.require_some(trial)
+        self.noise.require_some(data.plan)
         numbers = {"search": own, "final": own}
         for phase in numbers:
-            federation = task.federation(phase, trial.method, trial.sampling, None)
+            federation = task.federation(phase, data.plan.method, data.plan.sampling, None)
             numbers[phase] = np.intersect1d(federation.members, own)
         shard = self.shard(order) if self.load is Node.load_data else None
         numbers["person_hashes"] = own if shard is None else shard.person_hashes(order.run)
@@ -211,10 +186,11 @@ class Node:
     def load_data(self, order: Order) -> NodeData:
         """This node's shard as a task."""
         shard, settings = self.shard(order), parse_settings(order)
-        if not order.facts:
-            return NodeData(shard.task(settings), shard.own, None)
-        facts = parse_facts(order.facts)
-        return NodeData(shard.task(settings, facts.scale), shard.own, plan(settings, facts, elsewhere=True))
+        if not order.facts and order.action != "hello":
+            raise RunError("The order has no facts of the federation's task. Start the run again.")
+        facts = parse_facts(order.facts) if order.facts else None
+        task = shard.task(settings, facts.scale if facts else None)
+        return NodeData(task, shard.own, plan(settings, facts or task.facts, elsewhere=True))
 
     # Private parameters
 
@@ -261,6 +237,8 @@ class Node:
 
     def train(self, order: Order, blob: bytes) -> tuple[TrainReport, bytes]:
         """One round: the encoded sum of this node's uploads."""
+        if self.config.get("secure") or "secure" in str(order.settings.get("wire", "")):
+            raise SettingError("This node takes part in secure sums only, not in sums in clear. Use --wire secure.")
         upload, report = self._train(self._job(order, blob), blob)
         return report, b"" if upload is None else encode(upload, Head(order.run, order.round, order.index))
 
@@ -289,10 +267,9 @@ class Node:
         context = self.noise.context(order, job.plan, digest)
         outcome = Outcome(None, Counter(), None, 0)
         if len(people):
-            stages, examples = (
-                _client_stages(wire.stage),
-                federation.examples(people, order.round, job.plan.method.examples),
-            )
+            stage = wire.stage
+            stages = Stage(client=stage.client, dense=stage.dense, random=stage.random)  # those before a node's sum
+            examples = federation.examples(people, order.round, job.plan.method.examples)
             call = Call(job.down, people, examples, context, stages, people, order.run)
             fast = job.plan.method.fast
             method = job.plan.method.replace(fast=replace(fast, kernel=fast.exact or fast.kernel))
@@ -308,7 +285,10 @@ class Node:
         report = TrainReport(
             answered=outcome.answered, refused=dict(outcome.refused), seconds=round(time.perf_counter() - began, 3)
         )
-        if job.hides_counts:
+        wire = job.plan.wire
+        if wire.noisy and (wire.stage.local or wire.stage.secure_sum is not None):
+            # The run protects people from the server, too: it does not learn how many clients had a valid update, and
+            # those who had none send zeros with noise.
             if outcome.refused:
                 reasons = ", ".join(f"{reason}: {number}" for reason, number in outcome.refused.items())
                 print(f"{self.name}: updates were refused in round {job.order.round + 1} ({reasons}).", flush=True)  # noqa: T201
@@ -347,8 +327,6 @@ class Node:
 
     def _job(self, order: Order, blob: bytes) -> Job:
         data, settings = self.load(self, order), parse_settings(order)
-        if data.plan is None:
-            raise RunError("The order has no facts of the federation's task. Start the run again.")
         if data.plan.method.pooled or not order.phase:
             raise SettingError("The federation asked for something that no node does. Use another method.")
         threads(settings.threads)
@@ -360,7 +338,7 @@ class Node:
             raise RunError(f"The federation's download does not fit this method ({error}).") from error
         down = Download(params, torch.tensor(float(order.round)))
         private = self.load_private(order, data, initial, method.rows)
-        return Job(order, settings, data.task, data.own, data.plan, down, private)
+        return Job(data.task, data.own, data.plan, order, settings, down, private)
 
 
 def parse_settings(order: Order) -> Settings:
@@ -379,8 +357,3 @@ def _narrow(upload: Upload) -> Upload:
         if value.dtype == torch.float64 and torch.equal(value.float().double(), value):
             total[name] = value.float()
     return Upload(total, upload.weight.float())
-
-
-def _client_stages(stage: Stage) -> Stage:
-    """The part of a wire that happens before a node's sum."""
-    return Stage(client=stage.client, dense=stage.dense, random=stage.random)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,17 +20,16 @@ from fedtaste.core import People, StageContext, Upload
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.plan import Plan
 from fedtaste.files.atomic import write_atomically
+from fedtaste.flower.answered_rounds import NodeConfig
 from fedtaste.flower.messages import Order
 from fedtaste.wire.rng import KEY_BYTES, derive, fresh_key
-
-Config = Mapping[str, object]  # of a node: data, store, name, secure, fewest, least_noise
 
 
 @dataclass(frozen=True, eq=False)
 class NodeNoise:
     """Noise of one node, for runs that promise differential privacy."""
 
-    config: Config
+    config: NodeConfig
     store: Path
     name: str
 
@@ -56,12 +54,13 @@ class NodeNoise:
         stage, mechanism = plan.wire.stage, plan.wire.mechanism
         if plan.wire.noisy and not stage.local and not order.noise_share:
             raise SettingError("The federation promises noise and asks this node for none. Nothing was sent.")
-        whole = mechanism.deviation(order.round) if mechanism else 0.0
-        own = whole if stage.local else whole * math.sqrt(order.noise_share)
-        if own < self.least * (1 - 1e-9):  # tolerates the rounding of the square root
+        deviation = mechanism.deviation(order.round) if mechanism else 0.0
+        if not stage.local:
+            deviation *= math.sqrt(order.noise_share)
+        if deviation < self.least * (1 - 1e-9):  # tolerates the rounding of the square root
             raise SettingError(
                 f"This node adds noise of at least {self.least:g} x the bound on one person's upload (least_noise), "
-                f"and the federation asks it for {own:.3g} x. Nothing was sent. Run with more noise, or lower "
+                f"and the federation asks it for {deviation:.3g} x. Nothing was sent. Run with more noise, or lower "
                 "least_noise in node.toml."
             )
 
@@ -84,8 +83,9 @@ class NodeNoise:
     def context(self, order: Order, plan: Plan, digest: str) -> StageContext:
         """What the clients of this node draw from: in runs with noise the node's secret."""
         if order.key and not plan.wire.noisy:
-            return StageContext(bytes.fromhex(order.key), order.round, order.expected_people)
-        key = derive(self._secret(), order.run, order.phase, order.round, digest)
+            key = bytes.fromhex(order.key)
+        else:
+            key = derive(self._secret(), order.run, order.phase, order.round, digest)
         return StageContext(key, order.round, order.expected_people)
 
     def _secret(self) -> bytes:
@@ -100,7 +100,7 @@ class NodeNoise:
         return secret
 
 
-def config_number(config: Config, name: str, default: float) -> float:
+def config_number(config: NodeConfig, name: str, default: float) -> float:
     """A number of node.toml that must not be negative."""
     value = config.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):

@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -22,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import SettingError
 
 MARK = "FEDTASTE_FEDERATION"
 Config = Mapping[str, str | int | float | bool]
@@ -89,9 +88,7 @@ def free_port() -> int:
 def tail(path: Path, lines: int = 15) -> str:
     """The last lines of a log."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - 400 * lines))
-            text = file.read().decode(errors="replace")
+        text = path.read_text("utf-8", errors="replace")
     except OSError:
         return "(no log)"
     return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
@@ -130,37 +127,10 @@ def kill_marked(mark: str, seconds: float = 10) -> list[tuple[int, str]]:
 
 
 def to_toml(values: Config) -> str:
-    """Settings as TOML, which Flower reads from a file with the ending .toml."""
-    lines = []
-    for name, value in values.items():
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise SettingError(f'"{name}" is not the name of a setting of Flower. Use letters, digits, - and _.')
-        if isinstance(value, bool):
-            lines.append(f"{name} = {str(value).lower()}")
-        elif isinstance(value, int | float):
-            lines.append(f"{name} = {value!r}")
-        else:
-            lines.append(f"{name} = {json.dumps(str(value), ensure_ascii=False)}".replace("\x7f", "\\u007f"))
-    return "\n".join(lines) + "\n"
-
-
-def run_flwr(home: Path, mark: str, *arguments: str, seconds: float = 120) -> str:
-    """The output of `flwr` with these arguments."""
-    try:
-        done = subprocess.run(
-            [program("flwr"), *arguments],
-            env=environment(home, mark),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-            cwd=home,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(
-            f"`flwr {arguments[0]}` did not end within {seconds:g} s. Look at the SuperLink's log."
-        ) from None
-    return done.stdout.decode(errors="replace")
+    """Settings as TOML, which Flower reads from a file with the ending .toml. Numbers, booleans and strings are written
+    as in JSON."""
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
+    return "".join(lines).replace("\x7f", "\\u007f")  # which TOML does not allow in strings
 
 
 class Process:
@@ -179,20 +149,15 @@ class Process:
             log.write(f"--- start {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             log.flush()
             self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-                cwd=self.log.parent,
-                umask=0o077,
-            )
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.log.parent,
+                start_new_session=True, umask=0o077,
+            )  # fmt: skip
         self.began, self.ended = time.monotonic(), 0.0
 
     @property
-    def pid(self) -> int | None:
-        return self._popen.pid if self._popen else None
+    def pid(self) -> int:
+        """The process id; 0 before the first start."""
+        return self._popen.pid if self._popen else 0
 
     @property
     def code(self) -> int | None:
@@ -206,9 +171,8 @@ class Process:
         return True
 
     def terminate(self) -> None:
-        if self._popen and self.alive():
-            with contextlib.suppress(OSError):
-                self._popen.terminate()
+        if self._popen:
+            self._popen.terminate()
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended; kill it if that takes longer."""
@@ -226,13 +190,9 @@ class Guard:
     def __init__(self, mark: str) -> None:
         env = {name: value for name, value in os.environ.items() if name != MARK}
         self._popen = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).resolve()), mark],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+            [sys.executable, "-P", str(Path(__file__).resolve()), mark], env=env, stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -243,11 +203,8 @@ class Guard:
 
     def dismiss(self) -> None:
         """Let the guard search once more and end."""
-        if self._popen.stdin:
-            with contextlib.suppress(OSError):
-                self._popen.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(15)
+            self._popen.communicate(timeout=15)  # closes the pipe
 
 
 def _guard(mark: str) -> None:

@@ -196,21 +196,14 @@ class SecureOutcome:
     total: Integers | None
     answered: list[int]  # nodes in the sum
     aux: dict[int, ClearValues]  # what they sent in clear
-    silent: list[int]  # nodes that are not in the sum, or were gone before there was one
     refused: dict[int, str] = field(default_factory=dict)  # nodes whose message was an error or malformed, and why
     why: str = ""
 
 
 def secure_sum(
-    grid: Grid,
-    requests: dict[int, bytes],
-    words: int,
-    *,
-    least: int,
-    timeout: float,
-    round: int = 0,
+    grid: Grid, requests: dict[int, bytes], words: int, *, least: int, timeout: float, round: int = 0,
     observe: Observer = None,
-) -> SecureOutcome:
+) -> SecureOutcome:  # fmt: skip
     """The sum of so many words over the nodes of `requests`, each with its own request, if `least` nodes stay to the
     end. `timeout`: seconds for each of the four stages. `observe` sees every message as it arrives. Raises what the
     grid raises; whatever nodes do ends in an outcome."""
@@ -222,7 +215,7 @@ def secure_sum(
             "nodes, or put more people on a node."
         )
     if nodes < least:
-        return SecureOutcome(None, [], {}, [], why=f"{nodes} nodes take part and {least} are needed.")
+        return SecureOutcome(None, [], {}, why=f"{nodes} nodes take part and {least} are needed.")
     checker, why = _ReplyChecker(grid, requests, words, observe), ""
     try:
         _run_workflow(checker, least / nodes, timeout, round)
@@ -232,11 +225,10 @@ def secure_sum(
         why = f"Flower's workflow stopped ({type(error).__name__}: {error}): a node's keys or shares are not valid."
     total = None if checker.mean is None else from_mean(checker.mean, len(checker.aux), words)
     if total is not None:
-        silent = sorted({*requests} - {*checker.aux})
-        return SecureOutcome(total, sorted(checker.aux), checker.aux, silent, checker.refused)
+        return SecureOutcome(total, sorted(checker.aux), checker.aux, checker.refused)
     few = f"Fewer than {least} of {nodes} nodes were left."
     why = why or (few if checker.mean is None else "Masks did not cancel: some node's are not valid.")
-    return SecureOutcome(None, [], {}, sorted(checker.lost), checker.refused, why)
+    return SecureOutcome(None, [], {}, checker.refused, why)
 
 
 def _run_workflow(checker: _ReplyChecker, threshold: float, timeout: float, round: int) -> None:
@@ -269,7 +261,6 @@ class _ReplyChecker:
         self._size = 4 * (2 + LIMBS * words)  # bytes of the weight, the known limb and the limbs
         self._keys: set[bytes] = set()
         self._holders: dict[int, list[int]] = {}  # who holds a node's first share, its second, ...
-        self.lost: set[int] = set()
         self.refused: dict[int, str] = {}
         self.asking = False  # an exception that is raised meanwhile is the grid's
         self.aux: dict[int, ClearValues] = {}
@@ -287,16 +278,15 @@ class _ReplyChecker:
         return None, {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float) -> list[Message]:
-        asks, checked = list(messages), []
         self.asking = True
-        replies = self._exchange(asks, timeout)
+        replies = self._exchange(list(messages), timeout)
         self.asking = False
+        checked = []
         for ask, reply in replies:
             try:
                 checked.append(Message(self._checked(ask, reply), reply_to=ask))
             except (ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
                 self.refused[ask.metadata.dst_node_id] = str(error)
-        self.lost |= {ask.metadata.dst_node_id for ask in asks} - {reply.metadata.src_node_id for reply in checked}
         return checked
 
     def _exchange(self, asks: list[Message], timeout: float) -> list[tuple[Message, Message]]:
@@ -358,9 +348,8 @@ class _ReplyChecker:
         owners = request[Key.ACTIVE_NODE_ID_LIST] + request[Key.DEAD_NODE_ID_LIST]
         shares = _check_bytes(values[Key.SHARE_LIST], len(owners), SHARE_BYTES)
         positions = [int.from_bytes(share[:4], "little") for share in shares]
-        if values[Key.NODE_ID_LIST] != owners or positions != [
-            1 + self._holders[owner].index(node) for owner in owners
-        ]:
+        expected = [1 + self._holders[owner].index(node) for owner in owners]
+        if values[Key.NODE_ID_LIST] != owners or positions != expected:
             raise ValueError("the shares are of other secrets than were requested, or of another node")
         return {Key.NODE_ID_LIST: owners, Key.SHARE_LIST: shares}
 

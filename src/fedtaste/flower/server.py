@@ -1,39 +1,50 @@
-"""The server's side of a federation: rounds and metrics of the experiment of `fedtaste run`, from clients on nodes.
+"""The server of a federation: the Flower ServerApp runs the experiment of `fedtaste run` with clients on nodes.
 
-FlowerClients takes the place of the local clients: `clients` collects a round's uploads over Flower, and `task` lets
-nodes compute the metrics. Everything else (the round loop, the search for the best round, the server's step,
-checkpoints, the result) is the same code as in a simulation. Uploads pass the same validation (wire/validation.py).
-Nodes that do not answer in time count as dropped out. The state is on disk after every round, and a server that died
-continues from there.
+FlowerClients takes the place of the local clients and collects a round's uploads over Flower. FlowerTask takes the place
+of the task and lets nodes compute the metrics. Everything else (the round loop, the search for the best round, the
+server's step, checkpoints, the result) is the same code as in a simulation. Uploads pass the same validation
+(wire/validation.py). Nodes that do not answer in time count as dropped out. The state is on disk after every round, and
+a server that died continues from there.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from fedtaste import __version__
 from fedtaste.core import Download, Method, People, Stage, Upload
+from fedtaste.data.interactions import Interactions
 from fedtaste.engine.backends import NO_EXAMPLES, Call, Outcome
+from fedtaste.engine.checkpoint import load_params
 from fedtaste.engine.run import State
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import FedtasteError, RunError, SettingError
 from fedtaste.evaluation.metric_sums import Tallied
-from fedtaste.experiment.plan import Plan
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.plan import Plan, plan
+from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import execute, prepare_remote
 from fedtaste.federation import Federation
+from fedtaste.files.lock import lock_folder
+from fedtaste.flower import validation
 from fedtaste.flower.answered_rounds import ANSWERED, ANSWERED_OTHERWISE
 from fedtaste.flower.membership import Member, Membership
-from fedtaste.flower.messages import Action, MetricReport, Order, Refusal, TrainReport, single_line
+from fedtaste.flower.messages import Action, MetricReport, Order, Refusal, TrainReport, pack_request, single_line
 from fedtaste.flower.secagg import SecureOutcome, min_threshold, secure_sum
-from fedtaste.flower.shards import merge_facts, parse_facts
-from fedtaste.flower.validation import expected_upload, missing_metrics, report_in_clear, valid_counts, valid_metrics
+from fedtaste.flower.shards import catalogue_hash, merge_facts, parse_facts
+from fedtaste.flower.status import StatusWriter
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts, Sampling, Served, Task
 from fedtaste.tasks.serve import passes
@@ -43,8 +54,9 @@ from fedtaste.wire.secure_sums import SecureSum, from_words
 from fedtaste.wire.validation import UploadValidator, refusal
 
 ATTEMPTS = 3  # to complete a round, or to get everybody's metrics
-Orders = dict[str, tuple[Order, bytes]]  # by member key: the order and its blob
+Orders = dict[str, Order]  # by member key
 Reports = dict[str, tuple[Upload | None, TrainReport]]  # by member key
+RunConfig = Mapping[str, object]  # of a Flower run: folder, settings, catalogue, nodes, deadline, least
 
 
 class CollectedRound(NamedTuple):
@@ -69,34 +81,18 @@ class FlowerClients:
     notes: list[str] = field(default_factory=list)
     refusals: set[str] = field(default_factory=set)  # reasons of nodes that refused the last order
     _federations: dict[str, Federation] = field(default_factory=dict)
-    _judged: tuple[int, list[MetricReport]] = (-1, [])  # (round, reports) of the last judge order
-
-    def __post_init__(self) -> None:
-        if self.plan.method.pooled:
-            raise SettingError("This method holds everybody's data in one place, so no federation can run it.")
 
     # What a checkpoint remembers
 
     def note(self) -> JsonObject:
-        return {
-            "versions": self.versions,
-            "offsets": self.membership.offsets,
-            "history": self.history,
-            "notes": self.notes,
-            "facts": self.facts.words(),
-        }
+        kept = {"versions": self.versions, "offsets": self.membership.offsets, "history": self.history}
+        return kept | {"notes": self.notes, "facts": self.facts.words()}
 
     def recall(self, noted: JsonObject) -> None:
         self.versions, self.history = dict(noted.get("versions", {})), list(noted.get("history", []))
         self.notes = list(noted.get("notes", []))
 
-    # The task
-
-    def task(self) -> FlowerTask:
-        """The experiment's task, whose data are on the nodes."""
-        return FlowerTask(self)
-
-    def federation(self, phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
+    def federation(self, phase: str) -> Federation:
         """Who learns in a phase; their examples are on the nodes."""
         self._federations[phase] = Federation(0, self._learners(phase), lambda *_: NO_EXAMPLES, self.facts.items)
         return self._federations[phase]
@@ -104,17 +100,6 @@ class FlowerClients:
     def _learners(self, phase: str) -> People:
         parts = [member.learners[phase] for member in self.membership.members.values()]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-
-    def validation(self, state: State) -> Tallied:
-        """Validation metrics of everybody's nodes."""
-        reports = self._collect_metrics("validate", "search", state)
-        return Tallied([report.seen for report in reports if report.seen])
-
-    def judge(self, state: State) -> list[MetricReport]:
-        """Test metrics of everybody's nodes, requested once for each state."""
-        if self._judged[0] != state.round:
-            self._judged = state.round, self._collect_metrics("judge", "final", state)
-        return self._judged[1]
 
     # A round
 
@@ -149,29 +134,22 @@ class FlowerClients:
             )
         self.versions |= dict.fromkeys(collected.keys, number)
         outcome = collected.outcome
-        self.history.append(
-            {
-                "phase": phase,
-                "round": number,
-                "nodes": [members.members[key].name for key in collected.keys],
-                "people": outcome.answered,
-                "refused": dict(outcome.refused),
-                "seconds": round(time.perf_counter() - began, 3),
-            }
-        )
+        entry = {"phase": phase, "round": number, "nodes": [members.members[key].name for key in collected.keys]}
+        entry |= {"people": outcome.answered, "refused": dict(outcome.refused)}
+        self.history.append(entry | {"seconds": round(time.perf_counter() - began, 3)})
         return outcome._replace(bytes=(members.up_bytes - up_before, members.down_bytes - down_before))
 
     def _attempt(self, call: Call, phase: str) -> CollectedRound:
-        cohorts = {}
-        for key, member in self.membership.members.items():
-            people = np.intersect1d(member.learners[phase], call.people)
-            if len(people):
-                cohorts[key] = people
+        members = self.membership.members.items()
+        cohorts = {key: np.intersect1d(member.learners[phase], call.people) for key, member in members}
+        cohorts = {key: people for key, people in cohorts.items() if len(people)}
         orders = self._orders(call, phase, cohorts)
-        expected = expected_upload(self.plan, self.facts, call.down)
+        blob = encode(Download(call.written, call.down.round))
+        expected = validation.expected_upload(self.plan, self.facts, call.down)
         if self._secure:
-            return self._collect_secure(call, orders, expected)
-        return self._collect_clear(call, orders, {key: len(cohorts[key]) for key in orders}, expected)
+            return self._collect_secure(call, orders, blob, expected)
+        sizes = {key: len(cohorts[key]) for key in orders}
+        return self._collect_clear(call, orders, blob, sizes, expected)
 
     @property
     def _secure(self) -> bool:
@@ -191,13 +169,12 @@ class FlowerClients:
             "noise_share": 1 / max(self._needed(nodes), 1) if self.plan.wire.noisy else 0.0,
             "nodes": nodes,
         }
-        blob = encode(Download(call.written, call.down.round))
         orders: Orders = {}
         for key, people in available.items():
             member = self.membership.members[key]
             everybody = len(people) == len(member.learners[phase])
             cohort = None if everybody else (people - member.offset).tolist()
-            orders[key] = self._order("train", phase, member, fields | {"cohort": cohort}), blob
+            orders[key] = self._order("train", phase, member, fields | {"cohort": cohort})
         return orders
 
     def _needed(self, nodes: int) -> int:
@@ -209,14 +186,16 @@ class FlowerClients:
         about |= {"base": self.versions.get(member.key, 0), "facts": self.facts.words()}
         return Order.model_validate({**about, **self.membership.common, **fields})
 
-    def _collect_clear(self, call: Call, orders: Orders, sizes: dict[str, int], expected: Upload) -> CollectedRound:
+    def _collect_clear(
+        self, call: Call, orders: Orders, blob: bytes, sizes: dict[str, int], expected: Upload
+    ) -> CollectedRound:
         """Collect each node's sum; `sizes`: people of the cohort by member key."""
         people = {self.membership.members[key].index: size for key, size in sizes.items()}
         validator = UploadValidator(call.run_id, call.context.round, people, expected.total, people)
         reports: Reports = {}
         responding = 0
-        for reply in self.membership.exchange(orders):
-            key, report = reply.member.key, reply.parse(TrainReport)
+        for reply in self.membership.exchange(orders, blob, TrainReport):
+            key, report = reply.member.key, reply.report
             if reply.late:
                 validator.refuse("late")
                 continue
@@ -226,13 +205,13 @@ class FlowerClients:
                 responding += sizes[key] if ANSWERED_OTHERWISE in report.error else 0  # a repetition would not help
                 continue
             responding += sizes[key]
-            if report is None or not valid_counts(report, sizes[key]):
+            if report is None or not validation.valid_counts(report, sizes[key]):
                 validator.refuse("not a message")
             elif not reply.blob and not report.answered:  # no client there had a valid update
                 reports[key] = None, report
             elif upload := validator.admit(reply.blob, sender=reply.member.index):
                 reports[key] = upload[1], report
-        share = next((order.noise_share for order, _ in orders.values()), 0.0)
+        share = next((order.noise_share for order in orders.values()), 0.0)
         return self._add(reports, validator.refused, responding, share)
 
     def _add(self, reports: Reports, refused: Counter[str], responding: int, share: float) -> CollectedRound:
@@ -259,7 +238,7 @@ class FlowerClients:
 
     # A round as a secure sum
 
-    def _collect_secure(self, call: Call, orders: Orders, expected: Upload) -> CollectedRound:
+    def _collect_secure(self, call: Call, orders: Orders, blob: bytes, expected: Upload) -> CollectedRound:
         """Collect the sum over all nodes by Flower's SecAgg+: the server does not see any part of it."""
         members, needed = self.membership, self._needed(len(orders))
         nobody = Outcome(None, Counter({"abandoned": len(call.people)}), None, 0)
@@ -267,21 +246,15 @@ class FlowerClients:
             members.log(f"A secure sum needs at least {needed} nodes; {count(len(orders), 'node')} can answer.")
             return CollectedRound(nobody, [], 0)
         keys, requests = {}, {}
-        for key, (order, blob) in orders.items():
-            text = order.model_dump_json().encode()
+        for key, order in orders.items():
             node_id = members.members[key].node_id
-            keys[node_id], requests[node_id] = key, len(text).to_bytes(4, "big") + text + blob
-            members.down_bytes += len(requests[node_id])
+            keys[node_id], requests[node_id] = key, pack_request(order, blob)
+        members.down_bytes += sum(map(len, requests.values()))
         words = 1 + sum(value.numel() for value in expected.total.values())
         outcome = secure_sum(
-            members.grid,
-            requests,
-            words,
-            least=needed,
-            timeout=members.deadline,
-            round=call.context.round,
+            members.grid, requests, words, least=needed, timeout=members.deadline, round=call.context.round,
             observe=self.observe,
-        )
+        )  # fmt: skip
         members.up_bytes += 12 * words * len(outcome.answered)
         for node_id, why in outcome.refused.items():
             reason = f"{members.members[keys[node_id]].name} is not in the sum: {single_line(why)}"
@@ -300,7 +273,9 @@ class FlowerClients:
         assert outcome.total is not None
         sums = SecureSum(most=nodes, words=64 if self.plan.wire.noisy else None)
         upload = sums.decode(from_words(outcome.total.view(np.uint64), expected))
-        reports: Reports = {keys[node]: (None, report_in_clear(outcome.aux[node])) for node in outcome.answered}
+        reports: Reports = {
+            keys[node]: (None, validation.report_in_clear(outcome.aux[node])) for node in outcome.answered
+        }
         collected = self._add(reports, Counter(), len(call.people), 0.0)
         answered = collected.outcome.answered
         invalid = refusal(upload, expected.total, max(len(call.people), 1))
@@ -310,7 +285,7 @@ class FlowerClients:
 
     # Metrics
 
-    def _collect_metrics(self, action: Action, phase: str, state: State) -> list[MetricReport]:
+    def collect_metrics(self, action: Action, phase: str, state: State) -> list[MetricReport]:
         """The metrics of every node's people; after several attempts without the nodes that do not answer."""
         blob = encode(Download(state.shared, torch.tensor(float(state.round))))
         fields = {"round": state.round, "passes": passes(state)}
@@ -320,13 +295,13 @@ class FlowerClients:
         for _ in range(ATTEMPTS):
             members.refresh()
             missing = [m for m in members.present() if m.key not in reports and m.key not in refused]
-            orders = {member.key: (self._order(action, phase, member, fields), blob) for member in missing}
-            for reply in members.exchange(orders):
-                report = None if reply.late else reply.parse(MetricReport)
+            orders = {member.key: self._order(action, phase, member, fields) for member in missing}
+            for reply in members.exchange(orders, blob, MetricReport):
+                report = None if reply.late else reply.report
                 if isinstance(report, Refusal):
                     refused.add(reply.member.key)
                     members.log(report.error)
-                elif report and valid_metrics(report, self.facts.kind, *_most_people(reply.member, action)):
+                elif report and self._is_possible(report, reply.member, action):
                     reports[reply.member.key] = report
                 elif not reply.late:
                     members.log(f"{reply.member.name} reported metrics that are not possible; they are left out.")
@@ -340,8 +315,14 @@ class FlowerClients:
             )
         if action == "judge":
             names = {key: member.name for key, member in members.members.items()}
-            self.notes += missing_metrics(names, reports, refused)
+            self.notes += validation.missing_metrics(names, reports, refused)
         return [reports[key] for key in sorted(reports)]
+
+    def _is_possible(self, report: MetricReport, member: Member, action: Action) -> bool:
+        """Whether a node can have these metrics, given how many people it said it has."""
+        hello = member.hello
+        seen, new = (hello.people, 0) if action == "validate" else (hello.judged, hello.newcomers)
+        return validation.valid_metrics(report, self.facts.kind, seen, new)
 
 
 class FlowerTask(Task):
@@ -359,40 +340,114 @@ class FlowerTask(Task):
         self.validates = any(hello.choosers for hello in hellos)
         self.evaluated, self.newcomers = np.arange(seen + new), np.arange(seen, seen + new)
         self.selection = {"ranking": ("ndcg@10", 1), "labels": ("loss", -1)}.get(self.facts.kind, ("rmse", -1))
+        self._test_reports: tuple[int, list[MetricReport]] = (-1, [])  # (round, reports) of the last judge order
 
     def federation(self, phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
-        return self.clients.federation(phase, method, sampling, without)
+        return self.clients.federation(phase)
 
     def validation(self, served: Served) -> Tallied:
-        return self.clients.validation(served.state)
+        reports = self.clients.collect_metrics("validate", "search", served.state)
+        return Tallied([report.seen for report in reports if report.seen])
 
     def evaluate(self, served: Served, people: People, passes: int | None) -> Tallied:
-        reports = self.clients.judge(served.state)
-        parts = [report.seen if passes is None else report.new for report in reports]
+        parts = [report.seen if passes is None else report.new for report in self._judge(served.state)]
         return Tallied([part for part in parts if part])
 
     def gradients(self, served: Served, seed: int) -> tuple[float, float] | None:
-        return next((report.gradients for report in self.clients.judge(served.state) if report.gradients), None)
+        return next((report.gradients for report in self._judge(served.state) if report.gradients), None)
+
+    def _judge(self, state: State) -> list[MetricReport]:
+        """Test metrics of everybody's nodes, requested once for each state."""
+        if self._test_reports[0] != state.round:
+            self._test_reports = state.round, self.clients.collect_metrics("judge", "final", state)
+        return self._test_reports[1]
 
 
-def federation_facts(
-    membership: Membership,
-    saved: Mapping[str, object] | None = None,
-    titles: Sequence[str] = (),
-    genres: Sequence[str] = (),
-) -> Facts:
+def federation_facts(membership: Membership, saved: JsonObject | None = None, items: JsonObject | None = None) -> Facts:
     """The facts of the federation's task: those that were `saved` when the run began, or merged from the members. The
-    server adds public item features from titles and genres of the items; a run that has begun keeps their number."""
-    members = membership.members.values()
-    facts = parse_facts(saved) if saved else merge_facts([member.facts for member in members])
-    if facts.kind != "ranking":
+    server adds public item features from the titles and genres of `items`; a run that has begun keeps their number."""
+    facts = parse_facts(saved) if saved else merge_facts([member.facts for member in membership.members.values()])
+    if facts.kind != "ranking" or not items:
         return facts
-    described = facts.described(titles, genres)
+    described = facts.described(items.get("titles") or (), items.get("genres") or ())
     if described.features is None or len(described.features) != facts.items:
         return facts
     return facts if saved and described.feature_count != facts.feature_count else described
 
 
-def _most_people(member: Member, action: Action) -> tuple[int, int]:
-    """How many seen and new people a node can report about."""
-    return (member.hello.people, 0) if action == "validate" else (member.hello.judged, member.hello.newcomers)
+# The run
+
+
+def serve(grid: Grid, config: RunConfig) -> RunResult | None:
+    """Run, or continue, the run of `config["folder"]`. Returns the result, or None after an error that is in
+    status.json."""
+    folder = Path(str(config.get("folder") or "")).expanduser()
+    if not folder.is_absolute():
+        raise SettingError(f'folder in the run-config must be an absolute path, got "{config.get("folder")}".')
+    status = StatusWriter()
+    try:
+        run = open_run(folder, config)
+        status.open(folder / "federation")
+        result = _serve(grid, config, run, status)
+        status.end("done")
+        return result
+    except FedtasteError as error:
+        status.end("error", str(error))
+    except Exception as error:
+        status.end("bug", f"{type(error).__name__}: {error}")
+        raise
+    return None
+
+
+def _serve(grid: Grid, config: RunConfig, folder: RunFolder, status: StatusWriter) -> RunResult:
+    settings, items = folder.settings(), folder.read("items.json")
+    names = items["names"]
+    validation.refuse_unfit(settings)
+    folder.same_version(__version__)
+    nodes, least = int(_config_number(config, "nodes", 1)), _config_number(config, "least", 0.5)
+    deadline = _config_number(config, "deadline", 600.0)
+    common = validation.common_fields(settings, folder.run_id, catalogue_hash(names))
+    membership = Membership(grid, common, json.dumps(names).encode(), len(names), deadline, status.log)
+    with lock_folder(folder.path):
+        saved = _saved_membership(folder)
+    membership.offsets = {key: (int(a), int(b)) for key, (a, b) in saved.get("offsets", {}).items()}
+    status.log(f"Waiting for {nodes} nodes.")
+    membership.gather(nodes)
+    facts = federation_facts(membership, saved.get("facts"), items)
+    clients = FlowerClients(membership, facts, plan(settings, facts, elsewhere=True), least)
+    return execute(prepare_remote(settings, FlowerTask(clients)), folder, status, remote=clients)
+
+
+def open_run(path: Path, config: RunConfig) -> RunFolder:
+    """The run folder at this path, or a new one from `settings` and `catalogue` of the run-config."""
+    if (path / "settings.json").exists():
+        return RunFolder.open(path)
+    try:
+        settings = Settings(**json.loads(str(config.get("settings") or "{}")))
+        catalogue = json.loads(Path(str(config.get("catalogue"))).expanduser().read_text("utf-8"))
+        items, titles, genres = (tuple(map(str, catalogue.get(name) or ())) for name in ("names", "titles", "genres"))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise SettingError(
+            f"{path} is not a run folder yet, and settings and catalogue of the run-config do not describe one "
+            f"({str(error).splitlines()[0]}). Write the app again with `fedtaste federate --write-app`."
+        ) from error
+    nobody = np.zeros(0, np.int32)
+    data = Interactions(settings.data, nobody, nobody, (), items, titles=titles, genres=genres)
+    return RunFolder.create(path, settings.model_dump(), data, __version__)
+
+
+def _saved_membership(folder: RunFolder) -> JsonObject:
+    """What the last checkpoint remembers of the nodes."""
+    path = folder.path / "state.safetensors"
+    saved = load_params(path)[1].get("progress", {}).get("fleet", {}) if path.exists() else {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def _config_number(config: RunConfig, name: str, default: float) -> float:
+    try:
+        value = float(str(config.get(name, default) or default))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise SettingError(f"{name} in the run-config must be a positive number, got {config.get(name)}.")
+    return value

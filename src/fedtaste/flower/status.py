@@ -42,11 +42,10 @@ class StatusWriter:
         self.status = Status()
 
     def open(self, folder: Path) -> None:
-        """Write into this folder from now on, and forget the end of an earlier attempt."""
+        """Write into this folder from now on."""
         self.folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / "status.json").unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
 

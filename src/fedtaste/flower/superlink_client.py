@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.proto import control_pb2 as control
+from flwr.proto import fleet_pb2 as fleet
 
 from fedtaste.errors import RunError
 
@@ -40,42 +42,32 @@ class SuperLinkClient:
         """Raise Unreachable if the SuperLink does not answer."""
         self._request("GET", "/health", b"", {}, 2)
 
-    def run_state(self, run: int) -> tuple[str, str]:
-        """(pending, running, completed, failed or stopped; the reason of a failure)."""
-        from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
-
-        answer = self._call("/v1/control/list-runs", ListRunsRequest(run_id=run), ListRunsResponse())
+    def run_state(self, run: int) -> str:
+        """pending, running, completed, failed or stopped."""
+        answer = self._call("control/list-runs", control.ListRunsRequest(run_id=run), control.ListRunsResponse)
         status = answer.run_dict[run].status
         if status.status == "finished":
-            return str(status.sub_status), str(status.details)
-        return ("running" if status.status == "running" else "pending"), ""
+            return str(status.sub_status)
+        return "running" if status.status == "running" else "pending"
 
     def stop_run(self, run: int) -> None:
         """Stop a run, if it has not ended already."""
-        from flwr.proto.control_pb2 import StopRunRequest, StopRunResponse
-
         with contextlib.suppress(RunError):
-            self._call("/v1/control/stop-run", StopRunRequest(run_id=run), StopRunResponse())
+            self._call("control/stop-run", control.StopRunRequest(run_id=run), control.StopRunResponse)
 
     def count_online(self) -> int:
         """How many nodes are connected."""
-        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
-
-        answer = self._call("/v1/control/list-nodes", ListNodesRequest(), ListNodesResponse())
+        answer = self._call("control/list-nodes", control.ListNodesRequest(), control.ListNodesResponse)
         return sum(node.status == "online" for node in answer.nodes_info)
 
     def register_node(self, name: str, key: ec.EllipticCurvePrivateKey) -> int:
         """Allow a node to connect; returns Flower's id of it."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse
-
-        request = RegisterNodeRequest(public_key=_public_pem(key), name=name)
-        return int(self._call("/v1/control/register-node", request, RegisterNodeResponse()).node_id)
+        request = control.RegisterNodeRequest(public_key=_public_pem(key), name=name)
+        return int(self._call("control/register-node", request, control.RegisterNodeResponse).node_id)
 
     def deactivate_node(self, node_id: int, key: ec.EllipticCurvePrivateKey) -> None:
         """Tell the SuperLink, signed with the node's key, that a node is gone. Without it the SuperLink counts a node
         that crashed as connected for a minute, and refuses it when it returns."""
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest, DeactivateNodeResponse
-
         now = datetime.datetime.now(datetime.UTC).isoformat()
         headers = {
             "flwr-public-key": b64encode(_public_pem(key)).decode(),
@@ -83,15 +75,15 @@ class SuperLinkClient:
             "flwr-signature": b64encode(key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))).decode(),
         }
         with contextlib.suppress(RunError):  # it was gone already
-            request = DeactivateNodeRequest(node_id=node_id)
-            self._call("/v1/fleet/deactivate-node", request, DeactivateNodeResponse(), headers)
+            request = fleet.DeactivateNodeRequest(node_id=node_id)
+            self._call("fleet/deactivate-node", request, fleet.DeactivateNodeResponse, headers)
 
-    def _call(self, path: str, request: Message, answer: M, headers: dict[str, str] | None = None) -> M:
-        """POST a protobuf message and parse the response into `answer`."""
-        kind = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"}
-        body = self._request("POST", path, request.SerializeToString(), kind | (headers or {}), TIMEOUT_SECONDS)
-        answer.ParseFromString(body)
-        return answer
+    def _call(self, path: str, request: Message, answer: type[M], headers: dict[str, str] | None = None) -> M:
+        """POST a protobuf message; returns the response, which is an `answer`."""
+        kind = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"} | (headers or {})
+        body = self._request("POST", f"/v1/{path}", request.SerializeToString(), kind, TIMEOUT_SECONDS)
+        response: M = answer.FromString(body)
+        return response
 
     def _request(self, verb: str, path: str, body: bytes, headers: dict[str, str], seconds: float) -> bytes:
         host, _, port = self.address.rpartition(":")

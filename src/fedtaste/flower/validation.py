@@ -24,33 +24,28 @@ from fedtaste.wire.validation import REASONS
 
 def refuse_unfit(settings: Settings, nodes: int | None = None) -> None:
     """Refuse settings that `fedtaste run` accepts and a federation of so many nodes cannot, or must not, follow."""
+    if problem := _unfit(settings, nodes):
+        raise SettingError(problem)
+
+
+def _unfit(settings: Settings, nodes: int | None) -> str:
     wire = dict(parse(settings.wire))
-    rule = next((name for name in wire if name in RULES), None)
-    if rule:
-        raise SettingError(
-            f"{rule} needs single people's uploads, and a node sends the sum of its people's. Leave it out."
-        )
+    if rule := next((name for name in wire if name in RULES), ""):
+        return f"{rule} needs single people's uploads, and a node sends the sum of its people's. Leave it out."
     if wire.get("secure"):
-        raise SettingError(
-            f"secure={wire['secure']:g} forms groups of people; between nodes there is one sum. Use secure alone."
-        )
+        return f"secure={wire['secure']:g} forms groups of people; between nodes there is one sum. Use secure alone."
     if "secure" in wire and nodes is not None and nodes < FEWEST:
-        raise SettingError(f"A secure sum needs at least {FEWEST} nodes, got {nodes}. Use --nodes {FEWEST} or more.")
+        return f"A secure sum needs at least {FEWEST} nodes, got {nodes}. Use --nodes {FEWEST} or more."
     if settings.noise_seed is not None and adds_noise(settings):
-        raise SettingError(
-            "--noise-seed makes noise repeatable, but nodes draw noise from keys of their own. Leave it out, or use "
-            "`fedtaste run` for a study."
-        )
+        study = "Leave it out, or use `fedtaste run` for a study."
+        return f"--noise-seed makes noise repeatable, but nodes draw noise from keys of their own. {study}"
     if settings.method == "centralised":
-        raise SettingError("centralised holds everybody's data in one place, so no federation can run it.")
+        return "centralised holds everybody's data in one place, so no federation can run it."
     if settings.folds:
-        raise SettingError(
-            "--new-people folds trains ten more times. Use `fedtaste run` for it, or a share such as 0.1."
-        )
+        return "--new-people folds trains ten more times. Use `fedtaste run` for it, or a share such as 0.1."
     if settings.protocol != "clean":
-        raise SettingError(
-            f"--protocol {settings.protocol} reads the test items while it trains. Use `fedtaste run` for it."
-        )
+        return f"--protocol {settings.protocol} reads the test items while it trains. Use `fedtaste run` for it."
+    return ""
 
 
 def common_fields(settings: Settings, run: int, catalogue: str) -> dict[str, object]:
@@ -69,8 +64,7 @@ def expected_upload(plan: Plan, facts: Facts, down: Download) -> Upload:
 
 def valid_counts(report: TrainReport, people: int) -> bool:
     """Whether a node's counts are possible for so many people."""
-    counts = [report.answered, *report.refused.values()]
-    return all(0 <= n <= people for n in counts) and sum(counts) <= people and set(report.refused) <= set(REASONS)
+    return report.answered + sum(report.refused.values()) <= people and set(report.refused) <= set(REASONS)
 
 
 def report_in_clear(values: Mapping[str, object]) -> TrainReport:
@@ -79,7 +73,7 @@ def report_in_clear(values: Mapping[str, object]) -> TrainReport:
         report = parse_message(TrainReport, str(values.get("json", "")))
     except ValueError:
         return TrainReport(answered=0)
-    return report if isinstance(report, TrainReport) and valid_counts(report, 2**31) else TrainReport(answered=0)
+    return report if valid_counts(report, 2**31) else TrainReport(answered=0)
 
 
 RANKING_METRICS = {f"{group}.{name}@10" for group in ("sampled", "full") for name in ("hr", "ndcg", "recall", "mrr")}
