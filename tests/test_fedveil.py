@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtaste import __version__
-from fedtaste.core import Download, Examples, Stage, StageContext, Upload
+from fedtaste.core import Cohort, Download, Examples, Stage, StageContext, Upload
 from fedtaste.data.interactions import Histories
 from fedtaste.data.synthetic import synthetic
 from fedtaste.engine.run import begin, run
@@ -246,13 +246,14 @@ def test_the_kernel_is_the_sum_of_the_clients(route):
     everyone, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, "history")
     for number in range(len(method.privacy.bounds) + 1):
         down = Download(state.shared, torch.tensor(float(number)))
-        whole, refused = method.fast.kernel(down, state.private, everyone, examples)
+        whole, refused = method.fast.kernel(down, Cohort(everyone, examples, state.private))
         parts = [method.client(down, {}, Examples(*(x[0] for x in examples.pad(np.array([p])))))[0] for p in everyone]
         alone = parts[0]
         for part in parts[1:]:
             alone = alone + part
         assert whole.total.keys() == alone.total.keys() and float(whole.weight) == PEOPLE and not refused
-        one, _ = method.fast.kernel(down, state.private, everyone[:1], federation.examples(everyone[:1], 0, "history"))
+        first = Cohort(everyone[:1], federation.examples(everyone[:1], 0, "history"), state.private)
+        one, _ = method.fast.kernel(down, first)
         for name in whole.total:
             assert whole.total[name].dtype == torch.float64 and one.total[name].dtype == torch.float32
             close(one.total[name], parts[0].total[name].numpy(), 1e-6)
@@ -389,7 +390,8 @@ def test_a_person_who_is_nearly_the_common_taste_is_bounded_by_the_kernel_too(se
     federation = of_histories(data, ITEMS)
     for round, (bound, _) in enumerate(method.privacy.bounds):
         down = Download(params, torch.tensor(float(round)))
-        upload, _ = method.fast.kernel(down, None, np.arange(1), federation.examples(np.arange(1), 0, "history"))
+        person = np.arange(1)
+        upload, _ = method.fast.kernel(down, Cohort(person, federation.examples(person, 0, "history"), None))
         assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtaste.core import Download, Stage, Upload
+from fedtaste.core import Cohort, Download, Stage, Upload
 from fedtaste.engine.run import begin, run
 from fedtaste.methods import METHODS, build
 from fedtaste.wire.messages import decode, encode
@@ -225,9 +225,7 @@ def test_kernel_rejects_clients_whose_numbers_are_not_finite():
     state.shared["item"][int(federation.examples(np.array([0]), 0, method.examples).inputs[0])] = torch.nan
     method_up, refused = method.fast.kernel(
         Download(state.shared, torch.tensor(0.0)),
-        None,
-        None,
-        federation.examples(np.arange(PEOPLE), 0, method.examples),
+        Cohort(np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, method.examples), state.private),
     )
     touched = sum(
         int(federation.examples(np.array([0]), 0, method.examples).inputs[0]) in histories().of(p)

@@ -18,7 +18,7 @@ from fedtaste.engine.run import begin, run
 from fedtaste.errors import DataError, SettingError
 from fedtaste.federation import of_arrays
 from fedtaste.methods import fedavg, fedbn, lgmix
-from fedtaste.methods.descent import descend, slope
+from fedtaste.methods.descent import batch_gradient, descend
 from fedtaste.models import wrap
 from support.states import assert_close
 
@@ -238,7 +238,7 @@ def test_a_loss_that_is_brought_is_the_named_one(loss):
     module = seeded(norm1())
     named, own = wrap(module), wrap(module, loss)
     part = batch(padding=3)
-    one, two = (slope(model, start(model), part, start(model))[0] for model in (named, own))
+    one, two = (batch_gradient(model, start(model), part, start(model))[0] for model in (named, own))
     assert_close(one, two, 1e-6)
     assert float(named.loss(start(named), part)) == pytest.approx(float(own.loss(start(own), part)), abs=1e-6)
 
