@@ -29,7 +29,6 @@ from fedtaste.attacks.canaries import Canaries, Matrices, canary_histories, loud
 from fedtaste.attacks.membership_statistics import ERROR, Array, Bools
 from fedtaste.attacks.observed_run import (
     ObservedRun,
-    ReleaseRecorder,
     enlarge_cohort,
     group_noise,
     noise_deviation,
@@ -38,7 +37,7 @@ from fedtaste.attacks.observed_run import (
 )
 from fedtaste.attacks.result import MembershipResult, MembershipTest
 from fedtaste.attacks.uploads import Watch
-from fedtaste.core import Params, Stage, Upload
+from fedtaste.core import Params, Stage, StageContext, Upload
 from fedtaste.engine.backends import Call, Outcome, one_of, stacked, staged
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
@@ -157,12 +156,22 @@ class Trial:
     wire: Stage
     quiet: Stage
     canaries: Canaries
-    recorder: ReleaseRecorder = field(default_factory=lambda: ReleaseRecorder({}))
     evidence: Evidence = field(init=False)
-    pending: _Release | None = None
+    released: Params = field(default_factory=dict)  # the last round's sum after all stages
+    pending: _Release | None = None  # what the attacker knows of it
 
     def __post_init__(self) -> None:
         self.evidence = Evidence.none(len(self.canaries.histories))
+
+    def recording_wire(self) -> Stage:
+        """The wire, which also records what the server's method receives."""
+
+        def server(upload: Upload, context: StageContext) -> Upload:
+            upload = self.wire.server(upload, context) if self.wire.server else upload
+            self.released = upload.total
+            return upload
+
+        return replace(self.wire, server=server)
 
     def answer(self, call: Call, state: State) -> Outcome:
         """The sum of the real people and of the canaries that are in."""
@@ -202,21 +211,18 @@ class Trial:
         squares = (value.multiply(value) if sparse.issparse(value) else value**2 for value in u.values())
         return EXACT**2 * sum(float(part.sum()) for part in squares) / max(len(self.canaries.histories), 1) or 1.0
 
-    def check_grid(self, round: int) -> None:
-        """Check that the set of possible released values does not depend on the data."""
-        if self.wire.grid is not None:
-            step, values = self.wire.grid(round), self.recorder.last.values()
-            self.evidence.on_grid &= all(statistics.on_grid(to_numbers(value), step) for value in values)
-
     def observe(self, round: int) -> None:
         """Gather evidence from a sum that the server has seen after all stages."""
+        if self.wire.grid is not None:  # the set of possible values must not depend on the data
+            step, values = self.wire.grid(round), self.released.values()
+            self.evidence.on_grid &= all(statistics.on_grid(to_numbers(value), step) for value in values)
         if self.pending is None:
             return
         release, e, rate = self.pending, self.evidence, self.setup.rate
         u, present = release.uploads, release.present
         variance, secret = self._variance(u, round), rate < 1
         real = to_release_units(release.real, self.wire, round)
-        z = {n: to_numbers(v) - to_numbers(real[n]) for n, v in self.recorder.last.items() if n in u}
+        z = {n: to_numbers(v) - to_numbers(real[n]) for n, v in self.released.items() if n in u}
         noise = {n: z[n] - part for n, part in release.canary_sum().items()}
         half = weighted_sum(u, np.full(len(present), rate / 2) if secret else present.astype(float) / 2)
         z = {n: z[n] - half[n] for n in z}
@@ -316,12 +322,11 @@ def train_with_canaries(
     wire, quiet = (enlarge_cohort(stage, len(members)) for stage in (run.wire, setup.quiet))
     trial = Trial(setup, wire, quiet, canaries)
     observed = replace(
-        run, federation=replace(run.federation, members=members), wire=trial.recorder.attach(wire),
+        run, federation=replace(run.federation, members=members), wire=trial.recording_wire(),
         noise_seed=run.noise_seed + repeat,
     )  # fmt: skip
     state: State | None = None
     for round in observed.train(trial.answer):
-        trial.check_grid(round.number - 1)
         trial.observe(round.number - 1)
         state = round.state
         if watch:

@@ -66,17 +66,9 @@ class FedTrail:
     keep: CountOrNone = 0  # download: only so many largest entries of every row of N; 0: all
     bits: Literal[32, 8] = 32  # download: 8 sends N and V as bytes with one scale per row
 
-    @property
-    def trail(self) -> bool:
-        return "trail" in self.parts
-
-    @property
-    def factors(self) -> bool:
-        return "factors" in self.parts
-
-    @property
-    def als(self) -> bool:
-        return "als" in self.parts
+    def has(self, part: Literal["trail", "factors", "als"]) -> bool:
+        """Whether scores are made of this part."""
+        return part in self.parts
 
     @property
     def inner(self) -> FedALS:
@@ -107,46 +99,46 @@ class FedTrail:
 
     def init(self, params: Params) -> tuple[Params, Params]:
         m, width = params["item"].shape
-        shared = self.inner.init(params)[0] if self.als else {}
-        if self.factors:
+        shared = self.inner.init(params)[0] if self.has("als") else {}
+        if self.has("factors"):
             shared |= _pack("item", torch.zeros(m, width), 0, self.bits) | {"gram": torch.zeros(width, width)}
-        if self.trail:
+        if self.has("trail"):
             shared |= _pack("trail", torch.zeros(m, m), self.keep, self.bits)
         return shared, self.sent(0.0)
 
     def sent(self, value: float) -> Params:
         """What stays with a person: whether their counts were sent. With FedALS the number of the round says it."""
-        return {} if self.als else {"told": torch.tensor(value)}
+        return {} if self.has("als") else {"told": torch.tensor(value)}
 
     def sends_counts(self, download: Download) -> bool:
-        return not self.als or float(download.round) == 0
+        return not self.has("als") or float(download.round) == 0
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         m = self.model.catalogue
-        total = self.inner.client(download, {}, examples)[0].total if self.als else {}
+        total = self.inner.client(download, {}, examples)[0].total if self.has("als") else {}
         if self.sends_counts(download):
             new = 1 - own["told"] if own else torch.ones(())  # counts that were sent before become zeros
             unsent = flat_examples(examples._replace(mask=new * examples.mask))
             total["items"] = item_counts(unsent, m)
-            if self.trail:
+            if self.has("trail"):
                 total["pairs"] = _count_pairs(unsent.inputs, unsent.mask, self.powers, m)
-            if self.factors:
+            if self.has("factors"):
                 total["both"] = _count_both(unsent.inputs, unsent.mask, m)
         return Upload(total, torch.ones(())), self.sent(1.0)
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         after, counts = dict(shared), {n: v for n, v in memory.items() if n in COUNTS}
-        if self.als:
+        if self.has("als"):
             sums = Upload({n: v for n, v in upload.total.items() if n not in COUNTS}, upload.weight)
             factors, als_memory = self.inner.server(shared, unnest("als", memory), sums)
             after, memory = after | factors, nest("als", als_memory)
         if "items" not in upload.total or not upload.total["items"].any():  # nobody sent anything new
             return after, memory | counts
         counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
-        if self.trail:
+        if self.has("trail"):
             table = _normalise(counts, self.from_power, self.to_power, self.shrink)
             after |= _pack("trail", table, self.keep, self.bits)
-        if self.factors:
+        if self.has("factors"):
             after |= _pack("item", _eigenfactors(counts, shared["gram"].shape[0]), 0, self.bits)
             table = _unpack("item", after)
             after["gram"] = table.T @ table
@@ -154,12 +146,12 @@ class FedTrail:
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         scores, m = [], self.model.catalogue
-        if self.trail:
+        if self.has("trail"):
             items, _, mask = flat_examples(examples)
             age = ages(mask)
             weight = mask * (age < self.reach) * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
             scores.append(torch.zeros(m).index_add(0, items, weight) @ _unpack("trail", shared, m))
-        if self.factors or self.als:
+        if self.has("factors") or self.has("als"):
             table = _unpack("item", shared)
             user = self.inner.personalize({"item": table, "gram": shared["gram"]}, {}, examples)["user"]
             scores.append(table @ user)
@@ -171,17 +163,17 @@ class FedTrail:
         people, examples, private = cohort
         finite = np.ones(len(people), bool)
         total: Params = {}
-        if self.als:
+        if self.has("als"):
             total, finite = self.inner.cohort_sums(download.params, examples, wide)
         if self.sends_counts(download):
-            new = finite if self.als else private.gather(people)["told"].numpy() == 0
+            new = finite if self.has("als") else private.gather(people)["told"].numpy() == 0
             histories = (examples.starts, examples.inputs)
             starts, who, entries = kernels.by_item(*histories, self.model.catalogue, new)
             total["items"] = torch.from_numpy(np.diff(starts).astype(np.float32))
-            if self.trail:
+            if self.has("trail"):
                 pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
                 total["pairs"] = torch.from_numpy(pairs)
-            if self.factors:
+            if self.has("factors"):
                 total["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who))
         private.put(people, {n: v.expand(len(people)) for n, v in self.sent(1.0).items()})
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}

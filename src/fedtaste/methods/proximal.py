@@ -50,27 +50,23 @@ class FedCLUP:
     rate: NonNegative = 0.0  # the server's learning rate; 0: 1 + lam / L
 
     @property
-    def auto(self) -> bool:
-        return self.lam == "auto"
-
-    @property
     def measures(self) -> bool:
         """Whether a person's curvature is needed."""
-        return self.auto or not (self.lr and self.rate)
+        return self.lam == "auto" or not (self.lr and self.rate)
 
     @cached_property
     def copies(self) -> PersonalRows:
         return PersonalRows(self.model, self.lam == "auto" or self.lam > 0, others=("bend",))
 
     def method(self) -> Method:
-        if self.auto and self.model.rows:
+        if self.lam == "auto" and self.model.rows:
             raise SettingError("lam=auto needs a model without item tables. Give a number, as in --set lam=0.001.")
         return Method(self.init, self.client, self.server, self.personalize, rows=self.copies.rows)
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, own = self.copies.init(params)
         own |= {"bend": torch.zeros(2)} if self.measures else {}  # the person's `curvature`, once it is known
-        return shared | ({"lam": torch.zeros(())} if self.auto else {}), own
+        return shared | ({"lam": torch.zeros(())} if self.lam == "auto" else {}), own
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         g, personal = _without_lam(download.params), self.copies.personal(own)
@@ -81,14 +77,14 @@ class FedCLUP:
         lr = self.lr or 1 / (bend[0] + lam)
         after = descend(self.model, params, examples, lr, params, self.passes, proximal(lam, g))
         numbers = {} if self.rate else {"stiff": bend[0] / (bend[0] + lam)}
-        numbers |= _measure_difference(self.model, g, after, examples, bend) if self.auto else {}
+        numbers |= _measure_difference(self.model, g, after, examples, bend) if self.lam == "auto" else {}
         stored = self.copies.store(after, own, examples) | select(after, personal)
         return self.copies.upload(after, g, examples, numbers), stored | ({"bend": bend} if self.measures else {})
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         mean = self.copies.mean(upload)
         moved = self.copies.move(_without_lam(shared), mean, self.rate or 1 / mean["stiff"].clamp(min=LEAST))
-        if not self.auto:
+        if self.lam != "auto":
             return moved, {}
         measured = select(mean, ("differ", "noise", "usual"))  # kept, so that the choice of lam can be examined
         return moved | {"lam": _choose_lam(mean, upload.total["each"])}, measured
