@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtaste.attacks.list_recovery import Guess, Knowledge, decay, guess_items, recover_ratings
+from fedtaste.attacks.list_recovery import Guess, Knowledge, decay, guess_items, guess_ratings
 from fedtaste.attacks.measure import RoundUploads, attack_once, measure_baselines
 from fedtaste.attacks.result import SumFigures
 from fedtaste.attacks.scoring import RankedGuesses, f1_of_best, popularity_neighbours, score_ranked
@@ -192,7 +192,7 @@ def test_stars_of_fedals_are_exact_where_the_scale_determines_them():
     sums = np.zeros((6, 6))  # two factors: u u' 3, u 2, and the count
     sums[:4, -2], sums[:4, -1] = stars - 2.3, 1.0
     known = Knowledge(6, np.ones(6), {}, np.full(6, 3.4), 1.0, (1.0, 5.0), 1.0)
-    guess = recover_ratings({"sums": sums}, known)
+    guess = guess_ratings({"sums": sums}, known)
     assert guess is not None and guess[:4] == pytest.approx(stars) and np.isnan(guess[4:]).all()
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtaste import __version__
-from fedtaste.core import Download, Examples, Stage, StageContext, Upload
+from fedtaste.core import Cohort, Download, Examples, Stage, StageContext, Upload
 from fedtaste.data.interactions import Histories
 from fedtaste.data.synthetic import synthetic
 from fedtaste.engine.run import begin, run
@@ -253,15 +253,14 @@ def test_the_kernel_equals_the_sum_of_the_clients(route):
     everyone, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 0, "history")
     for number in range(len(method.privacy.bounds) + 1):
         down = Download(state.shared, torch.tensor(float(number)))
-        kernel_sum, refused = method.fast.kernel(down, state.private, everyone, examples)
+        kernel_sum, refused = method.fast.kernel(down, Cohort(everyone, examples, state.private))
         parts = [method.client(down, {}, Examples(*(x[0] for x in examples.pad(np.array([p])))))[0] for p in everyone]
         client_sum = parts[0]
         for part in parts[1:]:
             client_sum = client_sum + part
         assert kernel_sum.total.keys() == client_sum.total.keys() and float(kernel_sum.weight) == PEOPLE and not refused
-        single, _ = method.fast.kernel(
-            down, state.private, everyone[:1], federation.examples(everyone[:1], 0, "history")
-        )
+        first = Cohort(everyone[:1], federation.examples(everyone[:1], 0, "history"), state.private)
+        single, _ = method.fast.kernel(down, first)
         for name in kernel_sum.total:
             assert kernel_sum.total[name].dtype == torch.float64 and single.total[name].dtype == torch.float32
             close(single.total[name], parts[0].total[name].numpy(), 1e-6)
@@ -396,7 +395,8 @@ def test_the_kernel_bounds_a_person_with_nearly_the_common_taste(seed, share, nu
     federation = of_histories(data, ITEMS)
     for round, (bound, _) in enumerate(method.privacy.bounds):
         down = Download(params, torch.tensor(float(round)))
-        upload, _ = method.fast.kernel(down, None, np.arange(1), federation.examples(np.arange(1), 0, "history"))
+        person = np.arange(1)
+        upload, _ = method.fast.kernel(down, Cohort(person, federation.examples(person, 0, "history"), None))
         assert math.sqrt(sum(float((v.double() ** 2).sum()) for v in upload.total.values())) <= bound
 
 

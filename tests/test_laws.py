@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtaste.core import Download, Stage, Upload
+from fedtaste.core import Cohort, Download, Stage, Upload
 from fedtaste.engine.run import begin, run
 from fedtaste.methods import METHODS, build
 from fedtaste.wire.messages import decode, encode
@@ -176,7 +176,8 @@ def test_kernel_rejects_clients_whose_numbers_are_not_finite():
     item = int(federation.examples(np.array([0]), 0, method.examples).inputs[0])
     state.shared["item"][item] = torch.nan
     examples = federation.examples(np.arange(PEOPLE), 0, method.examples)
-    upload, refused = method.fast.kernel(Download(state.shared, torch.tensor(0.0)), None, None, examples)
+    cohort = Cohort(np.arange(PEOPLE), examples, state.private)
+    upload, refused = method.fast.kernel(Download(state.shared, torch.tensor(0.0)), cohort)
     touched = sum(item in histories().of(person) for person in range(PEOPLE))
     assert refused["non-finite"] == touched and float(upload.weight) == PEOPLE - touched
     assert torch.isfinite(upload.total["sums"]).all()

@@ -138,7 +138,6 @@ def test_guesses_and_rates_are_exact():
     assert guess_coins(scores, inside, 0.25) == (4, 2)
     assert tpr_at(scores, inside) == 0.25  # above the largest score of people outside
     assert tpr_at(scores, inside, 0.25) == 0.75  # one of four may be above
-    assert tpr_at(scores, inside, others=[9.0]) == 0.0
     assert tpr_at(scores, np.ones(8, bool)) is None
     assert flip_coins(64).dtype == bool and (flip_coins(50, 1) == flip_coins(50, 1)).all()
     assert [h.tolist() for h in canary_histories(np.array([1.0, 3, 2]), 2)] == [[1], [2]]

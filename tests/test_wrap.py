@@ -18,7 +18,7 @@ from fedtaste.engine.run import begin, run
 from fedtaste.errors import DataError, SettingError
 from fedtaste.federation import of_arrays
 from fedtaste.methods import fedavg, fedbn, lgmix
-from fedtaste.methods.descent import descend, slope
+from fedtaste.methods.descent import batch_gradient, descend
 from fedtaste.models import wrap
 from fedtaste.tasks.clients import predict
 from support.errors import raises_with
@@ -241,7 +241,7 @@ def test_a_loss_of_the_user_equals_the_named_one(loss):
     module = seeded(norm1())
     named, own = wrap(module), wrap(module, loss)
     part = batch(padding=3)
-    assert_close(*(slope(model, start(model), part, start(model))[0] for model in (named, own)), 1e-6)
+    assert_close(*(batch_gradient(model, start(model), part, start(model))[0] for model in (named, own)), 1e-6)
     assert float(named.loss(start(named), part)) == pytest.approx(float(own.loss(start(own), part)), abs=1e-6)
 
 

@@ -128,12 +128,18 @@ def merge(shared: Params, private: Params, examples: Examples) -> Params:
     return shared | private
 
 
+class Cohort(NamedTuple):
+    """The people whose clients a kernel runs, with their examples and private parameters."""
+
+    people: People
+    examples: CohortExamples
+    private: PrivateStore
+
+
 class Kernel(Protocol):
     """`client` for a whole cohort: the sum of the uploads, and how many were rejected by reason."""
 
-    def __call__(
-        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples, /
-    ) -> tuple[Upload, dict[str, int]]: ...
+    def __call__(self, download: Download, cohort: Cohort, /) -> tuple[Upload, dict[str, int]]: ...
 
 
 Scores = Callable[[Params, PrivateStore, People, NDArray[np.int64]], NDArray[np.float32]]

@@ -13,6 +13,7 @@ from fedtaste.attacks.membership_statistics import Array, Bools
 from fedtaste.attacks.observed_run import to_release_units
 from fedtaste.attacks.uploads import run_clients
 from fedtaste.core import Method, Params, Stage, Upload
+from fedtaste.data.interactions import starts_of
 from fedtaste.data.sampling import Ragged
 from fedtaste.engine.backends import Call, chunks, staged
 from fedtaste.engine.store import Store
@@ -66,7 +67,7 @@ class Canaries:
 
     def __post_init__(self) -> None:
         items = np.concatenate(self.histories).astype(np.int32)
-        starts = np.concatenate([[0], np.cumsum([len(each) for each in self.histories])]).astype(np.int64)
+        starts = starts_of(np.array([len(each) for each in self.histories]))
         self.examples = Ragged(starts, items, np.full(len(items), self.value, np.float32))
 
     @property
@@ -78,19 +79,19 @@ class Canaries:
         advance: a canary that learnt its one item would soon have nothing more to send."""
         compact = (any(name in method.rows for name in call.down.params) or bool(self.store.rows)) and not wire.dense
         keys = device_keys(call.context.key, self.people)
-        parts: list[tuple[NDArray[np.int64], Matrices]] = []
+        parts: list[tuple[NDArray[np.int64], Matrices]] = []  # places of a chunk's canaries, their uploads
         weight = np.zeros(len(self.histories))
         bulk = 0 if compact else method.fast.bulk or 2 * sum(v.numel() for v in call.down.params.values())
         for chunk in chunks(self.examples, 512, bulk):
             examples = self.examples.pad(chunk)
-            many, rows = run_clients(method, call.down, self.store, chunk, examples, catalogue, compact)
-            many = staged(wire, call.context, many, [keys[place] for place in chunk])
+            uploads, rows = run_clients(method, call.down, self.store, chunk, examples, catalogue, compact)
+            uploads = staged(wire, call.context, uploads, [keys[place] for place in chunk])
             matrices: Matrices = {
                 name: scatter_rows(flat, rows, catalogue) if rows is not None and name in method.rows else flat
-                for name, flat in released_matrices(many, wire, call.context.round).items()
+                for name, flat in released_matrices(uploads, wire, call.context.round).items()
             }
             parts.append((chunk, matrices))
-            weight[chunk] = many.weight.detach().double().numpy()
+            weight[chunk] = uploads.weight.detach().double().numpy()
         return _in_order(parts), weight
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from fedtaste.attacks.list_recovery import (
+    POPULARITY,
     READ,
     Array,
     Guess,
@@ -25,12 +26,11 @@ from fedtaste.attacks.list_recovery import (
     MergedGuesses,
     Tensors,
     guess_items,
-    uses_popularity,
 )
 from fedtaste.attacks.measure import SumAttack, measure_baselines
 from fedtaste.attacks.observed_run import ObservedRun, group_noise, to_release_units, visible_groups
 from fedtaste.attacks.result import CrossRoundResult
-from fedtaste.attacks.uploads import Step, Targets, Watch, holdings_of, make_targets, shuffle, stage_context
+from fedtaste.attacks.uploads import Step, Targets, Watch, holdings_of, make_targets, shuffle
 from fedtaste.core import People, Upload
 from fedtaste.engine.backends import Call, Outcome
 from fedtaste.engine.run import State
@@ -64,8 +64,7 @@ class RecordingServer:
     def answer(self, call: Call, state: State) -> Outcome:
         """One round: attack every group's sum, and return the total."""
         total: Upload | None = None
-        refused: Counter[str] = Counter()
-        answered = 0
+        refused, answered = Counter[str](), 0
         shared = {name: value.numpy() for name, value in call.down.params.items()}
         knowledge = replace(self.targets.knowledge, shared=shared)
         for people in visible_groups(call):
@@ -88,14 +87,14 @@ class RecordingServer:
             return
         guesses = guess_items(total, knowledge)
         self.sizes.append(len(people))
-        read = [name for name in guesses if name.startswith(READ) and not uses_popularity(name)]
+        read = [name for name in guesses if name.startswith(READ) and POPULARITY not in name]
         self.counts += [(name, people, guesses[name].scores) for name in read]
         places = {int(who): place for place, who in enumerate(self.targets.people)}
         for who in people.tolist():
             if who in places:
                 length = len(self.targets.lists[places[who]])
-                mine = {name: guess.for_length(length) for name, guess in guesses.items()}
-                self.merged.setdefault(who, MergedGuesses()).add(mine)
+                about = {name: guess.for_length(length) for name, guess in guesses.items()}
+                self.merged.setdefault(who, MergedGuesses()).add(about)
 
     def lists_from_counts(self) -> dict[str, dict[int, Guess]]:
         """By message that holds counts: everybody's list, from all sums together."""
@@ -123,7 +122,7 @@ def attack_all_rounds(run: ObservedRun, step: Step, targets: Targets, watch: Wat
         if watch:
             watch.round(done.number, None)
     size = int(np.median(server.sizes)) if server.sizes and step.group == 1 else step.group
-    attack = SumAttack(targets, step, size, stage_context(run.noise_seed, "noise", 0, size))
+    attack = SumAttack(targets, step, size)
     from_counts = server.lists_from_counts()
     nothing = Guess(targets.knowledge.popularity)
     for who in targets.people.tolist():

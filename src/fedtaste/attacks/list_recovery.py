@@ -24,7 +24,7 @@ from fedtaste.attacks.fedals_separation import factor_count, has_count, separate
 
 Array = NDArray[np.float64]
 Tensors = Mapping[str, NDArray[Any]]
-POPULARITY, READ, LISTS = "popularity", "read", "lists"
+POPULARITY, READ, LISTS = "popularity", "read", "lists"  # parts of the names of attacks
 WITH = (0.3, 1.0, 3.0)  # how much popularity counts beside what an upload tells, both as z-scores
 CLEAR = 2.0  # standard errors by which popular items must be on one side
 FAINT = 1e-3  # of the largest changes: what is smaller is rounding
@@ -54,18 +54,18 @@ class Guess(NamedTuple):
         """The guess about a person with this many items: of lists without names, the one of the nearest length."""
         if self.lists is None or not len(self.lists):
             return self
-        mine = self.lists[int(np.argmin(np.abs(self.lists.sum(1) - items)))]
-        return Guess(mine.astype(np.float64), mine)
+        nearest = self.lists[int(np.argmin(np.abs(self.lists.sum(1) - items)))]
+        return Guess(nearest.astype(np.float64), nearest)
 
 
 def guess_items(total: Tensors, knowledge: Knowledge) -> dict[str, Guess]:
     """The guess of every attack on one upload, or on a sum of several, by the attack's name."""
     guesses = {POPULARITY: Guess(knowledge.popularity)}
-    prior = _z(np.log1p(knowledge.popularity))
+    prior = _z_scores(np.log1p(knowledge.popularity))
     for name, guess in _upload_attacks(total, knowledge):
         guesses[name] = guess
         if guess.picks is None:
-            guesses |= {f"{name} + {w:g} popularity": Guess(_z(guess.scores) + w * prior) for w in WITH}
+            guesses |= {f"{name} + {w:g} popularity": Guess(_z_scores(guess.scores) + w * prior) for w in WITH}
     return guesses
 
 
@@ -82,7 +82,7 @@ class MergedGuesses:
 
     def add(self, guesses: Mapping[str, Guess]) -> None:
         for name, guess in guesses.items():
-            self.scores[name] = self.scores.get(name, 0.0) + _z(guess.scores)
+            self.scores[name] = self.scores.get(name, 0.0) + _z_scores(guess.scores)
             self.rounds[name] = self.rounds.get(name, 0) + 1
             if guess.picks is not None:
                 self.votes[name] = self.votes.get(name, 0.0) + guess.picks.astype(np.float64)
@@ -100,11 +100,6 @@ class MergedGuesses:
         }
 
 
-def uses_popularity(name: str) -> bool:
-    """Whether an attack of this name reads more than the upload."""
-    return POPULARITY in name
-
-
 def _upload_attacks(total: Tensors, knowledge: Knowledge) -> Iterator[tuple[str, Guess]]:
     tables = {name: np.asarray(value, np.float64) for name, value in total.items() if value.ndim}
     for name, value in tables.items():
@@ -116,10 +111,8 @@ def _upload_attacks(total: Tensors, knowledge: Knowledge) -> Iterator[tuple[str,
             continue
         flat = value.reshape(knowledge.items, -1)
         if name == "sums" and factor_count(flat.shape[1]):
-            yield (
-                f"{LISTS} of {name}",
-                Guess(np.zeros(knowledge.items), np.zeros(knowledge.items, bool), separate_lists(flat)),
-            )
+            nothing = np.zeros(knowledge.items)
+            yield f"{LISTS} of {name}", Guess(nothing, nothing > 0, separate_lists(flat))
         yield from _row_attacks(name, flat, knowledge)
         table = knowledge.shared.get(name)
         if table is not None and table.shape == value.shape:
@@ -192,12 +185,13 @@ def _popular_items(value: Array, knowledge: Knowledge) -> Array:
     return out
 
 
-def _z(scores: Array) -> Array:
+def _z_scores(scores: Array) -> Array:
+    """Scores with mean 0 and standard deviation 1; equal scores become 0."""
     spread = scores.std()
     return np.asarray((scores - scores.mean()) / (spread if spread > 0 else 1.0))
 
 
-def recover_ratings(total: Tensors, knowledge: Knowledge) -> Array | None:
+def guess_ratings(total: Tensors, knowledge: Knowledge) -> Array | None:
     """One person's ratings, [items]: NaN where the upload says nothing; None where no attack is known. Only the first
     attack knows the person's own mean; the others take the mean of the items."""
     value = {name: np.asarray(part, np.float64) for name, part in total.items()}
@@ -209,9 +203,9 @@ def recover_ratings(total: Tensors, knowledge: Knowledge) -> Array | None:
         return np.clip(ratings, *knowledge.scale)
     if "sums" in value and has_count(value["sums"].shape[1]):
         # FedALS: r x, where the last entry of x is 1, so that r is the residual of a rating
-        rated = value["sums"][:, -1] > value["sums"][:, -1].max() / 2
-        residual = value["sums"][:, -2] / np.where(rated, value["sums"][:, -1], 1.0)
-        return _shifted(residual, rated, knowledge, knowledge.step)
+        product, count = value["sums"][:, -2], value["sums"][:, -1]
+        rated = count > count.max() / 2
+        return _shifted(product / np.where(rated, count, 1.0), rated, knowledge, knowledge.step)
     if {"item", "item_bias"} <= value.keys() & knowledge.shared.keys():
         return _ratings_from_biases(value["item"], value["item_bias"], knowledge)
     return None

@@ -23,20 +23,11 @@ from fedtaste.attacks.list_recovery import (
     Knowledge,
     MergedGuesses,
     guess_items,
-    recover_ratings,
-    uses_popularity,
+    guess_ratings,
 )
 from fedtaste.attacks.result import Baselines, RatingError, SumFigures
 from fedtaste.attacks.scoring import RankedGuesses, score_guesses, score_ranked
-from fedtaste.attacks.uploads import (
-    SIZES,
-    Step,
-    Targets,
-    Watch,
-    apply_device_stages,
-    apply_server_stages,
-    stage_context,
-)
+from fedtaste.attacks.uploads import SIZES, Step, Targets, Watch, stage_context
 from fedtaste.core import StageContext, Upload
 from fedtaste.evaluation.metrics import interval, rating_intervals, rating_metrics
 from fedtaste.wire.rng import derive
@@ -46,14 +37,10 @@ class SumAttack:
     """All attacks on sums of one size. Uploads come one by one, because all of them would not fit into memory. With
     several rounds the same people form a group in every round, and their guesses are merged in `finish`."""
 
-    def __init__(self, targets: Targets, step: Step, size: int, context: StageContext, rounds: int = 1) -> None:
-        self.targets, self.step, self.size, self.context = targets, step, size, context
-        self.rounds, self.knowledge = rounds, targets.knowledge
+    def __init__(self, targets: Targets, step: Step, size: int, rounds: int = 1) -> None:
+        self.targets, self.step, self.size, self.rounds = targets, step, size, rounds
         self.merged: dict[tuple[int, ...], MergedGuesses] = {}  # by the people of a group
         self.place = {int(who): place for place, who in enumerate(targets.people)}
-        self.group: list[int] = []
-        self.total: Upload | None = None
-        self.groups = 0
         self.names: list[str] = []  # of the attacks
         self.places: list[int] = []  # of the people, in the order of the targets
         self.values: list[Array] = []  # by person [attacks, 3]: F1, AUC, AUC against equally popular items
@@ -61,8 +48,11 @@ class SumAttack:
         self.example: dict[str, Guess] = {}  # about the person who is the example
 
     def begin_round(self, context: StageContext, knowledge: Knowledge) -> None:
-        """Begin another round, with this context of the server and this knowledge of the attacker."""
-        self.context, self.knowledge, self.group, self.total, self.groups = context, knowledge, [], None, 0
+        """Begin a round, with this context of the server and this knowledge of the attacker."""
+        self.context, self.knowledge = context, knowledge
+        self.group: list[int] = []  # the people whose uploads were added up so far
+        self.total: Upload | None = None  # their sum
+        self.groups = 0  # how many groups were attacked
 
     def add(self, who: int, upload: Upload) -> None:
         """Add an upload, encoded where sums are secure; a full group is attacked and forgotten."""
@@ -73,7 +63,7 @@ class SumAttack:
         secure_sum = self.step.wire.secure_sum
         total = secure_sum.decode(self.total) if secure_sum else self.total
         context = self.context._replace(key=derive(self.context.key, self.groups), people=float(self.size))
-        total = apply_server_stages(self.step, total, context, noise=self.size > 1)
+        total = self.step.on_server(total, context, noise=self.size > 1)
         self._attack({name: value.numpy() for name, value in total.total.items()})
         self.group, self.total, self.groups = [], None, self.groups + 1
 
@@ -87,11 +77,11 @@ class SumAttack:
         else:
             self.merged.setdefault(group, MergedGuesses()).add(guesses)
         if self.targets.ratings is not None and self.size == 1 and len(self.errors) < len(self.targets.people):
-            ratings, means = recover_ratings(total, self.knowledge), self.knowledge.means
+            ratings, means = guess_ratings(total, self.knowledge), self.knowledge.means
             if ratings is not None and means is not None:
                 place = self.place[group[0]]
-                truth = self.targets.lists[place]
-                guess = np.where(np.isnan(ratings[truth]), means[truth], ratings[truth])
+                items = self.targets.lists[place]
+                guess = np.where(np.isnan(ratings[items]), means[items], ratings[items])
                 self.errors.append(guess - self.targets.ratings[place])
 
     def record(self, group: Iterable[int], guesses: Mapping[str, Guess]) -> None:
@@ -111,11 +101,14 @@ class SumAttack:
             self.record(group, merged.guesses())
         self.merged = {}
 
-    def best_by_other_half(self, measure: int, only: Iterable[str] | None = None) -> tuple[Array, list[str]]:
-        """By person: the figure, and the attack that was best on the other half of the people."""
-        named = [i for i, name in enumerate(self.names) if name in set(only)] if only is not None else []
-        ours = [i for i, name in enumerate(self.names) if name != POPULARITY]  # popularity is the baseline, no attack
-        at = named or ours or list(range(len(self.names)))
+    def best_by_other_half(self, measure: int, only: Sequence[str] = ()) -> tuple[Array, list[str]]:
+        """By person: the figure, and the attack that was best on the other half of the people; `only` of these attacks,
+        where some are named."""
+        named = [i for i, name in enumerate(self.names) if name in only]
+        attacks = [
+            i for i, name in enumerate(self.names) if name != POPULARITY
+        ]  # popularity is the baseline, no attack
+        at = named or attacks or list(range(len(self.names)))
         values, places = np.stack(self.values)[:, at, measure], np.array(self.places)
         first = places < np.median(places)
         best = np.zeros(len(values), np.int64)
@@ -133,7 +126,7 @@ class SumAttack:
             measured["attack" if kind == "f1" else f"{kind}_attack"] = " / ".join(dict.fromkeys(names))
             if kind == "f1":
                 measured["worst_f1"] = round(float(values.max()), 6)
-        pure = [name for name in self.names if not uses_popularity(name)]
+        pure = [name for name in self.names if POPULARITY not in name]
         measured["upload_f1"] = _mean(self.best_by_other_half(0, pure)[0]) if pure else None
         by_attack = zip(self.names, np.stack(self.values)[:, :, 0].T)
         measured["attacks"] = {name: _mean(value) for name, value in by_attack}
@@ -184,9 +177,10 @@ class StepAttacks(NamedTuple):
     attacks: list[SumAttack]  # by how many uploads are added up
 
     @staticmethod
-    def of(step: Step, targets: Targets, people: int, context: StageContext, rounds: int = 1) -> StepAttacks:
+    def of(step: Step, targets: Targets, people: int, rounds: int = 1) -> StepAttacks:
+        """Attacks on sums of all sizes that `people` senders allow, and of the size that the server sees."""
         sizes = sorted({min(size, people) for size in (*SIZES, step.group) if size <= max(people, step.group)})
-        return StepAttacks(step, [SumAttack(targets, step, size, context, rounds) for size in sizes if size <= people])
+        return StepAttacks(step, [SumAttack(targets, step, size, rounds) for size in sizes])
 
 
 @dataclass(frozen=True)
@@ -203,8 +197,7 @@ def attack_once(
     steps: Sequence[Step], sent: RoundUploads, targets: Targets, watch: Watch | None = None
 ) -> list[StepAttacks]:
     """Attack the uploads of one round under every step."""
-    context = stage_context(sent.seed, "noise", sent.round, sent.people)
-    attacks = [StepAttacks.of(step, targets, sent.people, context) for step in steps]
+    attacks = [StepAttacks.of(step, targets, sent.people) for step in steps]
     attack_round(attacks, sent, targets.knowledge, watch)
     return attacks
 
@@ -221,7 +214,7 @@ def attack_round(
         watch.phase(f"attacking, {attacks[-1].step.label}", sent.people, 0)
     for done, (who, upload) in enumerate(sent.uploads, 1):
         for step, sizes in attacks:
-            staged = apply_device_stages(step, who, upload, device)
+            staged = step.on_device(who, upload, device)
             encoded = step.wire.secure_sum.encode(staged) if step.wire.secure_sum else staged
             for attack in sizes:
                 attack.add(who, encoded)

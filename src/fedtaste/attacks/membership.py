@@ -18,27 +18,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy import sparse
 
+from fedtaste.attacks import membership_statistics as statistics
 from fedtaste.attacks.canaries import Canaries, Matrices, canary_histories, loud_parameters
-from fedtaste.attacks.membership_statistics import (
-    ERROR,
-    Array,
-    Bools,
-    epsilon_lower,
-    flip_coins,
-    gaussian_lower,
-    guess_coins,
-    noise_ratio,
-    on_grid,
-    tpr_at,
-)
+from fedtaste.attacks.membership_statistics import ERROR, Array, Bools
 from fedtaste.attacks.observed_run import (
     ObservedRun,
-    ReleaseRecorder,
     enlarge_cohort,
     group_noise,
     noise_deviation,
@@ -47,15 +37,14 @@ from fedtaste.attacks.observed_run import (
 )
 from fedtaste.attacks.result import MembershipResult, MembershipTest
 from fedtaste.attacks.uploads import Watch
-from fedtaste.core import Params, Stage, Upload
+from fedtaste.core import Params, Stage, StageContext, Upload
 from fedtaste.engine.backends import Call, Outcome, one_of, stacked, staged
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
 from fedtaste.evaluation.scoring import personal_scores
 from fedtaste.wire.rng import derive, device_keys
 
-MOST = 2000  # canaries
-FEWEST = 20
+MOST, FEWEST = 2000, 20  # canaries
 SHORT, REPEATED = 5, 5000  # runs of at most so many rounds are repeated until there were so many canaries in all
 LOCAL_NUMBERS = 20_000_000  # numbers of canaries' uploads in a round with local noise: every one of them is drawn
 OVERLAP_NUMBERS = 60_000_000  # numbers of canaries' uploads in memory; beyond that overlaps are not computed
@@ -77,6 +66,7 @@ class Evidence:
 
     @staticmethod
     def none(canaries: int) -> Evidence:
+        """No evidence yet about so many canaries."""
         return Evidence(np.zeros(canaries), np.zeros((canaries, canaries)))
 
     def add_noise(self, parts: Mapping[str, Array], variance: float) -> None:
@@ -131,7 +121,7 @@ def to_numbers(value: torch.Tensor) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class MembershipSetup:
-    """The audited configuration."""
+    """The configuration that is audited."""
 
     run: ObservedRun
     quiet: Stage  # the wire without noise on devices
@@ -145,14 +135,17 @@ class MembershipSetup:
         return noise_deviation(self.stages, self.run.method, round)
 
 
-@dataclass(eq=False)
-class _Release:
+class _Release(NamedTuple):
     """A round's sum that the server sees after all stages, with what the attacker knows of it."""
 
     uploads: Matrices  # of all canaries
     inside: Bools  # canaries in the sum
     present: Bools  # canaries in the cohort
     real: Params  # the real people's sum
+
+    def canary_sum(self) -> dict[str, Array]:
+        """The sum of the uploads of the canaries that are in."""
+        return weighted_sum(self.uploads, self.inside.astype(float))
 
 
 @dataclass(eq=False)
@@ -163,12 +156,22 @@ class Trial:
     wire: Stage
     quiet: Stage
     canaries: Canaries
-    recorder: ReleaseRecorder = field(default_factory=lambda: ReleaseRecorder({}))
     evidence: Evidence = field(init=False)
-    pending: _Release | None = None
+    released: Params = field(default_factory=dict)  # the last round's sum after all stages
+    pending: _Release | None = None  # what the attacker knows of it
 
     def __post_init__(self) -> None:
         self.evidence = Evidence.none(len(self.canaries.histories))
+
+    def recording_wire(self) -> Stage:
+        """The wire, which also records what the server's method receives."""
+
+        def server(upload: Upload, context: StageContext) -> Upload:
+            upload = self.wire.server(upload, context) if self.wire.server else upload
+            self.released = upload.total
+            return upload
+
+        return replace(self.wire, server=server)
 
     def answer(self, call: Call, state: State) -> Outcome:
         """The sum of the real people and of the canaries that are in."""
@@ -186,7 +189,7 @@ class Trial:
         elif self.wire.secure_sum is not None:
             added = self._secure(call, release)
         else:
-            added, self.pending = weighted_sum(u, release.inside.astype(float)), release
+            added, self.pending = release.canary_sum(), release
         total = {n: v + self._as_sent(added[n], v, call.context.round) for n, v in like.items()}
         weight = real.upload.weight + float(weights[release.inside].sum())
         noise = float(bool(call.noise_shares))  # devices have added it
@@ -208,22 +211,19 @@ class Trial:
         squares = (value.multiply(value) if sparse.issparse(value) else value**2 for value in u.values())
         return EXACT**2 * sum(float(part.sum()) for part in squares) / max(len(self.canaries.histories), 1) or 1.0
 
-    def check_grid(self, round: int) -> None:
-        """Check that the set of possible released values does not depend on the data."""
-        if self.wire.grid is not None:
-            values = self.recorder.last.values()
-            self.evidence.on_grid &= all(on_grid(to_numbers(value), self.wire.grid(round)) for value in values)
-
     def observe(self, round: int) -> None:
         """Gather evidence from a sum that the server has seen after all stages."""
+        if self.wire.grid is not None:  # the set of possible values must not depend on the data
+            step, values = self.wire.grid(round), self.released.values()
+            self.evidence.on_grid &= all(statistics.on_grid(to_numbers(value), step) for value in values)
         if self.pending is None:
             return
         release, e, rate = self.pending, self.evidence, self.setup.rate
         u, present = release.uploads, release.present
         variance, secret = self._variance(u, round), rate < 1
         real = to_release_units(release.real, self.wire, round)
-        z = {n: to_numbers(v) - to_numbers(real[n]) for n, v in self.recorder.last.items() if n in u}
-        noise = {n: z[n] - part for n, part in weighted_sum(u, release.inside.astype(float)).items()}
+        z = {n: to_numbers(v) - to_numbers(real[n]) for n, v in self.released.items() if n in u}
+        noise = {n: z[n] - part for n, part in release.canary_sum().items()}
         half = weighted_sum(u, np.full(len(present), rate / 2) if secret else present.astype(float) / 2)
         z = {n: z[n] - half[n] for n in z}
         along, gram = inner(u, z) / variance, overlaps(u) / variance
@@ -237,7 +237,7 @@ class Trial:
 
     def _secure(self, call: Call, release: _Release) -> dict[str, Array]:
         """Secure sums: the server sees every group's sum with the noise of its devices."""
-        u, e, total = release.uploads, self.evidence, weighted_sum(release.uploads, release.inside.astype(float))
+        u, e, total = release.uploads, self.evidence, release.canary_sum()
         gram, coin = overlaps(u), release.inside - 0.5 * release.present
         for people in visible_groups(call):
             noise, shares = group_noise(call, people, release.real)
@@ -269,11 +269,11 @@ class Trial:
             noisy = wire.device_noise(integers, call.context._replace(key=derive(key, "noise"), shares=1.0))
             released = to_release_units(noisy.total, wire, round)
             for name, value in plain.items():
-                got = to_numbers(released[name])
-                e.along[place] += float((got - 0.5 * value) @ value) / variance
+                numbers = to_numbers(released[name])
+                e.along[place] += float((numbers - 0.5 * value) @ value) / variance
                 e.gram[place, place] += float(value @ value) / variance
-                e.add_noise({name: got - inside[place] * value}, variance)
-                total[name] += got
+                e.add_noise({name: numbers - inside[place] * value}, variance)
+                total[name] += numbers
         return total
 
 
@@ -302,9 +302,9 @@ def audit_membership(
         watch.phase("training with canaries", repeats * run.rounds, 0)
     trials, finals = [], []
     for repeat in range(repeats):
-        side = flip_coins(len(histories), None if coin_seed is None else coin_seed + repeat)
+        inside = statistics.flip_coins(len(histories), None if coin_seed is None else coin_seed + repeat)
         store = Store.fresh(loud_parameters(private), len(histories), run.method.rows)
-        canaries = Canaries(histories, side, run.federation.people, store, setup.value)
+        canaries = Canaries(histories, inside, run.federation.people, store, setup.value)
         trial, state = train_with_canaries(setup, canaries, repeat, watch)
         if state is None or not trial.evidence.gram.any():
             return None
@@ -322,12 +322,11 @@ def train_with_canaries(
     wire, quiet = (enlarge_cohort(stage, len(members)) for stage in (run.wire, setup.quiet))
     trial = Trial(setup, wire, quiet, canaries)
     observed = replace(
-        run, federation=replace(run.federation, members=members), wire=trial.recorder.attach(wire),
+        run, federation=replace(run.federation, members=members), wire=trial.recording_wire(),
         noise_seed=run.noise_seed + repeat,
     )  # fmt: skip
     state: State | None = None
     for round in observed.train(trial.answer):
-        trial.check_grid(round.number - 1)
         trial.observe(round.number - 1)
         state = round.state
         if watch:
@@ -344,14 +343,10 @@ def _summary(trials: list[Trial], finals: Array | None, delta: float) -> Members
     inside = np.concatenate([trial.canaries.inside for trial in trials])
     square, count = sum(each.square for each in evidence), sum(each.count for each in evidence)
     gaussian = finals is not None and all(each.sampled_ratios is None for each in evidence)
-    ratio = tuple(round(x, 6) for x in noise_ratio(square, count)) if count else None
-    return run_tests(scores, inside, delta, gaussian).model_copy(
-        update={
-            "runs": len(trials),
-            "noise_ratio": ratio,
-            "on_grid": all(each.on_grid for each in evidence) if trials[0].wire.grid else None,
-        }
-    )
+    ratio = tuple(round(x, 6) for x in statistics.noise_ratio(square, count)) if count else None
+    on_grid = all(each.on_grid for each in evidence) if trials[0].wire.grid else None
+    result = run_tests(scores, inside, delta, gaussian)
+    return result.model_copy(update={"runs": len(trials), "noise_ratio": ratio, "on_grid": on_grid})
 
 
 def run_tests(scores: dict[str, Array], inside: Bools, delta: float, gaussian: bool = False) -> MembershipResult:
@@ -359,20 +354,20 @@ def run_tests(scores: dict[str, Array], inside: Bools, delta: float, gaussian: b
     tests: dict[str, MembershipTest] = {}
     error = ERROR / (len(scores) + gaussian)
     for name, values in scores.items():
-        guesses, correct = guess_coins(values, inside)
-        bound = round(epsilon_lower(len(inside), guesses, correct, delta, error), 6)
-        rate = tpr_at(values, inside)
+        guesses, correct = statistics.guess_coins(values, inside)
+        bound = round(statistics.epsilon_lower(len(inside), guesses, correct, delta, error), 6)
+        rate = statistics.tpr_at(values, inside)
         tests[name] = MembershipTest(guesses=guesses, correct=correct, epsilon_lower=bound, tpr_at_fpr=rate)
     if gaussian:
-        bound, correct = gaussian_lower(scores[ALL_ROUNDS], inside, delta, error)
+        bound, correct = statistics.gaussian_lower(scores[ALL_ROUNDS], inside, delta, error)
         tests[GAUSSIAN] = MembershipTest(guesses=len(inside), correct=correct, epsilon_lower=round(bound, 6))
     by = max(tests, key=lambda name: tests[name].epsilon_lower)
     best = tests[by]
     if by == GAUSSIAN:
         half = np.arange(len(inside)) < len(inside) // 2
-        largest = gaussian_lower(half.astype(np.float64) - 0.5, half, delta, error)[0]
+        largest = statistics.gaussian_lower(half.astype(np.float64) - 0.5, half, delta, error)[0]
     else:
-        largest = epsilon_lower(len(inside), best.guesses, best.guesses, delta, error)
+        largest = statistics.epsilon_lower(len(inside), best.guesses, best.guesses, delta, error)
     return MembershipResult(
         canaries=len(inside), inside=int(inside.sum()), guesses=best.guesses, correct=best.correct,
         confidence=1 - ERROR, by=by, delta=delta, epsilon_lower=best.epsilon_lower, largest=round(largest, 6),
@@ -383,17 +378,15 @@ def run_tests(scores: dict[str, Array], inside: Bools, delta: float, gaussian: b
 def final_scores(setup: MembershipSetup, state: State, canaries: Canaries) -> Array:
     """The mean score of a canary's items in the final model with the canary's private parameters, less what the
     popularity of the items explains (a least-squares fit on their number of people and its logarithm)."""
-    many = len(canaries.histories)
-    width = min(len(history) for history in canaries.histories)
-    items = np.stack([history[:width] for history in canaries.histories])
-    scores = np.zeros(many)
+    items = np.stack(canaries.histories)  # of one length, since each has one item
+    scores = np.zeros(len(items))
     for part, values in personal_scores(
-        setup.run.method, setup.run.model, state.shared, canaries.store, np.arange(many), canaries.examples,
+        setup.run.method, setup.run.model, state.shared, canaries.store, np.arange(len(items)), canaries.examples,
         torch.from_numpy(items),
     ):  # fmt: skip
         scores[part] = values.double().mean(1).numpy()
     scores = np.nan_to_num(scores)
     count = setup.popularity[items].sum(1)
-    explained = np.stack([np.ones(many), count, np.log1p(count)], 1)
-    rest = scores - explained @ np.linalg.lstsq(explained, scores, rcond=None)[0]
+    design = np.stack([np.ones(len(items)), count, np.log1p(count)], 1)
+    rest = scores - design @ np.linalg.lstsq(design, scores, rcond=None)[0]
     return np.asarray(rest / max(float(rest.std()), 1e-300))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -99,26 +98,26 @@ def gaussian_lower(scores: Array, inside: Bools, delta: float, error: float = ER
     epsilons than `epsilon_lower`, and holds for canaries whose scores are independent, as with uploads that do not
     overlap."""
     hits, alarms = int((scores[inside] > 0).sum()), int((scores[~inside] > 0).sum())
-    many, others = int(inside.sum()), int((~inside).sum())
-    if not many or not others:
+    n_in, n_out = int(inside.sum()), int((~inside).sum())
+    if not n_in or not n_out:
         return 0.0, 0
-    true_low = float(stats.beta.ppf(error / 2, hits, many - hits + 1)) if hits else 0.0
-    false_high = float(stats.beta.ppf(1 - error / 2, alarms + 1, others - alarms)) if alarms < others else 1.0
+    true_low = float(stats.beta.ppf(error / 2, hits, n_in - hits + 1)) if hits else 0.0
+    false_high = float(stats.beta.ppf(1 - error / 2, alarms + 1, n_out - alarms)) if alarms < n_out else 1.0
+    correct = hits + n_out - alarms
     if true_low == 0 or false_high == 1:
-        return 0.0, hits + others - alarms
-    mu = float(stats.norm.ppf(true_low) - stats.norm.ppf(false_high))
-    return gaussian_epsilon(mu, delta), hits + others - alarms
+        return 0.0, correct
+    return gaussian_epsilon(float(stats.norm.ppf(true_low) - stats.norm.ppf(false_high)), delta), correct
 
 
-def tpr_at(scores: Array, inside: Bools, rate: float = FPR, others: Sequence[float] = ()) -> float | None:
+def tpr_at(scores: Array, inside: Bools, rate: float = FPR) -> float | None:
     """The share of canaries that were in and whose score is above a threshold which at most `rate` of the scores of
-    canaries that were out exceed. Empirical, without a Gaussian fit. `others` are scores of further people who were
-    certainly out. With fewer than 1 / rate scores of people who were out, the threshold is the largest of them, so the
-    figure is then that of a smaller false positive rate, and too low."""
-    null = np.sort(np.concatenate([scores[~inside], np.asarray(others, np.float64)]))
-    if not inside.any() or not len(null):
+    canaries that were out exceed. Empirical, without a Gaussian fit. With fewer than 1 / rate canaries that were out,
+    the threshold is the largest of their scores, so the figure is that of a smaller false positive rate, and too low.
+    """
+    outside = np.sort(scores[~inside])
+    if not inside.any() or not len(outside):
         return None
-    threshold = null[len(null) - 1 - math.floor(rate * len(null))]
+    threshold = outside[len(outside) - 1 - math.floor(rate * len(outside))]
     return float((scores[inside] > threshold).mean())
 
 

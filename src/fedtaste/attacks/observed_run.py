@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedtaste.core import Method, Model, Params, People, Stage, StageContext, Upload
+from fedtaste.core import Method, Model, Params, People, Stage, Upload
 from fedtaste.engine.backends import Call, Outcome, choose_backend, collect
 from fedtaste.engine.run import Round, State, begin, run
 from fedtaste.federation import Federation
@@ -102,20 +102,3 @@ def enlarge_cohort(wire: Stage, people: int) -> Stage:
     if not isinstance(secure_sum, SecureSum) or secure_sum.most >= people:
         return wire
     return replace(wire, secure_sum=replace(secure_sum, most=people))
-
-
-@dataclass(eq=False)
-class ReleaseRecorder:
-    """Records what the server's method receives: the sum after all stages."""
-
-    last: Params
-
-    def attach(self, wire: Stage) -> Stage:
-        """The same wire, which records every release."""
-
-        def server(upload: Upload, context: StageContext) -> Upload:
-            upload = wire.server(upload, context) if wire.server else upload
-            self.last = upload.total
-            return upload
-
-        return replace(wire, server=server)

@@ -1,4 +1,4 @@
-"""The uploads that a configuration produces, and the true item lists and ratings of the people behind them.
+"""Produce the uploads of a configuration, and the true item lists and ratings of the people behind them.
 
 A configuration is a list of steps, from no stages to all of them. For each step the method is trained up to the round
 before, its clients run for a sample of people, and their uploads pass the step's stages. attacks/measure.py scores the
@@ -41,6 +41,20 @@ class Step:
     wire: Stage = field(default_factory=Stage)
     group: int = 1  # people in the sums that the server sees
     method: Method | None = None  # None: the uploads were saved
+
+    def on_device(self, who: int, upload: Upload, context: StageContext) -> Upload:
+        """The upload as it leaves this person's device; the context is the round's. Integers where there is noise."""
+        key = device_keys(context.key, np.array([who]))[0]
+        upload = wide(one_of(staged(self.wire, context, stacked([upload]), [key])))
+        if self.wire.local and self.wire.device_noise:
+            upload = self.wire.device_noise(upload, context._replace(key=derive(key, "noise")))
+        return upload
+
+    def on_server(self, total: Upload, context: StageContext, noise: bool) -> Upload:
+        """A sum, or one upload, as the server's method reads it, with the server's noise or without."""
+        if self.wire.server is None or not total.total:
+            return total
+        return self.wire.server(total, context._replace(shares=1.0 if noise and not self.wire.local else 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +103,8 @@ def holdings_of(federation: Federation, kind: str, round: int) -> Holdings:
     examples = federation.examples(federation.members, round, "history")
     positive = np.ones(len(examples.targets), bool) if kind == "ratings" else examples.targets > 0
     owner = np.repeat(np.arange(len(federation.members)), examples.lengths)[positive].astype(np.int64)
-    pairs, first = np.unique(
-        owner * federation.catalogue + examples.inputs[positive].astype(np.int64), return_index=True
-    )
+    item = examples.inputs[positive].astype(np.int64)
+    pairs, first = np.unique(owner * federation.catalogue + item, return_index=True)
     ratings = examples.targets[positive][first].astype(np.float64) if kind == "ratings" else None
     return Holdings(federation.members[pairs // federation.catalogue], pairs % federation.catalogue, ratings)
 
@@ -99,15 +112,15 @@ def holdings_of(federation: Federation, kind: str, round: int) -> Holdings:
 def make_targets(holdings: Holdings, people: People, items: int, shared: Params) -> Targets:
     """The targets `people`. Popularity and mean ratings, of everybody, and the download `shared` are known to the
     attacker."""
-    sort = np.argsort(holdings.person, kind="stable")
-    person, item = holdings.person[sort], holdings.item[sort]
+    order = np.argsort(holdings.person, kind="stable")
+    person, item = holdings.person[order], holdings.item[order]
     ends = list(zip(np.searchsorted(person, people), np.searchsorted(person, people, side="right")))
     popularity = np.bincount(item, minlength=items).astype(np.float64)
     public = {name: value.numpy() for name, value in shared.items()}
     lists = [item[a:b].astype(np.int64) for a, b in ends]
     if holdings.rating is None:
         return Targets(people, lists, None, Knowledge(items, popularity, public))
-    rating = holdings.rating[sort]
+    rating = holdings.rating[order]
     means = (np.bincount(item, rating, items) + 5 * rating.mean()) / (popularity + 5)  # shrunk where ratings are few
     scale = (float(rating.min()), float(rating.max()))
     step = next((step for step in (1.0, 0.5) if not ((rating - scale[0]) % step).any()), 0.0)
@@ -149,34 +162,16 @@ def run_clients(
 def _block(method: Method, federation: Federation, state: State, people: People) -> dict[int, Upload]:
     """Uploads by person, computed as engine.backends.BatchedClients does, but kept apart."""
     store, catalogue, uploads = state.private, federation.catalogue, {}
-    everything, down = (
-        federation.examples(people, state.round, method.examples),
-        Download(state.shared, torch.tensor(float(state.round))),
-    )
+    examples = federation.examples(people, state.round, method.examples)
+    download = Download(state.shared, torch.tensor(float(state.round)))
     compact = any(name in method.rows for name in state.shared) or bool(store.rows)
-    for chunk in chunks(everything, 128, max(method.fast.bulk, 40_000)):
-        many, rows = run_clients(method, down, store, people[chunk], everything.pad(chunk), catalogue, compact)
-        good, _ = admitted(many, torch.ones((), dtype=torch.bool))
-        dense = expanded(many, good, Compact(rows, method.rows, catalogue))
-        for place, who in enumerate(people[chunk][good.numpy()].tolist()):
+    for chunk in chunks(examples, 128, max(method.fast.bulk, 40_000)):
+        uploaded, rows = run_clients(method, download, store, people[chunk], examples.pad(chunk), catalogue, compact)
+        sound, _ = admitted(uploaded, torch.ones((), dtype=torch.bool))
+        dense = expanded(uploaded, sound, Compact(rows, method.rows, catalogue))
+        for place, who in enumerate(people[chunk][sound.numpy()].tolist()):
             uploads[who] = Upload({n: v[place].detach() for n, v in dense.total.items()}, dense.weight[place])
     return uploads
-
-
-def apply_device_stages(step: Step, who: int, upload: Upload, context: StageContext) -> Upload:
-    """The upload as it leaves this person's device; the context is the round's. Integers where there is noise."""
-    key = device_keys(context.key, np.array([who]))[0]
-    upload = wide(one_of(staged(step.wire, context, stacked([upload]), [key])))
-    if step.wire.local and step.wire.device_noise:
-        upload = step.wire.device_noise(upload, context._replace(key=derive(key, "noise")))
-    return upload
-
-
-def apply_server_stages(step: Step, total: Upload, context: StageContext, noise: bool) -> Upload:
-    """A sum, or one upload, as the server's method reads it, with the server's noise or without."""
-    if step.wire.server is None or not total.total:
-        return total
-    return step.wire.server(total, context._replace(shares=1.0 if noise and not step.wire.local else 0.0))
 
 
 def stage_context(seed: int, purpose: str, round: int, people: int) -> StageContext:

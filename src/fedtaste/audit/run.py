@@ -27,8 +27,6 @@ from fedtaste.attacks.uploads import (
     Step,
     Targets,
     Watch,
-    apply_device_stages,
-    apply_server_stages,
     holdings_of,
     make_targets,
     produce_uploads,
@@ -188,8 +186,7 @@ class _Audit:
         sizes = [size for size in (*SIZES, *(step.group for step in steps)) if size <= len(self.everybody)]
         senders = self.everybody[: max(self.scope.people, *sizes)]
         many, seed, method = len(senders), self.noise_seed, steps[0].method
-        context = stage_context(seed, "noise", 0, many)
-        attacks = [StepAttacks.of(step, self.targets, many, context, self.rounds) for step in steps]
+        attacks = [StepAttacks.of(step, self.targets, many, self.rounds) for step in steps]
         writer = self._writer() if self.scope.save and steps[-1] is self.steps[-1] else None
         if method is None or method.pooled:
             data = handed_over(self.holdings, senders, self.federation.catalogue)
@@ -328,8 +325,8 @@ def write_while_reading(
 ) -> Iterator[tuple[int, Upload]]:
     """The same uploads; each is also written as it leaves the device."""
     for who, upload in uploads:
-        staged = apply_device_stages(step, who, upload, context)
-        writer.write_upload(who, apply_server_stages(step, staged, context, noise=False))
+        staged = step.on_device(who, upload, context)
+        writer.write_upload(who, step.on_server(staged, context, noise=False))
         yield who, upload
 
 

@@ -21,7 +21,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedtaste.core import Download, Examples, Method, Params, People, SecureSummation, Stage, StageContext, Upload
+from fedtaste.core import (
+    Cohort,
+    Download,
+    Examples,
+    Method,
+    Params,
+    People,
+    SecureSummation,
+    Stage,
+    StageContext,
+    Upload,
+)
 from fedtaste.data.sampling import Ragged
 from fedtaste.engine.store import Store
 from fedtaste.errors import SettingError
@@ -93,7 +104,7 @@ def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
     """Run these people's clients and sum what they upload; new private parameters go into the store."""
     if backend == "kernel":
         assert method.fast.kernel is not None
-        upload, refused = method.fast.kernel(call.down, store, call.people, call.examples)
+        upload, refused = method.fast.kernel(call.down, Cohort(call.people, call.examples, store))
         counted = Counter({reason: count for reason, count in refused.items() if count})
         return Outcome(upload, counted, None, len(call.people) - sum(refused.values()))
     return (ClientLoop if backend == "loop" else BatchedClients)(method, call, store).run()

@@ -2,6 +2,7 @@
 
 To add a method: write one function of a Model with keyword-only settings that returns a Method, and put it here; then
 give it a row in the law table (tests/test_laws.py). `define` (registry.py) attaches defaults, in the method's own file.
+In all methods `own` are a client's private parameters, and `g` or `shared` are the downloaded ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 from fedtaste.core import Method, Model
 from fedtaste.errors import SettingError
-from fedtaste.methods.averaging import fedavg, fedmf, fedncf, fedprox, fedsgd
+from fedtaste.methods.averaging import fedavg, fedbn, fedmf, fedncf, fedper, fedprox, fedrep, fedsgd
 from fedtaste.methods.baselines import centralised, local, popularity
 from fedtaste.methods.fcf import fcf
 from fedtaste.methods.fedals import fedals
@@ -19,7 +20,6 @@ from fedtaste.methods.fedrecon import fedrecon
 from fedtaste.methods.fedtrail import fedtrail
 from fedtaste.methods.fedveil import fedveil
 from fedtaste.methods.mixing import apfl, lgmix
-from fedtaste.methods.partial import fedbn, fedper, fedrep
 from fedtaste.methods.pfedrec import pfedrec
 from fedtaste.methods.proximal import ditto, fedclup, pfedme
 from fedtaste.methods.registry import MethodSpec
@@ -68,13 +68,13 @@ def find_method(name: str) -> MethodSpec[...]:
 
 
 def build(name: str, model: Model, settings: Values) -> Method:
-    """A method with those of these settings that it has; `server`, `server_lr`, `momentum` and `tau` choose the
-    server's optimiser.
+    """The method of this name, with those of these settings that it has; `server`, `server_lr`, `momentum` and `tau`
+    choose the server's optimiser.
 
     >>> from fedtaste.models import factorization
     >>> build("fedavg", factorization(50, k=8), {"lr": 0.5, "server": "adam"}).examples
     'samples'
     """
     spec = find_method(name)
-    own = {key: value for key, value in settings.items() if key in settings_of(spec)}
-    return with_server(spec(model, **own), name, settings)
+    read = {key: value for key, value in settings.items() if key in settings_of(spec)}
+    return with_server(spec(model, **read), name, settings)

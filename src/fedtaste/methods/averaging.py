@@ -1,19 +1,25 @@
-"""FedSGD and FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020), FedMF and FedNCF.
+"""FedAvg and its relatives: FedSGD, FedProx, FedMF, FedNCF, and with parameters that stay private FedPer, FedRep, FedBN.
 
-Parameters that are personal by nature (a person's vector) stay private; everything else is shared. FedAvg of a
-factorisation is what the literature calls FedMF (Chai et al. 2020); FedAvg of NeuMF is FedNCF (Perifanis et al. 2022).
+FedSGD and FedAvg: McMahan et al., AISTATS 2017. FedProx: Li et al., MLSys 2020. FedAvg of a factorisation is what the
+literature calls FedMF (Chai et al. 2020); FedAvg of NeuMF is FedNCF (Perifanis et al. 2022). FedPer: Arivazhagan et
+al. 2019. FedRep: Collins et al., ICML 2021. FedBN: Li et al., ICLR 2021.
 
-Settings: `lr` is the clients' learning rate, `passes` the number of local epochs (E in the papers), `mu` FedProx's
-proximal weight, `private` the globs of parameters that stay with the person (the model's own when left out).
+Parameters that are personal by nature (a person's vector) stay private; everything else is shared. Settings:
+    lr       the clients' learning rate (eta)
+    passes   local epochs (E)
+    mu       FedProx's weight of the proximal term (mu)
+    private  globs of parameters that stay with the person: in fedsgd, fedavg and fedprox in place of those that are
+             personal by nature; in fedper and fedrep beside them, a head (`head.*`) where the model has one
+    private_lr, private_passes   FedRep's first phase, in which only private parameters move (alpha, tau)
 """
 
 from __future__ import annotations
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, recipe_loss
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, descend, one_batch
+from fedtaste.methods.descent import change, descend, flat_examples, proximal
 from fedtaste.methods.registry import define
-from fedtaste.params import select, split, square_distance
+from fedtaste.params import select, split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import Count, NonNegative
 
@@ -42,9 +48,9 @@ def fedprox(
     globs = model.private if private is None else private
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        pull = (lambda params: mu / 2 * square_distance(params, download.params)) if mu else None
-        params = descend(model, download.params | own, examples, lr, [*download.params, *own], passes, pull)
-        return change(params, download.params, examples.mask.sum()), select(params, own)
+        shared, penalty = download.params, proximal(mu, download.params) if mu else None
+        params = descend(model, shared | own, examples, lr, [*shared, *own], passes, penalty)
+        return change(params, shared, examples.mask.sum()), select(params, own)
 
     recipe = None
     if model.design is not None and not mu and globs == model.private:  # a device that takes part and sends nothing
@@ -54,11 +60,11 @@ def fedprox(
 
 @define()
 def fedsgd(model: Model, *, lr: NonNegative = 1.0, private: tuple[str, ...] | None = None) -> Method:
-    """One full-batch gradient step per round."""
+    """One gradient step per round, over all of a client's examples at once."""
     method = fedavg(model, lr=lr, private=private)
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        return method.client(download, own, one_batch(examples))
+        return method.client(download, own, Examples(*(array[None] for array in flat_examples(examples))))
 
     return method.replace(client=client, recipe=None)
 
@@ -81,3 +87,45 @@ def fedncf(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
             "fedncf ranks with model=ncf and does nothing else. Leave model and task out, or use fedavg."
         )
     return fedavg(model, lr=lr, passes=passes)
+
+
+@define()
+def fedper(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1, private: tuple[str, ...] = ("head.*",)) -> Method:
+    """FedAvg of everything but the head; private and shared parameters descend together."""
+    return fedavg(model, lr=lr, passes=passes, private=(*model.private, *private))
+
+
+@define(
+    defaults={
+        "ranking": {"private_lr": 10.0, "private_passes": 1},
+        "ratings": {"private_lr": 0.1},
+        "labels": {"private_lr": 0.1},
+        "pictures": {"private_lr": 0.1, "private_passes": 1},
+    },
+)
+def fedrep(
+    model: Model,
+    *,
+    lr: NonNegative = 1.0,
+    private_lr: NonNegative = 1.0,
+    private_passes: Count = 5,
+    passes: Count = 1,
+    private: tuple[str, ...] = ("head.*",),
+) -> Method:
+    """Private parameters descend first, with the shared ones frozen; then the other way round."""
+
+    def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        params = descend(model, download.params | own, examples, private_lr, own, private_passes)
+        params = descend(model, params, examples, lr, download.params, passes)
+        return change(params, download.params, examples.mask.sum()), select(params, own)
+
+    return Method(lambda params: split(params, (*model.private, *private)), client, rows=model.rows)
+
+
+@define()
+def fedbn(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
+    """FedAvg of everything but batch norm, whose weights and statistics stay with the person."""
+    norms = tuple(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in model.buffers))
+    if not norms:
+        raise SettingError("fedbn keeps batch norm with the person, and this model has none. Use fedavg, or model=cnn.")
+    return fedavg(model, lr=lr, passes=passes, private=(*model.private, *norms))

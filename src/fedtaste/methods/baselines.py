@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload, step_by_mean
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, descend, flat_examples
-from fedtaste.methods.fedals import fedals, unread_by_solver
-from fedtaste.methods.registry import define, not_read
+from fedtaste.methods.descent import change, descend, item_counts
+from fedtaste.methods.fedals import FedALS, unread_by_solver
+from fedtaste.methods.registry import define
 from fedtaste.methods.server_optimizers import SERVER
 from fedtaste.methods.shrinkage import shrunk
 from fedtaste.params import split
@@ -20,18 +20,15 @@ from fedtaste.signature import Count, NonNegative, Share, Values
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """No taste at all: an item's score is how many people have it, or its mean rating. One round.
-
-    `shrink` is a number of imaginary ratings that draw an item's mean towards everybody's. Where the wire adds `noise`
-    x `clip` to the sum and items have public `features` [items, columns], counts are shrunk towards their fit on the
-    features (ranking only)."""
+    """No taste at all: an item's score is how many people have it, or its mean rating. One round. In a ranking with
+    noise and public item features, counts are shrunk towards their fit on the features."""
 
     model: Model
     _: KW_ONLY
-    shrink: NonNegative = 5.0
-    noise: NonNegative = 0.0
+    shrink: NonNegative = 5.0  # imaginary ratings that draw an item's mean towards everybody's
+    noise: NonNegative = 0.0  # the wire adds noise of deviation `noise` x `clip` to the sum
     clip: NonNegative = 1.0
-    features: Tensor | None = None
+    features: Tensor | None = None  # [items, columns]
 
     @property
     def ratings(self) -> bool:
@@ -49,10 +46,10 @@ class Popularity:
         return split(params, self.model.private)[0] | {"count": torch.zeros(self.model.catalogue)}, {}
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        flat, rows = flat_examples(examples), torch.zeros(download.params["item"].shape[0])
-        total = {"count": rows.index_add(0, flat.inputs, flat.mask)}
+        items = download.params["item"].shape[0]
+        total = {"count": item_counts(examples, items)}
         if self.ratings:  # in a ranking values are not read, and sending them would double what must be hidden
-            total["stars"] = rows.index_add(0, flat.inputs, flat.mask * flat.targets)
+            total["stars"] = item_counts(examples._replace(mask=examples.mask * examples.targets), items)
         return Upload(total, torch.ones(())), {}
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
@@ -73,7 +70,7 @@ class Popularity:
 
 
 def _unread_by_popularity(task: str, values: Values) -> dict[str, str]:
-    unread = not_read(("model", "k", "spread", "loss"), "popularity has no factors")
+    unread = dict.fromkeys(("model", "k", "spread", "loss"), "popularity has no factors")
     return unread | ({"shrink": "it does not change an order"} if task == "ranking" else {})
 
 
@@ -85,7 +82,7 @@ popularity = define(
 
 @define(
     defaults={"ranking": {"rounds": 3, "lr": 1.0}},
-    unread=lambda task, values: not_read(tuple(SERVER), "local sends nothing, so its server has nothing to do"),
+    unread=lambda task, values: dict.fromkeys(SERVER, "local sends nothing, so its server has nothing to do"),
 )
 def local(model: Model, *, lr: NonNegative = 1.0, passes: Count = 5) -> Method:
     """Everybody learns from their own data alone, by `passes` epochs of SGD at rate `lr` a round; nothing is sent."""
@@ -98,9 +95,11 @@ def local(model: Model, *, lr: NonNegative = 1.0, passes: Count = 5) -> Method:
 
 def _unread_by_centralised(task: str, values: Values) -> dict[str, str]:
     if task in ("ranking", "ratings"):
-        return unread_by_solver(task, values) | not_read(("lr", "passes"), f"centralised does not read it for {task}")
+        return unread_by_solver(task, values) | dict.fromkeys(
+            ("lr", "passes"), f"centralised does not read it for {task}"
+        )
     reason = f"centralised does not read it for {'labels' if task == 'pictures' else task}"
-    return not_read(("lam", "alpha0", "recency", "floor"), reason)
+    return dict.fromkeys(("lam", "alpha0", "recency", "floor"), reason)
 
 
 @define(
@@ -113,20 +112,18 @@ def _unread_by_centralised(task: str, values: Values) -> dict[str, str]:
 def centralised(
     model: Model,
     *,
-    lam: NonNegative = 0.01,
-    alpha0: NonNegative = 0.3,
-    recency: Share = 0.75,
+    lam: NonNegative = 0.01,  # lambda, the regularisation of FedALS
+    alpha0: NonNegative = 0.3,  # alpha0, weight of items that a person did not take, as in FedALS
+    recency: Share = 0.75,  # a person's own items are weighted by age, as in FedALS
     floor: Share = 0.02,
-    lr: NonNegative = 0.1,
-    passes: Count = 1,
+    lr: NonNegative = 0.1,  # learning rate of models that are no factorisation
+    passes: Count = 1,  # epochs per round, likewise
 ) -> Method:
     """One place holds everybody's data. A factorisation alternates exact solves over the pooled table, with FedALS's
-    objective and its way of serving (`lam`, `alpha0`, `recency`, `floor`); any other model descends over everybody's
-    examples at rate `lr`, `passes` times a round."""
+    objective and its way of serving; any other model descends over everybody's examples."""
     if model.design is not None:
-        served = fedals(model, lam=lam, alpha0=alpha0, recency=recency, floor=floor)
-        client = PooledALS(model, lam, alpha0).client
-        return served.replace(client=client, server=step_by_mean, rows=(), fast=Fast(), pooled=True)
+        method = PooledALS(model, lam=lam, alpha0=alpha0, recency=recency, floor=floor).method()
+        return method.replace(server=step_by_mean, rows=(), fast=Fast(), pooled=True)
     if model.catalogue:
         raise SettingError("centralised needs model=factorization where there are items. Leave model out.")
 
@@ -137,34 +134,24 @@ def centralised(
     return Method(lambda params: (params, {}), descent, pooled=True)
 
 
-@dataclass(frozen=True, eq=False)
-class PooledALS:
-    """One sweep of alternating least squares over the pooled examples, whose inputs are pairs (person, item)."""
+class PooledALS(FedALS):
+    """FedALS whose one client holds everybody's examples: inputs are pairs (person, item), and a round is one sweep of
+    alternating least squares."""
 
-    model: Model
-    lam: float
-    alpha0: float
-
-    @property
-    def ratings(self) -> bool:
-        return self.model.kind == "rating_factorization"
-
-    def solve_side(self, table: Tensor, to: Tensor, at: Tensor, targets: Tensor, n: int) -> Tensor:
-        """The exact rows of one side [n, p], given the other side's `table` and the pairs (to, at)."""
-        order = to.argsort(stable=True)
-        groups = torch.split(order, torch.bincount(to, minlength=n).tolist())
+    def solve_side(self, table: Tensor, here: Tensor, there: Tensor, targets: Tensor, n: int) -> Tensor:
+        """The exact rows of one side [n, p], from the other side's `table` and the pairs of row numbers (here, there)."""
+        count = torch.bincount(here, minlength=n)
+        groups = torch.split(here.argsort(stable=True), count.tolist())
         extra = 0 if self.ratings else self.alpha0 * table.T @ table
         size = table.shape[1]
         system, right = torch.zeros(n, size, size, dtype=torch.float64), torch.zeros(n, size, dtype=torch.float64)
         for row, pairs in enumerate(groups):
-            x = table[at[pairs]]
+            x = table[there[pairs]]
             system[row], right[row] = x.T @ x, x.T @ targets[pairs]
-        count = torch.tensor([len(pairs) for pairs in groups], dtype=torch.float64)
-        strength = self.lam * (count if self.ratings else count + self.alpha0 * len(table))
+        strength = self.lam * (count.double() + (0 if self.ratings else self.alpha0 * len(table)))
         strength[strength == 0] = 1.0  # a row without pairs is zero, whatever regularises it
-        rows: Tensor = torch.linalg.solve(
-            system + extra + strength[:, None, None] * torch.eye(size, dtype=torch.float64), right
-        )
+        ridge = strength[:, None, None] * torch.eye(size, dtype=torch.float64)
+        rows: Tensor = torch.linalg.solve(system + extra + ridge, right)
         return rows
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:

@@ -12,14 +12,19 @@ from torch import Tensor
 from torch.func import grad
 
 from fedtaste.core import Examples, Model, Params, Upload
-from fedtaste.params import dot, select
+from fedtaste.params import dot, select, square_distance
 
-Pull = Callable[[Params], Tensor]  # a penalty of the parameters, added to the loss
+Penalty = Callable[[Params], Tensor]  # a function of the parameters that is added to the loss
 
 
 def change(after: Params, before: Params, weight: Tensor) -> Upload:
     """The upload of a difference of parameters."""
     return Upload({name: weight * (after[name] - before[name]) for name in before}, weight)
+
+
+def proximal(weight: float | Tensor, centre: Params) -> Penalty:
+    """The penalty weight/2 |params - centre|^2, over the parameters that both have."""
+    return lambda params: weight / 2 * square_distance(params, centre)
 
 
 class Meter:
@@ -28,28 +33,33 @@ class Meter:
     gradients = 0
 
 
-def slope(
-    model: Model, params: Params, batch: Examples, only: Iterable[str], pull: Pull | None = None
+def batch_gradient(
+    model: Model, params: Params, batch: Examples, only: Iterable[str], penalty: Penalty | None = None
 ) -> tuple[Params, Params]:
-    """(gradient of loss + `pull` by the parameters named in `only`, the model's buffers after this batch)."""
-    moving = select(params, [name for name in only if name not in model.buffers])
-    still = {name: value for name, value in params.items() if name not in moving}
+    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch)."""
+    moving, fixed = _partition(model, params, only)
 
     def objective(moving: Params) -> tuple[Tensor, Params]:
-        every = still | moving
-        value, buffers = model.learn(every, batch) if model.learn else (model.loss(every, batch), {})
-        return value + pull(every) if pull else value, buffers
+        params = fixed | moving
+        value, buffers = model.learn(params, batch) if model.learn else (model.loss(params, batch), {})
+        return value + penalty(params) if penalty else value, buffers
 
     Meter.gradients += 1
     gradient: tuple[Params, Params] = grad(objective, has_aux=True)(moving)
     return gradient
 
 
+def _partition(model: Model, params: Params, only: Iterable[str]) -> tuple[Params, Params]:
+    """(the parameters named in `only` that are descended, all others)."""
+    moving = select(params, [name for name in only if name not in model.buffers])
+    return moving, {name: value for name, value in params.items() if name not in moving}
+
+
 def batches(examples: Examples, passes: int = 1) -> Iterator[Examples]:
     """Every batch in order, `passes` times."""
     for _ in range(passes):
         for step in range(examples.mask.shape[0]):
-            yield Examples(examples.inputs[step], examples.targets[step], examples.mask[step])
+            yield Examples(*(array[step] for array in examples))
 
 
 def descend(
@@ -59,13 +69,13 @@ def descend(
     lr: float | Tensor,
     only: Iterable[str],
     passes: int = 1,
-    pull: Pull | None = None,
+    penalty: Penalty | None = None,
 ) -> Params:
-    """SGD over the batches, `passes` times, on the model's loss plus `pull`. Only the parameters named in `only` move;
-    buffers among them follow the batches."""
+    """SGD over the batches, `passes` times, on the model's loss plus `penalty`. Only the parameters named in `only`
+    move; buffers among them follow the batches."""
     only = tuple(only)
     for batch in batches(examples, passes):
-        gradient, buffers = slope(model, params, batch, only, pull)
+        gradient, buffers = batch_gradient(model, params, batch, only, penalty)
         params = step(params, gradient, buffers, lr, batch, only)
     return params
 
@@ -82,24 +92,25 @@ def step(
 
 def curvature(model: Model, params: Params, examples: Examples, only: Iterable[str], probes: int = 12) -> Tensor:
     """[2]: the largest curvature of the loss on all of a person's examples, which limits the step size, and the
-    curvature along an arbitrary direction, which says what is usual. The largest is the model's bound where it has
+    curvature along an arbitrary direction, which is a typical one. The largest is the model's bound where it has
     one, and otherwise comes from power iteration at these parameters."""
-    moving = select(params, [name for name in only if name not in model.buffers])
-    still = {name: value for name, value in params.items() if name not in moving}
+    moving, fixed = _partition(model, params, only)
     batch = flat_examples(examples)
-    first = grad(lambda moving: model.loss(still | moving, batch))
-    turn = {name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()}
-    usual, largest = None, torch.zeros(())
+    gradient = grad(lambda moving: model.loss(fixed | moving, batch))
+    towards = {
+        name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()
+    }
+    typical, largest = None, torch.zeros(())
     probes = probes if model.bound is None else 1
     for _ in range(probes):
-        turned = grad(lambda at, turn=turn: dot(turn, first(at)))(moving)
-        if usual is None:
-            usual = dot(turn, turned) / dot(turn, turn)
-        largest = dot(turned, turned).sqrt()
-        turn = {name: v / largest.clamp(min=1e-12) for name, v in turned.items()}
+        product = grad(lambda at, towards=towards: dot(towards, gradient(at)))(moving)  # curvature x direction
+        if typical is None:
+            typical = dot(towards, product) / dot(towards, towards)
+        largest = dot(product, product).sqrt()
+        towards = {name: v / largest.clamp(min=1e-12) for name, v in product.items()}
     Meter.gradients += 2 * probes * examples.mask.shape[0]  # a product with the curvature costs two gradients
     largest = largest if model.bound is None else model.bound(batch)
-    return torch.stack([largest, usual if usual is not None else largest])
+    return torch.stack([largest, typical if typical is not None else largest])
 
 
 def measure_once(known: Tensor, measure: Callable[[], Tensor]) -> Tensor:
@@ -113,21 +124,19 @@ def measure_once(known: Tensor, measure: Callable[[], Tensor]) -> Tensor:
     return measure()
 
 
+def item_counts(examples: Examples, items: int) -> Tensor:
+    """[items]: how many of these examples name each item."""
+    return torch.zeros(items).index_add(0, examples.inputs.flatten(), examples.mask.flatten())
+
+
 def touched(params: Params, rows: Iterable[str], examples: Examples) -> Params:
     """1 for what these examples reach and 0 for rows of the catalogue that none of them names; shaped to multiply."""
     rows = frozenset(rows)
 
     def mark(value: Tensor) -> Tensor:
-        count = torch.zeros(value.shape[0]).index_add(0, examples.inputs.flatten(), examples.mask.flatten())
-        return (count > 0).float().reshape(-1, *[1] * (value.ndim - 1))
+        return (item_counts(examples, value.shape[0]) > 0).float().reshape(-1, *[1] * (value.ndim - 1))
 
     return {name: mark(value) if name in rows else torch.ones(()) for name, value in params.items()}
-
-
-def one_batch(examples: Examples) -> Examples:
-    """All examples as one batch: [1, n] arrays."""
-    inputs, targets, mask = examples
-    return Examples(inputs.flatten(0, 1)[None], targets.flatten()[None], mask.flatten()[None])
 
 
 def flat_examples(examples: Examples) -> Examples:
@@ -145,7 +154,16 @@ def ages(mask: Tensor) -> Tensor:
     return (mask.flip(0).cumsum(0).flip(0) - 1).clamp(min=0)
 
 
-def halves(examples: Examples, share: float) -> tuple[Examples, Examples]:
+def recency_weights(mask: Tensor, recency: float, floor: float) -> Tensor:
+    """Weights of a history [n], oldest item first: floor + (1 - floor) recency^age, and 0 on padding.
+
+    >>> recency_weights(torch.tensor([1., 1., 0.]), 0.5, 0.0).tolist()
+    [0.5, 1.0, 0.0]
+    """
+    return mask * (floor + (1 - floor) * recency ** ages(mask))
+
+
+def split_support_query(examples: Examples, share: float) -> tuple[Examples, Examples]:
     """(support, query): `share` of the examples, evenly spread, and the others. The split is by example and never by
     batch, so that a person with one batch has both."""
     mask = examples.mask
@@ -163,7 +181,7 @@ def parts(examples: Examples, number: int) -> list[Examples]:
 def ridge(features: Tensor, targets: Tensor, weights: Tensor, gram: Tensor, lam: Tensor) -> Tensor:
     """argmin_u  sum_i w_i (f_i.u - t_i)^2 + u'(gram)u + lam |u|^2, by Cholesky.
 
-    features [n, p], targets [n], weights [n] (0 on padding), gram [p, p], lam [].
+    features [n, p], targets [n], weights [n] (0 on padding), gram [p, p], lam [] (lambda, the regularisation).
     """
     weighted = features * weights[:, None]
     system = weighted.T @ features + gram + lam * torch.eye(features.shape[1], dtype=features.dtype)

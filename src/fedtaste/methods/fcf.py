@@ -1,9 +1,9 @@
 """FCF: federated collaborative filtering (Ammad-ud-din et al. 2019). People are solved exactly, items descend.
 
-The objective is that of FedALS. A device sends the slope of its own items,
+The objective is that of FedALS. A device sends the gradient of its own items,
     sum over its items j of  (<v_j, u> - 1) u + lam v_j,
 and u u' once, from which the server adds what all other items contribute, alpha0 (V U'U + lam n V): the same
-sum as if every device had sent a slope for the whole catalogue. The server steps by Adam, as the paper does.
+sum as if every device had sent a gradient for the whole catalogue. The server steps by Adam, as the paper does.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import torch
 
 from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import flat_examples
+from fedtaste.methods.descent import item_counts
 from fedtaste.methods.fedals import fedals, unread_by_solver
 from fedtaste.methods.registry import define
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.signature import NonNegative
 
-TAU = 1e-6  # the mean slope of an item that few people have is small
+TAU = 1e-6  # the mean gradient of an item that few people have is small
 
 
 @define(defaults={"ranking": {"lr": 0.05}}, unread=unread_by_solver)
 def fcf(model: Model, *, lam: NonNegative = 0.01, alpha0: NonNegative = 0.3, lr: NonNegative = 0.05) -> Method:
-    """`lr` is the server's learning rate; `lam` (lambda, the regularisation) and `alpha0` are as in FedALS."""
+    """`lr` is the server's learning rate (gamma); `lam` (lambda, the regularisation) and `alpha0` (the weight of items
+    that a person did not take) are as in FedALS."""
     if model.kind != "factorization":
         raise SettingError(
             "fcf ranks with model=factorization. Leave model out, or use fedals for ratings, fedavg for features."
@@ -33,15 +34,14 @@ def fcf(model: Model, *, lam: NonNegative = 0.01, alpha0: NonNegative = 0.3, lr:
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         user, item = exact.personalize(download.params, own, examples)["user"], download.params["item"]
-        flat = flat_examples(examples)
-        count = torch.zeros(item.shape[0]).index_add(0, flat.inputs, flat.mask)
-        slope = count[:, None] * ((item @ user - 1)[:, None] * user + lam * item)
-        return Upload({"item": slope, "square": user[:, None] * user}, torch.ones(())), {}
+        count = item_counts(examples, item.shape[0])
+        gradient = count[:, None] * ((item @ user - 1)[:, None] * user + lam * item)
+        return Upload({"item": gradient, "square": user[:, None] * user}, torch.ones(())), {}
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         item, square = shared["item"], upload.total["square"]
-        slope = upload.total["item"] + alpha0 * (item @ square + lam * upload.weight * item)
-        moved, memory = step({"item": item}, memory, Upload({"item": -slope}, upload.weight))
+        gradient = upload.total["item"] + alpha0 * (item @ square + lam * upload.weight * item)
+        moved, memory = step({"item": item}, memory, Upload({"item": -gradient}, upload.weight))
         return moved | {"gram": moved["item"].T @ moved["item"]}, memory
 
     return exact.replace(client=client, server=server, rows=model.rows, fast=Fast())

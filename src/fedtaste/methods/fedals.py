@@ -21,22 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtaste.core import (
-    CohortExamples,
-    Download,
-    Examples,
-    Fast,
-    Method,
-    Model,
-    Params,
-    People,
-    PrivateStore,
-    Release,
-    Upload,
-)
+from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Method, Model, Params, Release, Upload
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
-from fedtaste.methods.descent import ages, flat_examples, ridge
+from fedtaste.methods.descent import flat_examples, item_counts, recency_weights, ridge
 from fedtaste.methods.registry import define
 from fedtaste.params import split
 from fedtaste.recipe import Recipe
@@ -45,18 +33,15 @@ from fedtaste.signature import NonNegative, Share, Values
 
 @dataclass(frozen=True, eq=False)
 class FedALS:
-    """Settings, with the symbols of Rendle et al. 2021: `lam` (lambda) is the regularisation, multiplied by how many
-    observations a row has; `alpha0` is the weight of every item that a person did not take; `recency` and `floor`
-    weight a person's own items by age when they are served (1 turns that off). `counts_once`: everybody takes part in
-    every round, so counts are sent in the first round only."""
+    """Federated alternating least squares; symbols are those of Rendle et al. 2021."""
 
     model: Model
     _: KW_ONLY
-    lam: NonNegative = 0.01
-    alpha0: NonNegative = 0.3
-    recency: Share = 0.75
-    floor: Share = 0.02
-    counts_once: bool = False
+    lam: NonNegative = 0.01  # lambda, the regularisation, multiplied by how many observations a row has
+    alpha0: NonNegative = 0.3  # alpha0 (a0), weight of every item that a person did not take
+    recency: Share = 0.75  # weight of a person's own items by age, when they are served; 1 turns that off
+    floor: Share = 0.02  # least weight of old items
+    counts_once: bool = False  # everybody takes part in every round, so counts are sent in the first one only
 
     @property
     def ratings(self) -> bool:
@@ -88,7 +73,8 @@ class FedALS:
         assert self.model.design is not None
         features, offset = self.model.design(shared, examples.inputs)
         if self.ratings:
-            size, strength = features.shape[-1], self.lam * weights.sum()
+            size = features.shape[-1]
+            strength = self.lam * weights.sum()
             return ridge(features, examples.targets - offset, weights, torch.zeros(size, size), strength)
         strength = self.lam * (weights.sum() + self.alpha0 * self.model.catalogue)
         return ridge(features, torch.ones_like(weights), weights, self.alpha0 * shared["gram"], strength)
@@ -99,11 +85,10 @@ class FedALS:
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         flat, shared = flat_examples(examples), download.params
         user = self.solve(shared, flat, flat.mask)
-        rows = torch.zeros(shared["item"].shape[0])
-        count = target = rows.index_add(0, flat.inputs, flat.mask)
+        count = target = item_counts(flat, shared["item"].shape[0])
         if self.ratings:
             residual = flat.targets - user[-1] - shared["mean"]
-            target = rows.index_add(0, flat.inputs, flat.mask * residual)
+            target = item_counts(flat._replace(mask=flat.mask * residual), len(count))
             user = torch.cat([user[:-1], torch.ones(1)])  # an item's bias multiplies 1
         square = _upper(user[:, None] * user)
         counts = (count[:, None],) if self.sends_counts(download) else ()
@@ -131,14 +116,12 @@ class FedALS:
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         flat = flat_examples(examples)
-        weights = flat.mask * (self.floor + (1 - self.floor) * self.recency ** ages(flat.mask))
+        weights = recency_weights(flat.mask, self.recency, self.floor)
         return shared | {"user": self.solve(shared, flat, weights)}
 
-    def kernel(
-        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples, wide: bool = False
-    ) -> tuple[Upload, dict[str, int]]:
+    def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide` as in `cohort_sums`."""
-        total, finite = self.cohort_sums(download.params, examples, wide)
+        total, finite = self.cohort_sums(download.params, cohort.examples, wide)
         if not self.sends_counts(download):
             total["sums"] = total["sums"][:, :-1].contiguous()
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}

@@ -27,23 +27,12 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional
 
-from fedtaste.core import (
-    CohortExamples,
-    Download,
-    Examples,
-    Fast,
-    Method,
-    Model,
-    Params,
-    People,
-    PrivateStore,
-    Release,
-    Upload,
-)
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, People, PrivateStore, Release, Upload
 from fedtaste.errors import SettingError
 from fedtaste.kernels import fedrap as kernels
-from fedtaste.methods.descent import Meter
-from fedtaste.methods.registry import RunContext, define, not_read
+from fedtaste.methods.descent import Meter, batches
+from fedtaste.methods.registry import RunContext, define
+from fedtaste.params import select
 from fedtaste.recipe import Recipe
 from fedtaste.signature import Count, NonNegative, Share, Values
 
@@ -67,27 +56,24 @@ class Decays(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FedRAP:
-    """Settings, with the paper's symbols: `lr` moves u and b, `table_lr` moves C and D (both eta), `passes` are local
-    epochs; `lam` (lambda) pushes own and common apart, `mu` weights the `penalty` on C; `schedule` multiplies both.
-    `weight_decay`, `step_decay` and `round_decay` are the released code's. `parts`: common + own, only common (no D),
-    or only own (nothing is sent). `prox` and `bound`: see the module."""
+    """Additive personalisation; symbols are the paper's."""
 
     model: Model
     _: KW_ONLY
-    lr: NonNegative = 0.5
-    table_lr: NonNegative = 200.0
-    passes: Count = 10
-    lam: NonNegative = 0.1
-    mu: NonNegative = 0.1
+    lr: NonNegative = 0.5  # eta, learning rate of u and b
+    table_lr: NonNegative = 200.0  # eta, learning rate of C and D
+    passes: Count = 10  # local epochs
+    lam: NonNegative = 0.1  # lambda, weight of the term that pushes own and common apart
+    mu: NonNegative = 0.1  # mu, weight of the penalty on C
     penalty: Literal["l1", "l2", "none"] = "l1"
-    schedule: Literal["tanh", "sin", "square", "frac", "fixed"] = "tanh"
-    released: bool = True
+    schedule: Literal["tanh", "sin", "square", "frac", "fixed"] = "tanh"  # of the round; multiplies lam and mu
+    released: bool = True  # decays as in the released code, which never reads the schedule
     weight_decay: NonNegative = 1e-4
-    step_decay: Share = 0.95
-    round_decay: Share = 0.97
-    parts: Literal["both", "common", "own"] = "both"
-    prox: NonNegative = 0.0
-    bound: NonNegative = 100.0
+    step_decay: Share = 0.95  # factor of the learning rates after each step
+    round_decay: Share = 0.97  # factor of the learning rates after each round
+    parts: Literal["both", "common", "own"] = "both"  # common: there is no D; own: nothing is sent
+    prox: NonNegative = 0.0  # the server's soft threshold on C
+    bound: NonNegative = 100.0  # mean square of D_j - C_j from which a row is not pushed on
 
     @property
     def has_common(self) -> bool:
@@ -128,9 +114,9 @@ class FedRAP:
         )
 
     def init(self, params: Params) -> tuple[Params, Params]:
-        own = {"user": params["user"], "bias": params["bias"], "scale": torch.ones(())}
         shared = {"item": params["item"]} if self.has_common else {}
-        return shared, own | ({"own": params["own"]} if self.has_own else {})
+        private = {"user": params["user"], "bias": params["bias"], "scale": torch.ones(())}
+        return shared, private | ({"own": params["own"]} if self.has_own else {})
 
     def strengths(self, round: Tensor) -> tuple[Tensor, Tensor]:
         """(factor of the penalties, factor of the learning rates) in this round."""
@@ -151,23 +137,22 @@ class FedRAP:
             each = each + strength * self.mu * size.mean(1)
         return (each * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
-    def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+    def client(self, download: Download, private: Params, examples: Examples) -> tuple[Upload, Params]:
         strength, speed = self.strengths(download.round)
         shrink, fade, _ = self.decays
         tables = {"common": download.params["item"]} if self.has_common else {}
-        tables |= {"own": own["own"]} if self.has_own else {}
-        sizes, vector = {"common": torch.ones(()), "own": own["scale"]}, {n: own[n] for n in ("user", "bias")}
-        loss, steps = torch.zeros(()), examples.mask.shape[0]
-        for step in range(self.passes * steps):
-            batch = Examples(*(x[step % steps] for x in examples))
+        tables |= {"own": private["own"]} if self.has_own else {}
+        sizes, vector = {"common": torch.ones(()), "own": private["scale"]}, select(private, ("user", "bias"))
+        loss = torch.zeros(())
+        for batch in batches(examples, self.passes):
             moving = {name: sizes[name] * table for name, table in tables.items()} | vector
             Meter.gradients += 1
-            slope, value = grad_and_value(self.cost)(moving, batch, strength)
+            gradient, value = grad_and_value(self.cost)(moving, batch, strength)
             live = (batch.mask.sum() > 0).float()  # a batch of pure padding is no step
             fast, slow = live * speed * self.table_lr, live * speed * self.lr
             sizes = {name: size * (1 - fast * shrink) for name, size in sizes.items()}
-            tables = {name: table - fast * slope[name] / sizes[name] for name, table in tables.items()}
-            vector = {name: (1 - slow * shrink) * v - slow * slope[name] for name, v in vector.items()}
+            tables = {name: table - fast * gradient[name] / sizes[name] for name, table in tables.items()}
+            vector = {name: (1 - slow * shrink) * v - slow * gradient[name] for name, v in vector.items()}
             loss = loss + value * batch.mask.sum() / (self.passes * examples.mask.sum())
             speed = speed * fade**live
         private = vector | {"scale": sizes["own"]} | ({"own": tables["own"]} if self.has_own else {})
@@ -184,19 +169,17 @@ class FedRAP:
         item = (1 + mean["decay"]) * shared["item"] + mean["item"]
         return {"item": item.sign() * (item.abs() - self.prox).clamp(min=0) if self.prox else item}, memory
 
-    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
-        table = own["scale"] * own["own"] if self.has_own else torch.zeros_like(shared["item"])
+    def personalize(self, shared: Params, private: Params, examples: Examples) -> Params:
+        table = private["scale"] * private["own"] if self.has_own else torch.zeros_like(shared["item"])
         tables = {"item": shared.get("item", torch.zeros_like(table)), "own": table}
-        return tables | {n: own[n] for n in ("user", "bias")}
+        return tables | select(private, ("user", "bias"))
 
-    def kernel(
-        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples
-    ) -> tuple[Upload, dict[str, int]]:
+    def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled."""
         strength, rate = (float(x) for x in self.strengths(download.round))
         return kernels.clients(
-            download.params.get("item"), cast(kernels.PagedStore, store), people, examples, parts=self.parts, passes=self.passes,
-            lr=self.lr * rate, table_lr=self.table_lr * rate, lam=self.lam * strength,
+            download.params.get("item"), cast(kernels.PagedStore, cohort.private), cohort.people, cohort.examples,
+            parts=self.parts, passes=self.passes, lr=self.lr * rate, table_lr=self.table_lr * rate, lam=self.lam * strength,
             mu=self.mu * strength if self.penalty != "none" else 0.0, square=self.penalty == "l2",
             shrink=self.decays.weight, step_decay=self.decays.step, bound=self.bound,
         )  # fmt: skip
@@ -211,11 +194,11 @@ class FedRAP:
 def _unread(task: str, values: Values) -> dict[str, str]:
     released, parts = bool(values["released"]), values["parts"]
     others = ("schedule",) if released else ("weight_decay", "step_decay", "round_decay")
-    unread = not_read(others, f"released={str(released).lower()} does not read it")
+    unread = dict.fromkeys(others, f"released={str(released).lower()} does not read it")
     if parts != "both":
-        unread |= not_read(("lam", "bound"), f"parts={parts} has nothing to keep apart")
+        unread |= dict.fromkeys(("lam", "bound"), f"parts={parts} has nothing to keep apart")
     if parts == "own":
-        unread |= not_read(("mu", "penalty", "prox"), "parts=own has no common table")
+        unread |= dict.fromkeys(("mu", "penalty", "prox"), "parts=own has no common table")
     if values["penalty"] == "none":
         unread["mu"] = "penalty=none does not read it"
     return unread

@@ -15,23 +15,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedtaste.core import (
-    CohortExamples,
-    Download,
-    Examples,
-    Fast,
-    Method,
-    Model,
-    Params,
-    People,
-    PrivateStore,
-    Upload,
-    recipe_loss,
-)
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Upload, recipe_loss
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
-from fedtaste.methods.descent import change, descend, flat_examples, halves, ridge
-from fedtaste.methods.registry import define, not_read
+from fedtaste.methods.descent import change, descend, flat_examples, ridge, split_support_query
+from fedtaste.methods.registry import define
 from fedtaste.params import nest, split, unnest
 from fedtaste.recipe import Recipe
 from fedtaste.signature import Count, NonNegative, Share, Values
@@ -39,45 +27,38 @@ from fedtaste.signature import Count, NonNegative, Share, Values
 
 @dataclass(frozen=True, eq=False)
 class FedRecon:
-    """Settings: `lr` and `passes` (k_u in the paper) step the shared part, `recon_lr` and `recon_passes` (k_r) rebuild
-    the private part with solver=gradient. solver=exact has the ridge `lam` x (examples + `prior`), so that a short
-    history counts for less. `support` is the share of examples that rebuild; `joint` lets the private part move along
-    in the second phase."""
+    """Rebuild the private part from the support half, then improve the shared part on the query half."""
 
     model: Model
     _: KW_ONLY
-    solver: Literal["gradient", "exact"] = "gradient"
-    lr: NonNegative = 1.0
-    passes: Count = 1
-    recon_lr: NonNegative = 1.0
-    recon_passes: Count = 5
-    lam: NonNegative = 0.05
-    prior: NonNegative = 1.0
-    support: Share = 0.5
-    joint: bool = False
+    solver: Literal["gradient", "exact"] = "gradient"  # how the private part is rebuilt: by steps, or by a ridge solve
+    lr: NonNegative = 1.0  # eta_u, learning rate of the shared part
+    passes: Count = 1  # k_u, epochs of the shared part
+    recon_lr: NonNegative = 1.0  # eta_r, learning rate of the rebuilt private part
+    recon_passes: Count = 5  # k_r, epochs of the rebuilt private part
+    lam: NonNegative = 0.05  # solver=exact: the regularisation is lam x (examples + prior)
+    prior: NonNegative = 1.0  # imaginary examples, so that a short history counts for less
+    support: Share = 0.5  # share of the examples that rebuild
+    joint: bool = False  # the private part moves along with the shared one
 
     @property
     def exact(self) -> bool:
         return self.solver == "exact"
 
     def method(self) -> Method:
+        method = Method(self.init, self.client, personalize=self.personalize, rows=self.model.rows)
         linear = self.model.design is not None
         if self.exact and not (linear and self.model.loss_name == "squared"):
             raise SettingError(
                 f"solver=exact needs a factorisation with squared loss; this model's loss is {self.model.loss_name!r}. "
                 "Add --set loss=squared, or use solver=gradient."
             )
+        if not linear:
+            return method
         recipe = Recipe("descent", loss=recipe_loss(self.model), lr=self.recon_lr, passes=self.recon_passes)
         if self.exact:
             recipe = Recipe("ridge", self.lam, self.prior)
-        return Method(
-            self.init,
-            self.client,
-            personalize=self.personalize,
-            rows=self.model.rows,
-            fast=Fast(self.kernel if linear and not self.joint else None),
-            recipe=recipe if linear else None,
-        )
+        return method.replace(recipe=recipe, fast=Fast() if self.joint else Fast(self.kernel))
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, own = split(params, self.model.private)
@@ -94,18 +75,16 @@ class FedRecon:
         return shared | {"user": ridge(features, flat.targets - offset, flat.mask, torch.zeros(size, size), strength)}
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        rebuild, query = halves(examples, self.support)
-        params = self.personalize(download.params, own, rebuild)
+        support, query = split_support_query(examples, self.support)
+        params = self.personalize(download.params, own, support)
         shared = {name: value for name, value in download.params.items() if not name.startswith("start.")}
         personal = [name for name in params if name not in download.params] if self.joint else []
         params = descend(self.model, params, query, self.lr, [*shared, *personal], self.passes)
         return change(params, shared, query.mask.sum()), {}
 
-    def kernel(
-        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples
-    ) -> tuple[Upload, dict[str, int]]:
+    def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled."""
-        shared = download.params
+        shared, examples = download.params, cohort.examples
         item, table = shared["item"].numpy(), shared["item"].numpy()
         offsets, biased = np.zeros(len(item), np.float32), self.model.kind == "rating_factorization"
         if biased:
@@ -127,7 +106,7 @@ class FedRecon:
 
 def _unread(task: str, values: Values) -> dict[str, str]:
     names = ("recon_lr", "recon_passes") if values["solver"] == "exact" else ("lam", "prior")
-    return not_read(names, f"solver={values['solver']} does not read it")
+    return dict.fromkeys(names, f"solver={values['solver']} does not read it")
 
 
 fedrecon = define(

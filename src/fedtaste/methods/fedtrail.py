@@ -27,24 +27,13 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedtaste.core import (
-    CohortExamples,
-    Download,
-    Examples,
-    Fast,
-    Method,
-    Model,
-    Params,
-    People,
-    PrivateStore,
-    Upload,
-)
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.kernels import pair_counts
-from fedtaste.methods.descent import ages, flat_examples
+from fedtaste.methods.descent import ages, flat_examples, item_counts
 from fedtaste.methods.fedals import FedALS
-from fedtaste.methods.registry import RunContext, define, not_read
+from fedtaste.methods.registry import RunContext, define
 from fedtaste.params import nest, unnest
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 from fedtaste.wire.packing import int8
@@ -56,42 +45,30 @@ COUNTS = ("pairs", "both", "items")
 
 @dataclass(frozen=True, eq=False)
 class FedTrail:
-    """Settings (the module has the formulas). `parts`: what scores are made of. Counting: `window`, `fade`. Normalising:
-    `from_power`, `to_power`, `shrink`. Serving by the trail: two speeds `fast` and `slow` with the weight `mix`, over
-    the newest `reach` items. Factors and FedALS: `lam`, `alpha0`, `recency`, `floor` as in FedALS. `keep` downloads
-    only that many largest entries of a row of N (0: all); `bits` 8 downloads N and V as bytes with one scale per row,
-    and the device computes with what it decodes."""
+    """Recommendation from counts that everybody sends once; the module has the formulas."""
 
     model: Model
     _: KW_ONLY
     parts: Literal["trail", "factors", "trail+factors", "trail+als"] = "trail+factors"
-    window: Count = 5
-    fade: Share = 0.85
-    from_power: NonNegative = 0.6
-    to_power: NonNegative = 0.3
-    shrink: NonNegative = 5.0
-    mix: Share = 0.7
-    fast: Share = 0.6
+    window: Count = 5  # counting: largest distance of a pair
+    fade: Share = 0.85  # counting: factor of a pair's weight for every step of distance
+    from_power: NonNegative = 0.6  # normalising: exponent of the earlier item's popularity
+    to_power: NonNegative = 0.3  # normalising: exponent of the later item's popularity
+    shrink: NonNegative = 5.0  # normalising: imaginary people of every item
+    mix: Share = 0.7  # serving: weight of `fast` beside `slow`
+    fast: Share = 0.6  # serving: an item's weight by age fades with two speeds
     slow: Share = 0.93
-    reach: Count = 100
-    lam: NonNegative = 0.01
-    alpha0: NonNegative = 0.3
-    recency: Share = 0.75
+    reach: Count = 100  # serving: newest items that count
+    lam: NonNegative = 0.01  # lambda, the regularisation of factors, as in FedALS
+    alpha0: NonNegative = 0.3  # weight of items that a person did not take, as in FedALS
+    recency: Share = 0.75  # recency and floor weight a person's own items by age, as in FedALS
     floor: Share = 0.02
-    keep: CountOrNone = 0
-    bits: Literal[32, 8] = 32
+    keep: CountOrNone = 0  # download: only so many largest entries of every row of N; 0: all
+    bits: Literal[32, 8] = 32  # download: 8 sends N and V as bytes with one scale per row
 
-    @property
-    def trail(self) -> bool:
-        return "trail" in self.parts
-
-    @property
-    def factors(self) -> bool:
-        return "factors" in self.parts
-
-    @property
-    def als(self) -> bool:
-        return "als" in self.parts
+    def has(self, part: Literal["trail", "factors", "als"]) -> bool:
+        """Whether scores are made of this part."""
+        return part in self.parts
 
     @property
     def inner(self) -> FedALS:
@@ -122,46 +99,46 @@ class FedTrail:
 
     def init(self, params: Params) -> tuple[Params, Params]:
         m, width = params["item"].shape
-        shared = self.inner.init(params)[0] if self.als else {}
-        if self.factors:
+        shared = self.inner.init(params)[0] if self.has("als") else {}
+        if self.has("factors"):
             shared |= _pack("item", torch.zeros(m, width), 0, self.bits) | {"gram": torch.zeros(width, width)}
-        if self.trail:
+        if self.has("trail"):
             shared |= _pack("trail", torch.zeros(m, m), self.keep, self.bits)
         return shared, self.sent(0.0)
 
     def sent(self, value: float) -> Params:
         """What stays with a person: whether their counts were sent. With FedALS the number of the round says it."""
-        return {} if self.als else {"told": torch.tensor(value)}
+        return {} if self.has("als") else {"told": torch.tensor(value)}
 
     def sends_counts(self, download: Download) -> bool:
-        return not self.als or float(download.round) == 0
+        return not self.has("als") or float(download.round) == 0
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         m = self.model.catalogue
-        total = self.inner.client(download, {}, examples)[0].total if self.als else {}
+        total = self.inner.client(download, {}, examples)[0].total if self.has("als") else {}
         if self.sends_counts(download):
             new = 1 - own["told"] if own else torch.ones(())  # counts that were sent before become zeros
-            items, _, mask = flat_examples(examples)
-            total["items"] = torch.zeros(m).index_add(0, items, new * mask)
-            if self.trail:
-                total["pairs"] = _pairs(items, new * mask, self.powers, m)
-            if self.factors:
-                total["both"] = _both(items, new * mask, m)
+            unsent = flat_examples(examples._replace(mask=new * examples.mask))
+            total["items"] = item_counts(unsent, m)
+            if self.has("trail"):
+                total["pairs"] = _count_pairs(unsent.inputs, unsent.mask, self.powers, m)
+            if self.has("factors"):
+                total["both"] = _count_both(unsent.inputs, unsent.mask, m)
         return Upload(total, torch.ones(())), self.sent(1.0)
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         after, counts = dict(shared), {n: v for n, v in memory.items() if n in COUNTS}
-        if self.als:
+        if self.has("als"):
             sums = Upload({n: v for n, v in upload.total.items() if n not in COUNTS}, upload.weight)
-            learnt, begun = self.inner.server(shared, unnest("als", memory), sums)
-            after, memory = after | learnt, nest("als", begun)
+            factors, als_memory = self.inner.server(shared, unnest("als", memory), sums)
+            after, memory = after | factors, nest("als", als_memory)
         if "items" not in upload.total or not upload.total["items"].any():  # nobody sent anything new
             return after, memory | counts
         counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
-        if self.trail:
+        if self.has("trail"):
             table = _normalise(counts, self.from_power, self.to_power, self.shrink)
             after |= _pack("trail", table, self.keep, self.bits)
-        if self.factors:
+        if self.has("factors"):
             after |= _pack("item", _eigenfactors(counts, shared["gram"].shape[0]), 0, self.bits)
             table = _unpack("item", after)
             after["gram"] = table.T @ table
@@ -169,37 +146,36 @@ class FedTrail:
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         scores, m = [], self.model.catalogue
-        if self.trail:
+        if self.has("trail"):
             items, _, mask = flat_examples(examples)
             age = ages(mask)
             weight = mask * (age < self.reach) * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
             scores.append(torch.zeros(m).index_add(0, items, weight) @ _unpack("trail", shared, m))
-        if self.factors or self.als:
+        if self.has("factors") or self.has("als"):
             table = _unpack("item", shared)
             user = self.inner.personalize({"item": table, "gram": shared["gram"]}, {}, examples)["user"]
             scores.append(table @ user)
         blend = scores[0] if len(scores) == 1 else _z_scores(scores[0]) + _z_scores(scores[1])
         return {"item": blend[:, None], "user": torch.ones(1)}  # the model's product is the score itself
 
-    def kernel(
-        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples, wide: bool = False
-    ) -> tuple[Upload, dict[str, int]]:
+    def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide`: FedALS's sums in double precision."""
+        people, examples, private = cohort
         finite = np.ones(len(people), bool)
         total: Params = {}
-        if self.als:
+        if self.has("als"):
             total, finite = self.inner.cohort_sums(download.params, examples, wide)
         if self.sends_counts(download):
-            new = finite if self.als else store.gather(people)["told"].numpy() == 0
+            new = finite if self.has("als") else private.gather(people)["told"].numpy() == 0
             histories = (examples.starts, examples.inputs)
             starts, who, entries = kernels.by_item(*histories, self.model.catalogue, new)
             total["items"] = torch.from_numpy(np.diff(starts).astype(np.float32))
-            if self.trail:
+            if self.has("trail"):
                 pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
                 total["pairs"] = torch.from_numpy(pairs)
-            if self.factors:
+            if self.has("factors"):
                 total["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who))
-        store.put(people, {n: v.expand(len(people)) for n, v in self.sent(1.0).items()})
+        private.put(people, {n: v.expand(len(people)) for n, v in self.sent(1.0).items()})
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
 
 
@@ -210,9 +186,9 @@ def _unread(task: str, values: Values) -> dict[str, str]:
         unread["spread"] = "there is nothing to start from"
     if "trail" not in parts:
         trail = ("window", "fade", "from_power", "to_power", "shrink", "mix", "fast", "slow", "reach", "keep")
-        unread |= not_read(trail, f"parts={parts} has no trail")
+        unread |= dict.fromkeys(trail, f"parts={parts} has no trail")
     if parts == "trail":
-        unread |= not_read(("k", "lam", "alpha0", "recency", "floor"), "parts=trail has no factors")
+        unread |= dict.fromkeys(("k", "lam", "alpha0", "recency", "floor"), "parts=trail has no factors")
     return unread
 
 
@@ -230,7 +206,7 @@ fedtrail = define(
 )(FedTrail)
 
 
-def _pairs(items: Tensor, mask: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
+def _count_pairs(items: Tensor, mask: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
     """C of one person, [m, m]."""
     at, weight = [items[:0]], [mask[:0]]
     for step in range(min(len(powers), len(items) - 1)):
@@ -240,13 +216,12 @@ def _pairs(items: Tensor, mask: Tensor, powers: NDArray[np.float32], m: int) -> 
     return torch.zeros(m * m).index_add(0, torch.cat(at), torch.cat(weight)).reshape(m, m)
 
 
-def _both(items: Tensor, mask: Tensor, m: int) -> Tensor:
+def _count_both(items: Tensor, mask: Tensor, m: int) -> Tensor:
     """The upper half of x x' by rows, [m (m + 1) / 2]."""
     a, b = items[:, None], items[None]
     place = a * m - a * (a - 1) // 2 + b - a
-    return torch.zeros(m * (m + 1) // 2).index_add(
-        0, place.flatten(), (mask[:, None] * (mask > 0) * (a <= b)).flatten()
-    )
+    weight = mask[:, None] * (mask > 0) * (a <= b)
+    return torch.zeros(m * (m + 1) // 2).index_add(0, place.flatten(), weight.flatten())
 
 
 def _normalise(counts: Params, from_power: float, to_power: float, shrink: float) -> Tensor:

@@ -39,35 +39,12 @@ from scipy import sparse
 from torch import Tensor
 from torch.nn import functional
 
-from fedtaste.core import (
-    CohortExamples,
-    Download,
-    Examples,
-    Fast,
-    Method,
-    Model,
-    Params,
-    People,
-    PrivateStore,
-    Release,
-    Upload,
-    UtilityPredictor,
-)
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Release, Upload, UtilityPredictor
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import ages, flat_examples
-from fedtaste.methods.registry import define, not_read
+from fedtaste.methods.descent import flat_examples, item_counts, recency_weights
+from fedtaste.methods.registry import define
 from fedtaste.methods.shrinkage import shrunk
-from fedtaste.methods.subspaces import (
-    LEAST,
-    basis,
-    fold,
-    next_basis,
-    public_table,
-    remove_direction,
-    span,
-    top_projector,
-    unfold,
-)
+from fedtaste.methods.subspaces import LEAST, basis, deflate, fold, next_basis, projector, public_table, span, unfold
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 
 Route = Literal["auto", "features", "head", "iterate"]
@@ -108,7 +85,7 @@ def predictor(noise: float, items: int, people: int) -> float:
     >>> round(predictor(2.0, 1600, 8000), 3)
     0.01
     """
-    return noise * math.sqrt(items) / people
+    return noise * math.sqrt(items) / people if noise else 0.0
 
 
 def advice(r: float, features: bool = False) -> str:
@@ -130,7 +107,7 @@ def advice(r: float, features: bool = False) -> str:
 
 def constants(noise: float, items: int, people: int, features: bool = False) -> Constants:
     """The constants for this much noise; `features`: for route=features."""
-    r = predictor(noise, items, people) if noise else 0.0
+    r = predictor(noise, items, people)
     head = 0.17 * (0.05 * people / noise) ** 2 if noise else math.inf
     return Constants(
         first=min(max(4 * r, 0.1), FEATURES_FIRST if features else FIRST),
@@ -148,28 +125,24 @@ def choose_route(route: Route, noise: float, items: int, people: int, feature_co
     """
     if route != "auto":
         return route
-    r = predictor(noise, items, people) if noise else 0.0
+    r = predictor(noise, items, people)
     return "features" if feature_count >= FEWEST_FEATURES and r * feature_count >= WORTH else "head"
 
 
 @dataclass(frozen=True, eq=False)
 class FedVeil:
-    """Settings: `noise` is z and `people` n, the public number of people, from which the constants follow; without
-    noise people are counted. `features` [items, columns] is public and read by the server step alone; `feature_count`
-    is its number of columns for processes that do not have it. `route` and `turns` (of route=iterate): see the module.
-    `strength` multiplies taste beside popularity. `recency` and `floor` weight items by age a when a person is served,
-    floor + (1 - floor) recency^a; recency 1 turns that off. A round after the last release sends nothing."""
+    """The module has the formulas. A round after the last release sends nothing."""
 
     model: Model
     _: KW_ONLY
-    noise: NonNegative = 0.0
-    people: CountOrNone = 0
-    features: Tensor | None = None
-    feature_count: CountOrNone = 0
-    route: Route = "auto"
-    turns: Count = 4
-    strength: NonNegative = 1.25
-    recency: Share = 0.9
+    noise: NonNegative = 0.0  # z, the noise multiplier of the whole run
+    people: CountOrNone = 0  # n, the public number of people; without noise people are counted
+    features: Tensor | None = None  # [items, columns], public, read by the server step alone
+    feature_count: CountOrNone = 0  # columns of `features`, for processes that do not have it
+    route: Route = "auto"  # where V comes from
+    turns: Count = 4  # route=iterate: tables that follow each other
+    strength: NonNegative = 1.25  # weight of taste beside popularity
+    recency: Share = 0.9  # served items weigh floor + (1 - floor) recency^age; 1 turns that off
     floor: Share = 0.1
 
     def method(self) -> Method:
@@ -179,10 +152,9 @@ class FedVeil:
             raise SettingError(
                 f"noise={self.noise:g} needs the public number of people, got people=0. Example: noise=2.6, people=943."
             )
-        m, columns = self.items, self.columns
+        m, columns, head, width = self.items, self.columns, self.constants.head, self.constants.width
         if self.features is not None and self.features.shape != (m, columns):
             raise SettingError(f"features must be a table of {m:,} x {columns}, got {tuple(self.features.shape)}.")
-        head, width = self.constants.head, self.constants.width
         return Method(
             self.init,
             self.client,
@@ -191,7 +163,7 @@ class FedVeil:
             examples="history",
             fast=Fast(self.kernel, bulk=max(m * width, head * head)),
             privacy=Release(self.releases, predictor=self.outlook),
-            resolved={"route": self.way} if self.route == "auto" else {},
+            resolved={"route": self.used_route} if self.route == "auto" else {},
         )
 
     @property
@@ -200,7 +172,7 @@ class FedVeil:
         if not self.noise:
             return None
         r = predictor(self.noise, self.items, self.people)
-        return {"r": r, "advice": advice(r, self.way == "features")}
+        return {"r": r, "advice": advice(r, self.used_route == "features")}
 
     @property
     def items(self) -> int:
@@ -212,22 +184,22 @@ class FedVeil:
         return self.feature_count or (0 if self.features is None else self.features.shape[1])
 
     @cached_property
-    def way(self) -> Route:
+    def used_route(self) -> Route:
         """The route, with `auto` resolved."""
         return choose_route(self.route, self.noise, self.items, self.people, self.columns)
 
     @cached_property
     def constants(self) -> Constants:
-        return constants(self.noise, self.items, self.people, self.way == "features")
+        return constants(self.noise, self.items, self.people, self.used_route == "features")
 
     @cached_property
     def releases(self) -> tuple[tuple[float, float], ...]:
         """By round: (largest norm of an upload, share of the budget)."""
         rest = 1 - self.constants.first
-        powers = GROWTH ** np.arange(self.turns) if self.way == "iterate" else np.ones(1)
-        left = rest * (1 - GRAM) if self.way == "head" else rest
+        powers = GROWTH ** np.arange(self.turns) if self.used_route == "iterate" else np.ones(1)
+        left = rest * (1 - GRAM) if self.used_route == "head" else rest
         tables = tuple((CLIP, float(left * share)) for share in powers / powers.sum())
-        gram = ((1.0, rest * GRAM),) if self.way == "head" else ()
+        gram = ((1.0, rest * GRAM),) if self.used_route == "head" else ()
         return ((1.0, self.constants.first), *gram, *tables)
 
     def deviation(self, round: int) -> float:
@@ -238,7 +210,7 @@ class FedVeil:
     @property
     def first_table(self) -> int:
         """The round of the first table."""
-        return 2 if self.way == "head" else 1
+        return 2 if self.used_route == "head" else 1
 
     def public(self, popular: Tensor) -> Public:
         popular = popular.double()
@@ -283,8 +255,9 @@ class FedVeil:
             return shared, memory
         turn = int(memory.get("turn", torch.zeros(())))
         common = self.public(shared["popular"]).common
-        pull = (FEATURES_PULL if self.way == "features" else PULL) * (self.people or float(upload.weight)) / self.items
-        features = self.required_features() if self.way == "features" else self.features
+        per_item = FEATURES_PULL if self.used_route == "features" else PULL
+        pull = per_item * (self.people or float(upload.weight)) / self.items
+        features = self.required_features() if self.used_route == "features" else self.features
         deviation = self.deviation(self.first_table + turn)
         table, gain = next_basis(total["table"], shared["table"], common, deviation, pull, features)
         return shared | {"table": table, "gain": gain}, {"turn": torch.tensor(turn + 1.0)}
@@ -294,20 +267,19 @@ class FedVeil:
         popular = _positive(total.double(), self.features, self.deviation(0)).float()
         common, start = self.public(popular).common, shared["table"]
         random = public_table(self.items, self.constants.width)
-        if self.way == "iterate":
-            start = basis(remove_direction(common, random))
-        if self.way == "features":
-            start = basis(span(remove_direction(common, self.required_features().double()), random))
+        if self.used_route == "iterate":
+            start = basis(deflate(common, random))
+        if self.used_route == "features":
+            start = basis(span(deflate(common, self.required_features().double()), random))
         return {"popular": popular, "table": start}
 
     def learn_directions(self, shared: Params, gram: Tensor) -> Tensor:
         """V from the Gram of the head."""
         m, h, k = self.items, self.constants.head, self.constants.width
-        projector = top_projector(unfold(gram, h), self.deviation(1), k)  # [h, h]
         lifted = torch.zeros(m, k, dtype=torch.float64)
         _, common, head = self.public(shared["popular"])
-        lifted[head] = projector @ public_table(m, k)[head]
-        return basis(remove_direction(common, lifted))
+        lifted[head] = projector(unfold(gram, h), self.deviation(1), k) @ public_table(m, k)[head]
+        return basis(deflate(common, lifted))
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         weight, common, _ = self.public(shared["popular"])
@@ -318,22 +290,21 @@ class FedVeil:
         item = torch.cat([common[:, None], shared["table"]], 1) / weight[:, None]
         return {"item": item, "user": torch.cat([(ever @ common)[None], taste])}
 
-    def kernel(
-        self, download: Download, store: PrivateStore, people: People, examples: CohortExamples
-    ) -> tuple[Upload, dict[str, int]]:
+    def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort by sparse algebra. The sum is in double precision; one person's is their upload, in
         single precision."""
-        round, weight = int(download.round), torch.tensor(float(len(people)))
+        round, people = int(download.round), len(cohort.people)
+        weight = torch.tensor(float(people))
         if round >= len(self.releases):
             return Upload({}, weight), {}
-        name, total = self.cohort_sum(round, download.params, len(people), examples)
+        name, total = self.cohort_sum(round, download.params, cohort)
         total = total * MARGIN
-        return Upload({name: total.float() if len(people) == 1 else total}, weight), {}
+        return Upload({name: total.float() if people == 1 else total}, weight), {}
 
-    def cohort_sum(self, round: int, params: Params, people: int, examples: CohortExamples) -> tuple[str, Tensor]:
+    def cohort_sum(self, round: int, params: Params, cohort: Cohort) -> tuple[str, Tensor]:
         """(name in the upload, sum over the cohort) of a round."""
-        ones = np.ones(len(examples.inputs))
-        x = sparse.csr_matrix((ones, examples.inputs, examples.starts), (people, self.items))
+        items, starts = cohort.examples.inputs, cohort.examples.starts
+        x = sparse.csr_matrix((np.ones(len(items)), items, starts), (len(cohort.people), self.items))
         x.sum_duplicates()
         x.data[:] = 1.0
         if round == 0:
@@ -346,7 +317,7 @@ class FedVeil:
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:
-    unread = not_read(("model", "k", "loss", "spread"), "its tables follow from the data and the noise")
+    unread = dict.fromkeys(("model", "k", "loss", "spread"), "its tables follow from the data and the noise")
     route = values["route"]
     return unread if route == "iterate" else unread | {"turns": f"route={route} has no turns"}
 
@@ -356,9 +327,9 @@ fedveil = define(defaults={"ranking": {"rounds": 3, "patience": 0}}, unread=_unr
 
 def _history_vector(examples: Examples, m: int, recency: float = 1.0, floor: float = 0.0) -> Tensor:
     """x [m]: 1 where the person has the item, or less by its age."""
-    items, _, mask = flat_examples(examples)
-    weight = mask * (floor + (1 - floor) * recency ** ages(mask))
-    return torch.zeros(m).index_add(0, items, weight).clamp(max=1).double()
+    flat = flat_examples(examples)
+    weighted = flat._replace(mask=recency_weights(flat.mask, recency, floor))
+    return item_counts(weighted, m).clamp(max=1).double()
 
 
 def _bounded(vector: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ LG-Mix   a person's model takes a part c of its own change and 1 - c of everybod
          spread T of the last layer's inputs on the person's own examples measures that: T_own with the own model after
          training, T_shared with the shared one. c is the mean of T_own / (T_own + T_shared) over the rounds. Both use
          the kept statistics of batch norm, so that equal models give one half.
-
-Settings: `lr` is a learning rate and `passes` are local epochs.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import batches, change, descend, flat_examples, slope, step, touched
+from fedtaste.methods.descent import batch_gradient, batches, change, descend, flat_examples, step, touched
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
 from fedtaste.params import dot, nest, pick, select, split, unnest
@@ -38,51 +36,50 @@ LEAVES = ("own", "seen", "last")  # of LG-Mix: the own model, the shared one it 
 def apfl(
     model: Model,
     *,
-    lr: NonNegative = 1.0,
-    passes: Count = 1,
-    alpha: Share = 0.5,
-    alpha_lr: NonNegative = 0.1,
+    lr: NonNegative = 1.0,  # eta, learning rate of v and w
+    passes: Count = 1,  # local epochs
+    alpha: Share = 0.5,  # alpha, the share of v at the start
+    alpha_lr: NonNegative = 0.1,  # learning rate of alpha; 0 leaves it where it starts
 ) -> Method:
-    """Each batch takes one step of w and one of v in the mixture. The share of v starts at `alpha` and descends with
-    the rate `alpha_lr`; 0 leaves it there."""
-    copies = PersonalRows(model)
+    """Each batch takes one step of w, one of v in the mixture, and one of alpha."""
+    copies = PersonalRows(model, others=("alpha",))
 
     def init(params: Params) -> tuple[Params, Params]:
-        shared, personal = split(params, model.private)
-        return shared, personal | copies.init(shared) | {"alpha": torch.tensor(float(alpha))}
+        shared, own = copies.init(params)
+        return shared, own | {"alpha": torch.tensor(float(alpha))}
 
     def mix(v: Params, w: Params, share: Tensor) -> Params:
         return {name: share * v[name] + (1 - share) * value for name, value in w.items()}
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        g, personal = download.params, copies.personal(own, "alpha")
+        g, personal = download.params, copies.personal(own)
         w, v, share = g, copies.load(g, own), own["alpha"]
         for batch in batches(examples, passes):
-            w_slope, w_buffers = slope(model, w | personal, batch, w)
-            mix_slope, mix_buffers = slope(model, mix(v, w, share) | personal, batch, [*w, *personal])
-            towards = dot(select(mix_slope, w_slope), {name: v[name] - w[name] for name in w})
-            v = step(v, {name: share * mix_slope[name] for name in w_slope}, mix_buffers, lr, batch, v)
-            w = step(w, w_slope, w_buffers, lr, batch, w)
-            personal = step(personal, select(mix_slope, personal), {}, lr, batch, ())
-            share = step({"": share}, {"": towards}, {}, alpha_lr, batch, ())[""].clamp(0, 1)
+            of_w, w_buffers = batch_gradient(model, w | personal, batch, w)
+            of_mix, mix_buffers = batch_gradient(model, mix(v, w, share) | personal, batch, [*w, *personal])
+            of_share = dot(select(of_mix, of_w), {name: v[name] - w[name] for name in w})
+            v = step(v, {name: share * of_mix[name] for name in of_w}, mix_buffers, lr, batch, v)
+            w = step(w, of_w, w_buffers, lr, batch, w)
+            personal = step(personal, select(of_mix, personal), {}, lr, batch, ())
+            share = step({"": share}, {"": of_share}, {}, alpha_lr, batch, ())[""].clamp(0, 1)
         return change(w, g, examples.mask.sum()), copies.store(v, own, examples) | personal | {"alpha": share}
 
     def personalize(shared: Params, own: Params, examples: Examples) -> Params:
-        return mix(copies.serve(shared, own, examples), shared, own["alpha"]) | copies.personal(own, "alpha")
+        return mix(copies.serve(shared, own, examples), shared, own["alpha"]) | copies.personal(own)
 
     return Method(init, client, personalize=personalize, rows=copies.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class LGMix:
-    """`trace`: spread around the mean, or around zero. `share` from 0 to 1 fixes c; below 0 it is measured."""
+    """A person's model takes a part c of its own change and 1 - c of everybody's."""
 
     model: Model
     _: KW_ONLY
-    lr: NonNegative = 0.01
-    passes: Count = 1
-    trace: Literal["covariance", "gram"] = "covariance"
-    share: Annotated[float, Le(1)] = -1.0
+    lr: NonNegative = 0.01  # learning rate
+    passes: Count = 1  # local epochs
+    trace: Literal["covariance", "gram"] = "covariance"  # T is the spread around the mean, or around zero
+    share: Annotated[float, Le(1)] = -1.0  # c, from 0 to 1; below 0 it is measured
 
     def method(self) -> Method:
         if self.model.features is None and self.share < 0:
@@ -114,8 +111,8 @@ class LGMix:
         assert self.model.features is not None
         mask = examples.mask[:, None] / examples.mask.sum().clamp(min=1)
         inputs = torch.where(mask > 0, self.model.features(params, examples.inputs), 0.0)
-        middle = (inputs * mask).sum(0) if self.trace == "covariance" else torch.zeros(())
-        return ((inputs - middle) ** 2 * mask).sum()
+        centre = (inputs * mask).sum(0) if self.trace == "covariance" else torch.zeros(())
+        return ((inputs - centre) ** 2 * mask).sum()
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         g, personal = download.params, self.personal(own)
@@ -125,15 +122,14 @@ class LGMix:
         ratio, turns = own["ratio"], own["turns"]
         if self.share < 0:
             flat = flat_examples(examples)
-            mine, theirs = self.spread(after, flat), self.spread(after | g, flat)
-            ratio = (turns * ratio + mine / (mine + theirs).clamp(min=1e-12)) / (turns + 1)
+            own_spread, shared_spread = self.spread(after, flat), self.spread(after | g, flat)
+            ratio = (turns * ratio + own_spread / (own_spread + shared_spread).clamp(min=1e-12)) / (turns + 1)
         reach = touched(g, self.model.rows, examples)
         stored: Params = {}
         for leaf, new in zip(LEAVES, (w, g, last)):
             stored |= nest(leaf, pick(reach, new, unnest(leaf, own)))
-        weight = examples.mask.sum()
-        upload = Upload({n: weight * v for n, v in last.items()}, weight)
-        return upload, stored | {"ratio": ratio, "turns": turns + 1} | select(after, personal)
+        stored |= {"ratio": ratio, "turns": turns + 1}
+        return change(after, w, examples.mask.sum()), stored | select(after, personal)
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         return self.mix(shared, own) | self.personal(own)

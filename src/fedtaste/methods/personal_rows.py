@@ -16,30 +16,36 @@ from fedtaste.core import Examples, Model, Params, Upload
 from fedtaste.methods.descent import touched
 from fedtaste.params import nest, pick, split, unnest
 
-LEAVES = ("own.*", "met")  # globs of what PersonalRows keeps with a person
-
 
 class PersonalRows:
-    """How a method keeps, sends and averages personal copies. `started`: rows that a person has not met yet begin as
-    the shared ones are now; otherwise as they were at first."""
+    """How a method keeps, sends and averages personal copies. `follow_shared`: rows that a person has not named yet
+    equal the shared ones as they are now; otherwise as they were at first. `others`: names of the method's further
+    private numbers."""
 
-    def __init__(self, model: Model, started: bool = True) -> None:
-        self.model, self.started = model, started
+    def __init__(self, model: Model, follow_shared: bool = True, others: tuple[str, ...] = ()) -> None:
+        self.model, self.globs = model, ("own.*", "met", *others)
         self.tables = tuple(n for n in model.rows if not any(fnmatch(n, glob) for glob in model.private))
+        self.follow_shared = follow_shared and bool(self.tables)
         self.rows = (*model.rows, *(f"own.{name}" for name in model.rows), "met", "reach") if model.rows else ()
 
-    def init(self, params: Params) -> Params:
+    def init(self, params: Params) -> tuple[Params, Params]:
+        """(the shared parameters, those that are personal by nature and a copy of the shared ones)."""
+        shared, personal = split(params, self.model.private)
+        return shared, personal | self.copy(shared)
+
+    def copy(self, params: Params) -> Params:
+        """A personal copy of these parameters, as it is stored before the first round."""
         met = {"met": torch.zeros(params[self.tables[0]].shape[0])} if self.tables else {}
         return nest("own", params) | met
 
-    def personal(self, own: Params, *other: str) -> Params:
-        """The private parameters that are personal by nature, without the copies and without `other` globs."""
-        return split(own, (*LEAVES, *other))[0]
+    def personal(self, own: Params) -> Params:
+        """The private parameters that are personal by nature, without the copies and the method's other numbers."""
+        return split(own, self.globs)[0]
 
     def load(self, shared: Params, own: Params) -> Params:
         """The personal copy as the last round left it."""
         copy = unnest("own", own)
-        if not self.tables or not self.started:
+        if not self.follow_shared:
             return copy
         met = {n: _column(own["met"], v) if n in self.tables else torch.ones(()) for n, v in copy.items()}
         return pick(met, copy, copy | shared)
@@ -48,9 +54,11 @@ class PersonalRows:
         """The personal copy, of the rows that these examples name. For other rows the proximal term's exact answer is
         the shared row; what was left there rounds ago, when they were drawn as negatives, would be stale."""
         copy = self.load(shared, own)
-        if not self.tables or not self.started:
-            return copy
-        return pick(touched(copy, self.tables, examples), copy, copy | shared)
+        return pick(touched(copy, self.tables, examples), copy, copy | shared) if self.follow_shared else copy
+
+    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
+        """The personal copy and what is personal by nature."""
+        return self.serve(shared, own, examples) | self.personal(own)
 
     def store(self, copy: Params, own: Params, examples: Examples) -> Params:
         """What is stored: of tables, the rows that these examples named, and what was there before."""
@@ -73,6 +81,10 @@ class PersonalRows:
             share = _column(upload.total["reach"], upload.total[name])
             mean[name] = torch.where(share > 0, upload.total[name] / share.clamp(min=1e-12), 0.0)
         return mean
+
+    def move(self, params: Params, towards: Params, rate: float | Tensor) -> Params:
+        """params + rate x `towards`; batch norm's statistics take all of it."""
+        return {n: v + (1.0 if n in self.model.buffers else rate) * towards[n] for n, v in params.items()}
 
 
 def _column(marks: Tensor, table: Tensor) -> Tensor:

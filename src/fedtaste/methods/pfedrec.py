@@ -11,7 +11,7 @@ import torch
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, merge
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, descend
+from fedtaste.methods.descent import batches, change, descend
 from fedtaste.methods.registry import define
 from fedtaste.params import select, split
 from fedtaste.signature import Count, NonNegative
@@ -36,17 +36,15 @@ def pfedrec(
 
     def learn(shared: Params, own: Params, examples: Examples) -> Params:
         params = shared | own
-        for step in list(range(examples.mask.shape[0])) * passes:
-            batch = Examples(*(x[step : step + 1] for x in examples))
-            params = descend(model, params, batch, lr, own)
-            params = descend(model, params, batch, item_lr, shared)
+        for batch in batches(examples, passes):
+            one_batch = Examples(*(array[None] for array in batch))
+            params = descend(model, params, one_batch, lr, own)
+            params = descend(model, params, one_batch, item_lr, shared)
         return params
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         params = learn(download.params, own, examples)
         return change(params, download.params, torch.ones(())), select(params, own)
 
-    def init(params: Params) -> tuple[Params, Params]:
-        return split(params, model.private)
-
-    return Method(init, client, personalize=learn if tuned else merge, rows=model.rows)
+    personalize = learn if tuned else merge
+    return Method(lambda params: split(params, model.private), client, personalize=personalize, rows=model.rows)

@@ -4,8 +4,6 @@ NeurIPS 2020), FedCLUP (Yu et al., ICML 2025).
     min over g and all v_i    sum_i p_i [ L_i(v_i) + lam/2 |v_i - g|^2 ]      lam 0: alone; lam large: one model
 The person is served v_i. What is personal by nature (a recommender's user vector) is not in the proximal term. Of item
 tables only rows that a person has named are stored (personal_rows.py).
-
-Settings: `lam` (lambda) is the weight of the proximal term, `lr` a learning rate and `passes` local epochs.
 """
 
 from __future__ import annotations
@@ -19,84 +17,80 @@ from torch import Tensor
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, curvature, descend, flat_examples, measure_once, parts, slope
+from fedtaste.methods.descent import (
+    batch_gradient,
+    change,
+    curvature,
+    descend,
+    flat_examples,
+    measure_once,
+    parts,
+    proximal,
+)
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
 from fedtaste.params import dot, select, split, square_distance
 from fedtaste.signature import Count, NonNegative
 
-LIKELIHOODS = ("cross_entropy", "bce")  # a slope's variance is the curvature over the number of examples (Fisher)
+LIKELIHOODS = ("cross_entropy", "bce")  # a gradient's variance is the curvature over the number of examples (Fisher)
 PARTS = 8  # parts of a person's examples, whose gradients give the noise
 LEAST = 1e-4  # least value of what is positive by nature, and may not be after a wire has added noise
-WIDEST = 1e3  # lam="auto" stays within this factor of the usual curvature
+WIDEST = 1e3  # lam="auto" stays within this factor of the typical curvature
 
 
 @dataclass(frozen=True, eq=False)
 class FedCLUP:
-    """`passes` steps on v from where it was, with the proximal term; then g moves by `rate` x mean (v - g).
-
-    `lr` 0 is 1 / (L + lam), `rate` 0 is 1 + lam/L, both with L measured on each person's own data. lam="auto" takes the
-    weight that people's data ask for (`_choose_lam`)."""
+    """`passes` steps on v from where it was, with the proximal term; then g moves by `rate` x mean (v - g)."""
 
     model: Model
     _: KW_ONLY
-    lam: NonNegative | Literal["auto"] = "auto"
-    lr: NonNegative = 0.0
-    passes: Count = 10
-    rate: NonNegative = 0.0
-
-    @property
-    def auto(self) -> bool:
-        return self.lam == "auto"
+    lam: NonNegative | Literal["auto"] = "auto"  # lambda, weight of the proximal term; auto: `_choose_lam`
+    lr: NonNegative = 0.0  # learning rate of v; 0: 1 / (L + lam), with L measured on each person's own data
+    passes: Count = 10  # local epochs
+    rate: NonNegative = 0.0  # the server's learning rate; 0: 1 + lam / L
 
     @property
     def measures(self) -> bool:
         """Whether a person's curvature is needed."""
-        return self.auto or not (self.lr and self.rate)
+        return self.lam == "auto" or not (self.lr and self.rate)
 
     @cached_property
     def copies(self) -> PersonalRows:
-        return PersonalRows(self.model, started=self.lam == "auto" or self.lam > 0)
+        return PersonalRows(self.model, self.lam == "auto" or self.lam > 0, others=("bend",))
 
     def method(self) -> Method:
-        if self.auto and self.model.rows:
-            raise SettingError("lam=auto measures whole models; with item tables say a number, as in --set lam=0.001.")
+        if self.lam == "auto" and self.model.rows:
+            raise SettingError("lam=auto needs a model without item tables. Give a number, as in --set lam=0.001.")
         return Method(self.init, self.client, self.server, self.personalize, rows=self.copies.rows)
 
     def init(self, params: Params) -> tuple[Params, Params]:
-        shared, personal = split(params, self.model.private)
-        own = personal | self.copies.init(shared) | ({"bend": torch.zeros(2)} if self.measures else {})
-        return shared | ({"lam": torch.zeros(())} if self.auto else {}), own
+        shared, own = self.copies.init(params)
+        own |= {"bend": torch.zeros(2)} if self.measures else {}  # the person's `curvature`, once it is known
+        return shared | ({"lam": torch.zeros(())} if self.lam == "auto" else {}), own
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        g, lam = _without_lam(download.params), self.weight(download.params)
-        personal = self.copies.personal(own, "bend")
+        g, personal = _without_lam(download.params), self.copies.personal(own)
+        lam = download.params["lam"] if self.lam == "auto" else torch.tensor(float(self.lam))
         params, bend = self.copies.load(g, own) | personal, torch.ones(2)
         if self.measures:
             bend = measure_once(own["bend"], lambda: curvature(self.model, params, examples, params))
         lr = self.lr or 1 / (bend[0] + lam)
-        pull = lambda p: lam / 2 * square_distance(p, g)
-        after = descend(self.model, params, examples, lr, params, self.passes, pull)
+        after = descend(self.model, params, examples, lr, params, self.passes, proximal(lam, g))
         numbers = {} if self.rate else {"stiff": bend[0] / (bend[0] + lam)}
-        numbers |= _measure_difference(self.model, g, after, examples, bend) if self.auto else {}
+        numbers |= _measure_difference(self.model, g, after, examples, bend) if self.lam == "auto" else {}
         stored = self.copies.store(after, own, examples) | select(after, personal)
         return self.copies.upload(after, g, examples, numbers), stored | ({"bend": bend} if self.measures else {})
 
-    def weight(self, shared: Params) -> Tensor:
-        """The weight of the proximal term in this round."""
-        return shared["lam"] if self.lam == "auto" else torch.tensor(float(self.lam))
-
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         mean = self.copies.mean(upload)
-        rate = self.rate or 1 / mean["stiff"].clamp(min=LEAST)
-        moved = {n: v + (1.0 if n in self.model.buffers else rate) * mean[n] for n, v in _without_lam(shared).items()}
-        if not self.auto:
+        moved = self.copies.move(_without_lam(shared), mean, self.rate or 1 / mean["stiff"].clamp(min=LEAST))
+        if self.lam != "auto":
             return moved, {}
         measured = select(mean, ("differ", "noise", "usual"))  # kept, so that the choice of lam can be examined
         return moved | {"lam": _choose_lam(mean, upload.total["each"])}, measured
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
-        return self.copies.serve(_without_lam(shared), own, examples) | self.copies.personal(own, "bend")
+        return self.copies.personalize(_without_lam(shared), own, examples)
 
 
 fedclup = define(
@@ -122,25 +116,24 @@ fedclup = define(
 def ditto(
     model: Model,
     *,
-    lam: NonNegative = 0.1,
-    lr: NonNegative = 1.0,
-    passes: Count = 1,
-    own_lr: NonNegative = 1.0,
-    own_passes: Count = 1,
+    lam: NonNegative = 0.1,  # lambda, weight of the proximal term
+    lr: NonNegative = 1.0,  # learning rate of the shared model
+    passes: Count = 1,  # local epochs of the shared model
+    own_lr: NonNegative = 1.0,  # eta, learning rate of the personal model v
+    own_passes: Count = 1,  # s, local epochs of v
 ) -> Method:
-    """FedAvg for the shared model, as if nobody had a personal one; beside it v descends (`own_lr`, `own_passes`) with
-    the proximal term to it."""
-    copies = PersonalRows(model, started=lam > 0)
+    """FedAvg for the shared model, as if nobody had a personal one; beside it v descends with the proximal term."""
+    copies = PersonalRows(model, lam > 0)
 
     def init(params: Params) -> tuple[Params, Params]:
         shared, personal = split(params, model.private)
-        return shared, personal | copies.init(params)
+        return shared, personal | copies.copy(params)
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         g, personal = download.params, copies.personal(own)
         w = descend(model, g | personal, examples, lr, [*g, *personal], passes)
         v = copies.load(g, own)
-        v = descend(model, v, examples, own_lr, v, own_passes, lambda p: lam / 2 * square_distance(p, g))
+        v = descend(model, v, examples, own_lr, v, own_passes, proximal(lam, g))
         return change(w, g, examples.mask.sum()), copies.store(v, own, examples) | select(w, personal)
 
     return Method(init, client, personalize=copies.serve, rows=copies.rows)
@@ -156,42 +149,33 @@ def ditto(
 def pfedme(
     model: Model,
     *,
-    lam: NonNegative = 1.0,
-    lr: NonNegative = 0.1,
-    passes: Count = 5,
-    turns: Count = 1,
-    eta: NonNegative = 1.0,
-    beta: NonNegative = 1.0,
+    lam: NonNegative = 1.0,  # lambda, weight of the proximal term
+    lr: NonNegative = 0.1,  # learning rate of theta
+    passes: Count = 5,  # K, local epochs of theta
+    turns: Count = 1,  # R, how often theta and w move in turn
+    eta: NonNegative = 1.0,  # eta, learning rate of w
+    beta: NonNegative = 1.0,  # beta, the server's learning rate
 ) -> Method:
-    """`turns` times (R in the paper): theta descends with the proximal term to w, and w moves towards it by `eta` x
-    lam; the server moves by `beta` x the mean. People are served theta."""
-    copies = PersonalRows(model, started=lam > 0)
-
-    def init(params: Params) -> tuple[Params, Params]:
-        shared, personal = split(params, model.private)
-        return shared, personal | copies.init(shared)
+    """In each turn theta descends with the proximal term to w, and w moves towards it by `eta` x lam; the server moves
+    by `beta` x the mean change of w. People are served theta."""
+    copies = PersonalRows(model, lam > 0)
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         g, personal = download.params, copies.personal(own)
         w, theta = g, copies.load(g, own) | personal
         for _ in range(turns):
-            pull = lambda p, w=w: lam / 2 * square_distance(p, w)
-            theta = descend(model, theta, examples, lr, theta, passes, pull)
-            w = {n: v + (1.0 if n in model.buffers else eta * lam) * (theta[n] - v) for n, v in w.items()}
+            theta = descend(model, theta, examples, lr, theta, passes, proximal(lam, w))
+            w = copies.move(w, {name: theta[name] - value for name, value in w.items()}, eta * lam)
         return copies.upload(w, g, examples, {}), copies.store(theta, own, examples) | select(theta, personal)
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        mean = copies.mean(upload)
-        return {n: v + (1.0 if n in model.buffers else beta) * mean[n] for n, v in shared.items()}, memory
+        return copies.move(shared, copies.mean(upload), beta), memory
 
-    def personalize(shared: Params, own: Params, examples: Examples) -> Params:
-        return copies.serve(shared, own, examples) | copies.personal(own)
-
-    return Method(init, client, server, personalize, rows=copies.rows)
+    return Method(copies.init, client, server, copies.personalize, rows=copies.rows)
 
 
 def _without_lam(shared: Params) -> Params:
-    return {name: value for name, value in shared.items() if name != "lam"}
+    return split(shared, ["lam"])[0]
 
 
 def _measure_difference(model: Model, g: Params, v: Params, examples: Examples, bend: Tensor) -> Params:
@@ -200,15 +184,15 @@ def _measure_difference(model: Model, g: Params, v: Params, examples: Examples, 
     their data; where the loss is a likelihood it is the curvature, which also works for a v that fits every
     example."""
     flat = flat_examples(examples)
-    first = slope(model, v | g, flat, g)[0]
+    gradient = batch_gradient(model, v | g, flat, g)[0]
     if model.loss_name in LIKELIHOODS:
         bend = curvature(model, v | g, examples, g, probes=1)
-        noise = bend[1] * sum(value.numel() for value in first.values()) / examples.mask.sum()
+        noise = bend[1] * sum(value.numel() for value in gradient.values()) / examples.mask.sum()
     else:
-        slopes = [slope(model, v, part, g)[0] for part in parts(flat, PARTS)]
-        mean = {name: torch.stack([s[name] for s in slopes]).mean(0) for name in first}
-        noise = torch.stack([square_distance(s, mean) for s in slopes]).sum() / (PARTS * (PARTS - 1))
-    beyond = dot(first, first) - noise
+        by_part = [batch_gradient(model, v, part, g)[0] for part in parts(flat, PARTS)]
+        mean = {name: torch.stack([part[name] for part in by_part]).mean(0) for name in gradient}
+        noise = torch.stack([square_distance(part, mean) for part in by_part]).sum() / (PARTS * (PARTS - 1))
+    beyond = dot(gradient, gradient) - noise
     return {"differ": beyond, "squared": beyond**2, "noise": noise, "usual": bend[1], "each": 1 / examples.mask.sum()}
 
 

@@ -29,7 +29,7 @@ class Algorithm(Protocol):
 
 
 class RunContext(NamedTuple):
-    """What the notes of a method may depend on."""
+    """The facts about a run that the notes of a method may depend on."""
 
     values: Values  # every setting in force
     chosen: frozenset[str]  # the settings that the user gave
@@ -39,8 +39,8 @@ class RunContext(NamedTuple):
 
 @dataclass(frozen=True)
 class PublicValues:
-    """What a run tells every method that has a setting of the same name. They follow from the wire and from the task,
-    so `--set` does not accept them. All of them are public."""
+    """Public values that a run passes to every method that has a setting of the same name. They follow from the wire
+    and the task, so `--set` does not accept them."""
 
     noise: float = 0.0  # standard deviation of the noise on a sum, as a multiple of the largest upload
     clip: float = 1.0  # largest norm of an upload
@@ -59,7 +59,7 @@ PUBLIC_NAMES = frozenset(f.name for f in fields(PublicValues))
 
 @dataclass(eq=False)
 class MethodSpec(Generic[P]):
-    """A method's factory, callable like the factory itself; it checks bounds before it builds."""
+    """A method's factory with what a run needs to know about it; callable like the factory, after a check of bounds."""
 
     factory: Callable[P, Method | Algorithm]
     defaults: Mapping[str, Values] = field(default_factory=dict)
@@ -94,8 +94,3 @@ def define(
 ) -> Callable[[Callable[P, Method | Algorithm]], MethodSpec[P]]:
     """Decorator: make a MethodSpec of a function that returns a Method, or of a class that has `method()`."""
     return lambda factory: MethodSpec(factory, defaults or {}, variants or {}, presets or {}, unread, notes)
-
-
-def not_read(names: tuple[str, ...], reason: str) -> dict[str, str]:
-    """The same reason for several settings."""
-    return dict.fromkeys(names, reason)

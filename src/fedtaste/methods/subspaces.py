@@ -33,7 +33,7 @@ def public_table(m: int, k: int) -> Tensor:
     return torch.randn(m, k, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
-def remove_direction(common: Tensor, table: Tensor) -> Tensor:
+def deflate(common: Tensor, table: Tensor) -> Tensor:
     """The table [m, k] with its columns made orthogonal to the unit vector `common` [m]."""
     common = common.double()
     return table - common[:, None] * (common @ table)
@@ -56,14 +56,14 @@ def span(table: Tensor, onto: Tensor) -> Tensor:
     return result
 
 
-def top_projector(gram: Tensor, deviation: float, k: int) -> Tensor:
+def projector(gram: Tensor, deviation: float, k: int) -> Tensor:
     """The projector to the eigenvectors above what noise alone reaches: at most k, and at least 2 if there is noise."""
     values, vectors = torch.linalg.eigh(gram)
     edge = max(deviation * math.sqrt(2 * len(gram)), LEAST * float(values[-1]))
     number = min(max(int((values > edge).sum()), 2 if deviation else 0), k, len(gram))
     main = vectors[:, len(gram) - number :]
-    projector: Tensor = main @ main.T
-    return projector
+    result: Tensor = main @ main.T
+    return result
 
 
 def next_basis(
@@ -78,7 +78,7 @@ def next_basis(
     if features is not None and deviation:
         turn = torch.linalg.eigh(v.T @ y + y.T @ v)[1]
         y, least = shrunk(y @ turn, features, deviation) @ turn.T @ (v.T @ v), 0.0
-    y = remove_direction(common, y)
+    y = deflate(common, y)
     table = basis(y)
     values, turn = torch.linalg.eigh((v.T @ y + y.T @ v) / 2)
     large = values > max(least, LEAST * float(values[-1]), 1e-12)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtaste.core import Download, Examples, Fast, Method, Params, People, Upload
-from fedtaste.data.interactions import Histories
+from fedtaste.data.interactions import Histories, starts_of
 from fedtaste.data.sampling import SPLIT, Ragged, distinct_negatives, key_of, uniform
 from fedtaste.federation import ExampleForm, Federation
+from fedtaste.params import split
 from fedtaste.wire.validation import LIMIT
 
 MARK = "hostile"  # a private number: 0, or 1 + the hostile person's number
@@ -27,7 +28,7 @@ def _replace_histories(histories: Histories, people: People, lists: Sequence[NDA
     parts = [histories.of(person) for person in range(histories.people)]
     for person, items in zip(people, lists):
         parts[person] = items
-    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    starts = starts_of(np.array([len(part) for part in parts]))
     return Histories(starts, np.concatenate(parts).astype(np.int32), np.ones(starts[-1], np.float32))
 
 
@@ -110,12 +111,13 @@ def _pseudo_normal(seed: Tensor, like: Tensor) -> Tensor:
 
 
 def _noise(upload: Upload, down: Download, mark: Tensor, size: float) -> Params:
+    """Noise in place of every number of an upload, `size` times as long as the upload."""
     out = {}
     for place, (name, value) in enumerate(sorted(upload.total.items())):
         noise = _pseudo_normal(mark.long() * 1009 + down.round.long() * 31 + place, value)
         factor = size * (value**2).sum().sqrt() / (noise**2).sum().sqrt().clamp(min=1e-12)
         out[name] = (factor * noise).clamp(-LIMIT / 2, LIMIT / 2)
-    return {name: out[name] for name in upload.total}
+    return out
 
 
 def hostile_method(method: Method, attack: str, size: float) -> Method:
@@ -127,15 +129,15 @@ def hostile_method(method: Method, attack: str, size: float) -> Method:
 
     def client(down: Download, private: Params, examples: Examples) -> tuple[Upload, Params]:
         mark = private[MARK]
-        upload, private = method.client(down, {n: v for n, v in private.items() if n != MARK}, examples)
+        upload, private = method.client(down, split(private, [MARK])[0], examples)
         if attack == "promote":
-            bad = _promote(upload, down, examples, method.rows, size)
+            crafted = _promote(upload, down, examples, method.rows, size)
         else:
-            bad = _noise(upload, down, mark, size)
-        total = {name: torch.where(mark > 0, bad[name], value) for name, value in upload.total.items()}
+            crafted = _noise(upload, down, mark, size)
+        total = {name: torch.where(mark > 0, crafted[name], value) for name, value in upload.total.items()}
         return Upload(total, upload.weight), private | {MARK: mark}
 
     def personalize(shared: Params, private: Params, examples: Examples) -> Params:
-        return method.personalize(shared, {n: v for n, v in private.items() if n != MARK}, examples)
+        return method.personalize(shared, split(private, [MARK])[0], examples)
 
     return method.replace(init=init, client=client, personalize=personalize, fast=Fast())

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedtaste.core import People, Stage
+from fedtaste.core import Params, People, Stage
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some, uniform
 from fedtaste.data.user_files import BroughtSplit
@@ -55,15 +55,14 @@ SUMS_SIZE = 10.0  # the same where sums are sent, which are solved: with much mo
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """The attack, and what it is measured by. `wires` are rules of the server, each in addition to the plain sum;
-    `size` None is the method's default."""
+    """The attack, and how its effect is measured."""
 
     hostile: float = 0.05  # share of the people
     attack: str = "promote"
-    wires: Sequence[str] = ()
-    targets: int = 1
-    k: int = 10
-    size: float | None = None
+    wires: Sequence[str] = ()  # rules of the server, each measured in addition to the plain sum
+    targets: int = 1  # unpopular items, each promoted in a run of its own
+    k: int = 10  # length of the lists in which a target counts as exposed (ER@k)
+    size: float | None = None  # length of a crafted upload over an honest one; None: the method's default
 
 
 PROMOTE = AttackSettings()
@@ -104,10 +103,13 @@ class Simulation:
     @cached_property
     def size(self) -> float:
         """How many times larger than an honest one a crafted upload is."""
-        method, model = self.plan.method, self.plan.model
-        like = upload_of(method, model, torch.zeros(1, 1, dtype=torch.int64))
-        sums = bool(set(like) & set(method.rows) - set(model.rows))
+        sums = set(self.upload_layout) & set(self.plan.method.rows) - set(self.plan.model.rows)
         return (SUMS_SIZE if sums else SIZE) if self.attack.size is None else self.attack.size
+
+    @cached_property
+    def upload_layout(self) -> Params:
+        """Tensors with the names and shapes of an upload."""
+        return upload_of(self.plan.method, self.plan.model, torch.zeros(1, 1, dtype=torch.int64))
 
     def federation(self, histories: Histories, members: People | None = None, stream: int = TRAIN) -> Federation:
         """A federation with these histories."""
@@ -174,7 +176,7 @@ class Simulation:
 
     def rules(self) -> dict[str, Stage]:
         """The plain sum and the server's rules of --wire, by wire string."""
-        method, rules = self.plan.method, {"": Stage()}
+        rules = {"": Stage()}
         for text in self.attack.wires:
             stages = parse(text)
             other = [name for name, _ in stages if name not in RULES]
@@ -185,8 +187,8 @@ class Simulation:
                 )
             ((name, value),) = stages
             cohort, _ = self.federation(self.histories, members=self.members).cohort(0, size=self.settings.cohort)
-            check_memory(len(cohort), upload_of(method, self.plan.model, torch.zeros(1, 1, dtype=torch.int64)))
-            rules[text] = RULES[name](value, method.rows)
+            check_memory(len(cohort), self.upload_layout)
+            rules[text] = RULES[name](value, self.plan.method.rows)
         return rules
 
     def check(self) -> None:
@@ -219,16 +221,16 @@ def make_simulation(
     planned = plan(settings, task.facts)
     if planned.method.pooled or settings.method in ("local", "popularity"):
         raise SettingError(f"{settings.method} learns no model from uploads. Choose another method, such as fedmf.")
-    bare = task.federation("final", planned.method, planned.sampling, None)
-    examples = bare.examples(np.arange(task.people), 0, "history")
+    federation = task.federation("final", planned.method, planned.sampling, None)
+    examples, members = federation.examples(np.arange(task.people), 0, "history"), federation.members
     histories = Histories(examples.starts, examples.inputs.astype(np.int32), examples.targets)
-    hostile = some(bare.members, max(1, round(attack.hostile * len(bare.members))), key_of(settings.seed, SPLIT, 7))
+    hostile = some(members, max(1, round(attack.hostile * len(members))), key_of(settings.seed, SPLIT, 7))
     honest = np.setdiff1d(task.seen, hostile)
     if not len(honest):
         raise SettingError("No honest person is left to be evaluated. Give a smaller share of hostile people.")
-    about, watch = data.train if isinstance(data, BroughtSplit) else data, watch or Silent()
+    table, watch = data.train if isinstance(data, BroughtSplit) else data, watch or Silent()
     return Simulation(
-        task, planned, settings, attack, histories, bare.members, hostile, honest, about.titles, about.items, watch
+        task, planned, settings, attack, histories, members, hostile, honest, table.titles, table.items, watch
     )
 
 
