@@ -94,7 +94,7 @@ ModelKind = Literal[
 
 @dataclass(frozen=True)
 class Model:
-    """What is learnt, as pure functions of the parameters of ONE person."""
+    """A model: its loss and scores as pure functions of the parameters of ONE person."""
 
     init: Callable[[torch.Generator], Params]
     loss: Callable[[Params, Examples], Tensor]  # of one batch: [batch] arrays; padding must not count
@@ -109,7 +109,7 @@ class Model:
     learn: Callable[[Params, Examples], tuple[Tensor, Params]] | None = None  # (loss, the buffers after this batch)
     bound: Callable[[Examples], Tensor] | None = None  # upper bound of the loss's curvature, where one is known
     alone: bool = False  # score() depends on the batch: evaluate one person at a time, without padding
-    kind: ModelKind = "custom"  # what methods that need one particular model look at
+    kind: ModelKind = "custom"  # for methods that need one particular model
 
 
 def recipe_loss(model: Model) -> Literal["bce", "squared"]:
@@ -206,33 +206,27 @@ class StageContext(NamedTuple):
 
 
 class SecureSummation(Protocol):
-    """Sums of uploads that reveal no single upload (wire/secure_sums.py)."""
+    """Sums of uploads that reveal no single upload (wire/secure_sums.py has the type, and explains its functions)."""
 
-    def encode(self, upload: Upload) -> Upload:
-        """The upload as whole numbers (int64); of one device, or of many stacked."""
+    def encode(self, upload: Upload) -> Upload: ...
+    def decode(self, total: Upload) -> Upload: ...
+    def recoverable(self, cohort: People, answering: People, context: StageContext) -> People: ...
+    def noise_shares(self, cohort: People, context: StageContext) -> dict[int, float]: ...
+    def run_protocol(self, uploads: dict[int, Upload], cohort: People, context: StageContext) -> Upload | None: ...
 
-    def decode(self, total: Upload) -> Upload:
-        """The numbers of a sum of encoded uploads."""
 
-    def recoverable(self, cohort: People, answering: People, context: StageContext) -> People:
-        """Those of `answering` whose group's sum can be unmasked."""
-
-    def noise_shares(self, cohort: People, context: StageContext) -> dict[int, float]:
-        """By person: the share of a release's noise variance that their device adds."""
-
-    def run_protocol(self, uploads: dict[int, Upload], cohort: People, context: StageContext) -> Upload | None:
-        """The sum by the masking protocol itself; None where no group can be unmasked."""
+UploadStep = Callable[[Upload, StageContext], Upload]
 
 
 @dataclass(frozen=True)
 class Stage:
     """A transformation of what crosses the wire: on the device first, on the server's sum last."""
 
-    client: Callable[[Upload, StageContext], Upload] | None = None  # of one device; runs under vmap
-    server: Callable[[Upload, StageContext], Upload] | None = None  # of the sum
+    client: UploadStep | None = None  # of one device; runs under vmap
+    server: UploadStep | None = None  # of the sum
     combine: Callable[[Upload], Upload] | None = None  # in place of +: all admitted uploads, stacked, give one
     secure_sum: SecureSummation | None = None  # sums are of whole numbers, and only sums are seen
-    device_noise: Callable[[Upload, StageContext], Upload] | None = None  # adds one device's noise to its own upload
+    device_noise: UploadStep | None = None  # adds one device's noise to its own upload
     message_layout: Callable[[Params], Params] | None = None  # tensors of a message's shapes and types, to count bytes
     dense: bool = False  # `client` fills rows that a person did not touch
     poisson: bool = False  # each person is in the cohort by a secret coin of their own: what an accountant assumes
@@ -243,35 +237,25 @@ class Stage:
 
 
 def chain(*stages: Stage) -> Stage:
-    """Stages in order on the device, in reverse order on the server; a chain is a Stage."""
-    up = [stage.client for stage in stages if stage.client]
-    down = [stage.server for stage in reversed(stages) if stage.server]
-    write = [stage.message_layout for stage in stages if stage.message_layout]
+    """Compose stages into one, which runs them in order on the device and in reverse order on the server."""
+    layouts = [stage.message_layout for stage in stages if stage.message_layout]
+    clients = [stage for stage in stages if stage.client]
+    names = ("combine", "secure_sum", "device_noise", "grid", "dense", "poisson", "local", "random")
 
-    def compose(
-        steps: Sequence[Callable[[Upload, StageContext], Upload]],
-    ) -> Callable[[Upload, StageContext], Upload] | None:
-        if not steps:
+    def compose(steps: Sequence[UploadStep | None]) -> UploadStep | None:
+        present = [step for step in steps if step]
+        if not present:
             return None
-        return lambda upload, context: reduce(lambda value, step: step(value, context), steps, upload)
+        return lambda upload, context: reduce(lambda value, step: step(value, context), present, upload)
 
-    def last(name: str) -> Any:
-        return next((getattr(stage, name) for stage in reversed(stages) if getattr(stage, name)), None)
-
-    def has(name: str) -> bool:
-        return any(getattr(stage, name) for stage in stages)
+    def last_set(name: str) -> Any:
+        """The field's value in the last stage that sets it, or else its default."""
+        return next((value for stage in reversed(stages) if (value := getattr(stage, name))), getattr(Stage, name))
 
     return Stage(
-        client=compose(up),
-        server=compose(down),
-        combine=last("combine"),
-        secure_sum=last("secure_sum"),
-        device_noise=last("device_noise"),
-        message_layout=(lambda total: reduce(lambda value, step: step(value), write, total)) if write else None,
-        dense=has("dense"),
-        poisson=has("poisson"),
-        local=has("local"),
-        random=has("random"),
-        grid=last("grid"),
-        accepts_plain_sums=bool(up) and all(stage.accepts_plain_sums for stage in stages if stage.client),
+        client=compose([stage.client for stage in stages]),
+        server=compose([stage.server for stage in reversed(stages)]),
+        message_layout=(lambda total: reduce(lambda value, step: step(value), layouts, total)) if layouts else None,
+        accepts_plain_sums=bool(clients) and all(stage.accepts_plain_sums for stage in clients),
+        **{name: last_set(name) for name in names},
     )

@@ -4,7 +4,7 @@
     ├── DataError            a file, a column, a value or a data set is not what it should be
     │   └── ChecksumError    a fetched file is not the file that was published
     ├── SettingError         a name or a value of an option, a method or a setting is wrong
-    ├── RunError             a run folder is missing, torn, of another version, or cannot be written
+    ├── RunError             a run folder is missing, damaged, of another version, or cannot be written
     ├── ProtocolError        the secure-aggregation protocol was violated (wire/masks.py)
     └── DivergedError        training produced numbers that are not finite; says in which round
 
@@ -31,7 +31,7 @@ class SettingError(FedtasteError):
 
 
 class RunError(FedtasteError):
-    """A run folder is missing, torn, of another version, or cannot be written."""
+    """A run folder is missing, damaged, of another version, or cannot be written."""
 
 
 class ProtocolError(FedtasteError):

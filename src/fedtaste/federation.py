@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.core import People
-from fedtaste.data.interactions import Histories
+from fedtaste.data.interactions import Histories, starts_of
 from fedtaste.data.sampling import COHORT, DROPOUT, TRAIN, Ragged, key_of, samples, uniform
 from fedtaste.errors import DataError, SettingError
 from fedtaste.wire.rng import coins as secret_coins
 
 ExampleForm = Literal["samples", "history"]  # as in Method.examples
+Arrays = Sequence[NDArray[np.generic]]  # one array for each client
 
 
 @dataclass(eq=False)
@@ -70,16 +71,9 @@ def cohort_size(size: int | float, people: int) -> int:
 
 
 def of_histories(
-    histories: Histories,
-    catalogue: int,
-    *,
-    negatives: int = 4,
-    batch: int = 0,
-    seed: int = 0,
-    members: People | None = None,
-    forbidden: Histories | None = None,
-    stream: int = TRAIN,
-) -> Federation:
+    histories: Histories, catalogue: int, *, negatives: int = 4, batch: int = 0, seed: int = 0,
+    members: People | None = None, forbidden: Histories | None = None, stream: int = TRAIN,
+) -> Federation:  # fmt: skip
     """A federation in which each person holds their own history of items.
 
     Methods that learn from samples get `negatives` drawn items for each item of the history, in batches of `batch`
@@ -101,34 +95,27 @@ def of_histories(
 
 
 def of_arrays(
-    features: Sequence[NDArray[np.generic]],
-    targets: Sequence[NDArray[np.generic]],
-    *,
-    batch: int = 0,
-    seed: int = 0,
-    names: tuple[str, ...] = (),
+    features: Arrays, targets: Arrays, *, batch: int = 0, seed: int = 0, names: tuple[str, ...] = ()
 ) -> Federation:
     """A federation in which each client holds rows of features with a target each; with a batch, in another order every
     round."""
     check_clients(features, targets)
-    starts = np.concatenate([[0], np.cumsum([len(x) for x in targets])]).astype(np.int64)
+    counts = np.array([len(y) for y in targets])
+    starts = starts_of(counts)
     inputs = np.concatenate(features).astype(np.float32)
     outputs = np.concatenate(targets).astype(np.float32)
 
     def examples(people: People, round: int, form: ExampleForm) -> Ragged:
         index = np.concatenate([np.arange(starts[p], starts[p + 1]) for p in people])
         if batch:
-            draw, owner = uniform(index, key_of(seed, TRAIN, round)), np.repeat(people, np.diff(starts)[people])
-            place = np.empty(len(starts), np.int64)
-            place[people] = np.arange(len(people))
-            index = index[np.lexsort((draw, place[owner]))]
-        lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[people])]).astype(np.int64)
-        return Ragged(lengths, inputs[index], outputs[index], batch, even=True)
+            owner = np.repeat(np.arange(len(people)), counts[people])
+            index = index[np.lexsort((uniform(index, key_of(seed, TRAIN, round)), owner))]
+        return Ragged(starts_of(counts[people]), inputs[index], outputs[index], batch, even=True)
 
-    return Federation(len(targets), np.flatnonzero(np.diff(starts)), examples, names=names)
+    return Federation(len(targets), np.flatnonzero(counts), examples, names=names)
 
 
-def check_clients(features: Sequence[NDArray[np.generic]], targets: Sequence[NDArray[np.generic]]) -> None:
+def check_clients(features: Arrays, targets: Arrays) -> None:
     """Raise DataError where the arrays of the clients do not fit together."""
     if len(features) != len(targets) or not sum(len(y) for y in targets):
         raise DataError(
@@ -149,11 +136,12 @@ def pooled(federation: Federation) -> Federation:
     """One client that holds everybody's examples: the baseline without privacy. Items become pairs (person, item)."""
 
     def examples(people: People, round: int, form: ExampleForm) -> Ragged:
-        apart = federation.examples(federation.members, round, form)
-        inputs, ends = apart.inputs, np.array([0, len(apart.targets)])
+        separate = federation.examples(federation.members, round, form)
+        inputs, targets = separate.inputs, separate.targets
+        starts = np.array([0, len(targets)])
         if federation.catalogue:
-            return Ragged(ends, np.stack([np.repeat(federation.members, apart.lengths), inputs], 1), apart.targets)
+            return Ragged(starts, np.stack([np.repeat(federation.members, separate.lengths), inputs], 1), targets)
         order = np.argsort(uniform(np.arange(len(inputs)), key_of(0, TRAIN, round)), kind="stable")  # clients mixed
-        return Ragged(ends, inputs[order], apart.targets[order], apart.batch, even=True)
+        return Ragged(starts, inputs[order], targets[order], separate.batch, even=True)
 
     return Federation(1, np.zeros(1, np.int64), examples)

@@ -42,6 +42,7 @@ from fedtaste.wire.rng import derive, device_keys, uniforms
 from fedtaste.wire.validation import UploadValidator, soundness
 
 Network = Callable[[Iterator[bytes]], Iterator[bytes]]  # what happens to messages on their way
+PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
 NO_EXAMPLES = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
@@ -56,9 +57,6 @@ class Outcome(NamedTuple):
     noise: float = 0.0  # the share of a release's variance that remote clients have added already
 
 
-PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
-
-
 def choose_backend(backend: str, method: Method, wire: Stage) -> str:
     """The backend to use; `auto` is the fastest one that gives the same result."""
     known = ("auto", "loop", "vmap", "kernel")
@@ -66,15 +64,15 @@ def choose_backend(backend: str, method: Method, wire: Stage) -> str:
         raise SettingError(did_you_mean(backend, known, "backend"))
     if method.pooled:  # there is one client only
         return "loop"
-    sees_single = wire.client and not wire.accepts_plain_sums or wire.combine or wire.secure_sum
-    possible = method.fast.kernel is not None and not sees_single
-    if backend == "kernel" and not possible:
-        why = (
-            "this method has none" if method.fast.kernel is None else "it sums before a stage could see single uploads"
-        )
-        raise SettingError(f"The kernel backend cannot be used here: {why}. Use --backend vmap.")
+    obstacle = None
+    if method.fast.kernel is None:
+        obstacle = "this method has none"
+    elif wire.client and not wire.accepts_plain_sums or wire.combine or wire.secure_sum:
+        obstacle = "it sums before a stage could see single uploads"
     if backend == "auto":
-        return "kernel" if possible else "vmap"
+        return "vmap" if obstacle else "kernel"
+    if backend == "kernel" and obstacle:
+        raise SettingError(f"The kernel backend cannot be used here: {obstacle}. Use --backend vmap.")
     return backend
 
 
@@ -105,8 +103,7 @@ def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
     if backend == "kernel":
         assert method.fast.kernel is not None
         upload, refused = method.fast.kernel(call.down, Cohort(call.people, call.examples, store))
-        counted = Counter({reason: count for reason, count in refused.items() if count})
-        return Outcome(upload, counted, None, len(call.people) - sum(refused.values()))
+        return Outcome(upload, +Counter(refused), None, len(call.people) - sum(refused.values()))
     return (ClientLoop if backend == "loop" else BatchedClients)(method, call, store).run()
 
 
@@ -116,7 +113,7 @@ def staged(wire: Stage, context: StageContext, uploads: Upload, keys: list[bytes
         return uploads
     client = wire.client
     draws = rounding_draws(uploads, keys) if wire.random else {}
-    return vmap(lambda upload, own: client(upload, context._replace(draws=own)))(uploads, draws)
+    return vmap(lambda upload, drawn: client(upload, context._replace(draws=drawn)))(uploads, draws)
 
 
 def rounding_draws(uploads: Upload, keys: list[bytes]) -> Params:
@@ -155,8 +152,8 @@ class ClientLoop:
                 first = next(reversed(self.private), None) if first is None else first
                 continue
             person, upload = arrival
-            own = {name: value[None] for name, value in self.private.pop(person).items()}
-            self.store.put(np.array([person]), own)
+            private = {name: value[None] for name, value in self.private.pop(person).items()}
+            self.store.put(np.array([person]), private)
             if call.wire.secure_sum or call.wire.combine:
                 separate[person] = upload
             else:
@@ -172,8 +169,8 @@ class ClientLoop:
         call = self.call
         for place, (person, key) in enumerate(zip(call.people.tolist(), call.device_keys())):
             examples = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
-            own = {name: value[0] for name, value in self.store.gather(call.people[place : place + 1]).items()}
-            upload, self.private[person] = self.method.client(call.down, own, examples)
+            private = {name: value[0] for name, value in self.store.gather(call.people[place : place + 1]).items()}
+            upload, self.private[person] = self.method.client(call.down, private, examples)
             upload = one_of(staged(call.wire, call.context, stacked([upload]), [key]))
             upload = with_noise(call, person, key, upload)
             validator.expect(upload.total, person)
@@ -183,10 +180,9 @@ class ClientLoop:
         """The uploads as the server gets them; None for each that it refuses."""
         call = self.call
         if call.wire.secure_sum:
-            return (validator.look(person, upload) for person, upload in self._uploads(validator))
-        blobs = (
-            encode(upload, Head(call.run_id, call.context.round, person)) for person, upload in self._uploads(validator)
-        )
+            return (validator.admit_upload(person, upload) for person, upload in self._uploads(validator))
+        run, round = call.run_id, call.context.round
+        blobs = (encode(upload, Head(run, round, person)) for person, upload in self._uploads(validator))
         return (validator.admit(blob) for blob in (call.network(blobs) if call.network else blobs))
 
     def _secure_sum(self, protocol: SecureSummation, admitted: dict[int, Upload]) -> Upload | None:
@@ -204,9 +200,11 @@ def with_noise(call: Call, person: int, key: bytes, upload: Upload) -> Upload:
     if person not in call.noise_shares or call.wire.device_noise is None:
         return upload
     context = call.context._replace(key=derive(key, "noise"), shares=call.noise_shares[person])
-    return (
-        narrow(call.wire.device_noise(upload, context)) if call.wire.local else call.wire.device_noise(upload, context)
-    )
+    noisy = call.wire.device_noise(upload, context)
+    if not call.wire.local:
+        return noisy
+    # A device sends 32 bits: the grid of local noise is chosen so that its numbers fit.
+    return Upload({name: value.int() for name, value in noisy.total.items()}, noisy.weight)
 
 
 def wide(upload: Upload) -> Upload:
@@ -216,18 +214,13 @@ def wide(upload: Upload) -> Upload:
     return Upload({name: value.long() for name, value in upload.total.items()}, upload.weight)
 
 
-def narrow(upload: Upload) -> Upload:
-    """Whole numbers as 32 bits, as a device sends them: the grid of local noise is made so that they fit."""
-    return Upload({name: value.int() for name, value in upload.total.items()}, upload.weight)
-
-
 def one_of(uploads: Upload) -> Upload:
     """The only upload of a stack of one."""
     return Upload({name: value[0] for name, value in uploads.total.items()}, uploads.weight[0])
 
 
 def stacked(uploads: list[Upload]) -> Upload:
-    """Uploads as one, with a first axis of people."""
+    """Uploads stacked into one along a new first axis, of people."""
     total = {name: torch.stack([up.total[name] for up in uploads]) for name in uploads[0].total}
     return Upload(total, torch.stack([up.weight for up in uploads]))
 
@@ -248,19 +241,18 @@ class BatchedClients:
         """Run every client and add up the admitted uploads."""
         call, down, wire = self.call, self.call.down, self.call.wire
         width = _example_width(self.method, down, self.store, call.examples)
-        bulk = self.method.fast.bulk or (0 if self._compact else _model_size(down, self.store))
+        bulk = self.method.fast.bulk
+        if not bulk and not self._compact:  # a person's whole model, and its gradient
+            bulk = 2 * sum(v.numel() for v in (*down.params.values(), *self.store.initial.values()))
         keys = call.device_keys()
         for chunk in chunks(call.examples, width, bulk):
             self._run_chunk(chunk, [keys[place] for place in chunk])
-        total = self.total
-        if wire.combine and self.separate:
-            total = wire.combine(
-                Upload(
-                    {name: torch.cat([up.total[name] for up in self.separate]) for name in self.separate[0].total},
-                    torch.cat([up.weight for up in self.separate]),
-                )
-            )
-        total = wire.secure_sum.decode(total) if wire.secure_sum and total is not None else total
+        total, pieces = self.total, self.separate
+        if wire.combine and pieces:
+            tables = {name: torch.cat([up.total[name] for up in pieces]) for name in pieces[0].total}
+            total = wire.combine(Upload(tables, torch.cat([up.weight for up in pieces])))
+        if wire.secure_sum and total is not None:
+            total = wire.secure_sum.decode(total)
         return Outcome(total, self.refused, self.first, len(call.people) - sum(self.refused.values()))
 
     def _run_chunk(self, chunk: People, keys: list[bytes]) -> None:
@@ -272,9 +264,9 @@ class BatchedClients:
             params = {n: v[rows] if n in self.method.rows else v for n, v in params.items()}
         dims = {n: 0 if self._compact and n in self.method.rows else None for n in params}
         client = vmap(self.method.client, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
-        uploads, own = client(Download(params, call.down.round), self.store.gather(people, rows), examples)
+        uploads, private = client(Download(params, call.down.round), self.store.gather(people, rows), examples)
         uploads = staged(call.wire, call.context, uploads, keys)
-        good, reasons = admitted(uploads, finite(own, 1))
+        good, reasons = admitted(uploads, finite(private, 1))
         self.refused += reasons
         if self.first is None and not good.all():
             self.first = int(people[int((~good).nonzero()[0])])
@@ -286,7 +278,7 @@ class BatchedClients:
             else:
                 self.total = add_people(self.total, uploads, good, table)
         kept = good.nonzero()[:, 0]
-        private = {n: v[kept] for n, v in own.items()}
+        private = {n: v[kept] for n, v in private.items()}
         self.store.put(people[kept.numpy()], private, None if rows is None else rows[kept])
 
     @property
@@ -317,16 +309,11 @@ def expanded(uploads: Upload, good: Tensor, table: Compact) -> Upload:
     rows, follow, catalogue = table
     for name, value in uploads.total.items():
         if name in follow and rows is not None:
-            whole = torch.zeros(len(value), catalogue, *value.shape[2:], dtype=value.dtype)
+            empty = torch.zeros(len(value), catalogue, *value.shape[2:], dtype=value.dtype)
             at = rows.clamp(min=0).reshape(*rows.shape, *[1] * (value.ndim - 2)).expand_as(value)
-            value = whole.scatter_add(1, at, value)
+            value = empty.scatter_add(1, at, value)
         out[name] = value[good]
     return Upload(out, uploads.weight[good])
-
-
-def _model_size(down: Download, store: Store) -> int:
-    """Numbers that a person's whole model takes, with its gradient."""
-    return 2 * sum(v.numel() for v in (*down.params.values(), *store.initial.values()))
 
 
 def _example_width(method: Method, down: Download, store: Store, examples: Ragged) -> int:
@@ -373,10 +360,10 @@ def compacted(examples: Examples, catalogue: int) -> tuple[Examples, Tensor]:
     return examples._replace(inputs=local), rows.masked_fill(rows == catalogue, -1)
 
 
-def finite(own: Params, axes: int) -> Tensor:
+def finite(private: Params, axes: int) -> Tensor:
     """Whether all private parameters are finite, by person where they are stacked (`axes` 1). Uploads of people whose
     private parameters are not finite are dropped, and their private parameters stay as they were."""
-    tests = [torch.isfinite(v).reshape(*v.shape[:axes], -1).all(-1) for v in own.values()]
+    tests = [torch.isfinite(v).reshape(*v.shape[:axes], -1).all(-1) for v in private.values()]
     return torch.stack(tests).all(0) if tests else torch.ones((), dtype=torch.bool)
 
 
@@ -384,12 +371,10 @@ def admitted(uploads: Upload, kept: Tensor) -> tuple[Tensor, Counter[str]]:
     """(whether each stacked upload is admitted, refusals by reason); `kept`: whose private parameters are finite."""
     good = torch.ones_like(uploads.weight, dtype=torch.bool)
     reasons: Counter[str] = Counter()
-    for sound, reason in [*soundness(uploads), (kept.expand_as(good), "non-finite")]:
-        failed = int((good & ~sound).sum())
-        if failed:
-            reasons[reason] += failed
-        good &= sound
-    return good, reasons
+    for passed, reason in [*soundness(uploads), (kept.expand_as(good), "non-finite")]:
+        reasons[reason] += int((good & ~passed).sum())
+        good &= passed
+    return good, +reasons  # without reasons that nobody was refused for
 
 
 def add_people(total: Upload | None, uploads: Upload, good: Tensor, table: Compact) -> Upload:
@@ -403,13 +388,10 @@ def add_people(total: Upload | None, uploads: Upload, good: Tensor, table: Compa
     for name, value in uploads.total.items():
         if name in follow and rows is not None:
             if total is None:
-                sums[name] = torch.zeros(catalogue, *value.shape[2:], dtype=_sum_type(value))
+                dtype = value.dtype if value.is_floating_point() else torch.int64
+                sums[name] = torch.zeros(catalogue, *value.shape[2:], dtype=dtype)
             real = rows.clamp(min=0).flatten()  # padding adds zeros to the first row
             sums[name].index_add_(0, real, value.flatten(0, 1).to(sums[name].dtype))
         else:
             sums[name] = value.sum(0) + (0 if total is None else sums[name])
     return Upload(sums, uploads.weight.sum() + (0 if total is None else total.weight))
-
-
-def _sum_type(value: Tensor) -> torch.dtype:
-    return value.dtype if value.is_floating_point() else torch.int64

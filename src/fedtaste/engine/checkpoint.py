@@ -1,4 +1,4 @@
-"""What survives a crash: one safetensors file, replaced whole or not at all, with a checksum of what is in it."""
+"""Checkpoints: parameters or a training state in one safetensors file with a checksum, replaced atomically."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FORMAT = "fedtaste-state-2"
 
 
 def save_params(path: Path, params: Params, about: JsonObject, mode: int | None = None) -> None:
-    """Named tensors and a JSON description, in one file; `mode` as in `write_atomically`."""
+    """Write named tensors and a JSON description into one file; `mode` as in `write_atomically`."""
     tensors = {name: value.detach().contiguous() for name, value in params.items()}
-    known: set[int] = set()
-    for name, value in tensors.items():  # a file holds every tensor for itself; large ones are written without a copy
-        if value.untyped_storage().data_ptr() in known:
+    storages: set[int] = set()
+    for name, value in tensors.items():  # safetensors refuses shared memory; only tensors that share it are copied
+        if value.untyped_storage().data_ptr() in storages:
             tensors[name] = value.clone()
-        known.add(value.untyped_storage().data_ptr())
+        storages.add(value.untyped_storage().data_ptr())
     text = json.dumps(about, sort_keys=True)
-    words = f"{checksum(tensors, text)} {text}"  # one entry: several would stand in another order each time
+    entry = f"{checksum(tensors, text)} {text}"  # one entry: the order of several would vary
 
     def write(part: Path) -> None:
         try:
-            save_file(tensors, part, {"about": words})
+            save_file(tensors, part, {"about": entry})
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
@@ -41,22 +41,23 @@ def save_params(path: Path, params: Params, about: JsonObject, mode: int | None 
 
 
 def checksum(tensors: Params, about: str) -> str:
-    """Of every number, name, shape and type: a disk that forgets a bit must not end in another model, or another
-    epsilon, without a word."""
-    mark = hashlib.blake2b(about.encode(), digest_size=16)
+    """Hash every number, name, shape and type, so that a changed bit on the disk never passes for another model or
+    another epsilon."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
     for name, value in sorted(tensors.items()):
-        mark.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         if value.numel():
-            mark.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return mark.hexdigest()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_params(path: Path) -> tuple[Params, JsonObject]:
+    """Read the tensors and the description that `save_params` wrote; RunError where the file is damaged."""
     try:
         with safe_open(path, "pt") as file:
-            mark, _, text = (file.metadata() or {}).get("about", "").partition(" ")
+            saved, _, text = (file.metadata() or {}).get("about", "").partition(" ")
             params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if mark != checksum(params, text):
+        if saved != checksum(params, text):
             raise ValueError("its checksum is not that of its content")
         about = json.loads(text)
         finite = all(bool(torch.isfinite(value).all()) for value in params.values())
@@ -72,6 +73,7 @@ def load_params(path: Path) -> tuple[Params, JsonObject]:
 
 
 def save_state(path: Path, state: State, about: JsonObject, mode: int | None = None) -> None:
+    """Write a training state, from which a run can be resumed."""
     parts = nest("shared", state.shared) | nest("memory", state.memory) | nest("private", state.private.pack())
     save_params(path, parts, {**about, "format": FORMAT, "round": state.round}, mode)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, Unpack
 
@@ -34,7 +34,7 @@ MOST_LOST = 3  # rounds in a row in which every upload was refused, before the r
 
 @dataclass(eq=False)
 class State:
-    """All that goes on from one round to the next; nothing else is needed to resume.
+    """The state of training after a round; nothing else is needed to resume.
 
     `shared` and `memory` are new in every round. Private parameters are not: people's own tables may take gigabytes,
     and copying them in every round would double the memory and cost more than training. All states of a run therefore
@@ -46,11 +46,10 @@ class State:
     memory: Params  # the server's own (optimisers); never downloaded
     store: Store
     round: int = 0
-    version: int = -1  # of the store when this state was made
+    version: int = field(init=False)  # of the store when this state was made
 
     def __post_init__(self) -> None:
-        if self.version < 0:
-            self.version = self.store.version
+        self.version = self.store.version
 
     @property
     def private(self) -> Store:
@@ -69,7 +68,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round did, and the state after it (`state.private` is readable until the next round; see State)."""
+    """The outcome of a round and the state after it (`state.private` is readable until the next round; see State)."""
 
     state: State
     number: int  # from 1
@@ -160,9 +159,15 @@ class RoundLoop:
         self.clients = options.get("clients")
         if options.get("network") and self.backend != "loop":
             raise SettingError("Only the loop backend sends messages through a network. Use backend='loop'.")
-        self.key = options.get("noise_key") or _run_key(self.wire, self.seed, options.get("noise_seed"))
+        self.key = options.get("noise_key") or self._new_key(options.get("noise_seed"))
         self.state = options.get("state") or begin(method, model, federation, self.seed)
         self.lost = 0  # rounds in a row in which every upload was refused
+
+    def _new_key(self, noise_seed: int | None) -> bytes:
+        """The key that this run draws from: secret where there is noise and no noise seed."""
+        if noise_seed is None and self.wire.device_noise:
+            return fresh_key()
+        return seeded_key(self.seed if noise_seed is None else noise_seed)
 
     def rounds_left(self) -> Iterator[Round]:
         """Run the rounds that are left, and yield each."""
@@ -180,7 +185,9 @@ class RoundLoop:
         rejected = Counter(outcome.refused)
         if len(cohort.people) > len(cohort.answering):
             rejected["abandoned"] += len(cohort.people) - len(cohort.answering)
-        refused = self._name(outcome.first)
+        refused = None
+        if outcome.first is not None and not self.wire.device_noise:  # under noise nobody is named
+            refused = self.federation.name(outcome.first)
         self.lost = self.lost + 1 if rejected and not outcome.answered and len(cohort.answering) else 0
         if self.lost == MOST_LOST:
             raise diverged(number, f"everybody's upload, for the {MOST_LOST}rd time in a row,", refused)
@@ -201,13 +208,11 @@ class RoundLoop:
         """Draw who is requested in this round and who answers."""
         size, members = self.options.get("cohort"), len(self.federation.members)
         coins = derive(self.key, "cohort", number) if self.wire.poisson else None
-        requested, people = self.federation.cohort(
-            number, size=size, dropout=self.options.get("dropout", 0.0), seed=self.seed, coins=coins
-        )
+        dropout = self.options.get("dropout", 0.0)
+        requested, people = self.federation.cohort(number, size=size, dropout=dropout, seed=self.seed, coins=coins)
         expected = float(members if size is None else cohort_size(size, members))
-        context = StageContext(
-            derive(self.key, "devices", number), number, expected, run_key=derive(self.key, "groups")
-        )
+        key, run_key = derive(self.key, "devices", number), derive(self.key, "groups")
+        context = StageContext(key, number, expected, run_key=run_key)
         answering = self.wire.secure_sum.recoverable(requested, people, context) if self.wire.secure_sum else people
         return Cohort(requested, people, answering, context)
 
@@ -217,9 +222,8 @@ class RoundLoop:
         if not len(answering):
             return Outcome(None, Counter(), None, 0), 1.0
         shares = self._noise_shares(cohort)
-        examples = NO_EXAMPLES
-        if not self.clients:
-            examples = self.federation.examples(answering, number, self.method.examples)
+        form = self.method.examples
+        examples = NO_EXAMPLES if self.clients else self.federation.examples(answering, number, form)
         call = Call(
             down, answering, examples, cohort.context, self.wire, cohort.requested, self.options.get("run_id", 0),
             self.options.get("network"), shares, written,
@@ -239,11 +243,11 @@ class RoundLoop:
 
     def _noise_shares(self, cohort: Cohort) -> dict[int, float]:
         """The share of a release's variance that each person's device adds; none where the server adds the noise."""
-        if self.wire.device_noise and self.wire.local:
+        if not self.wire.device_noise:
+            return {}
+        if self.wire.local:
             return dict.fromkeys(cohort.answering.tolist(), 1.0)
-        if self.wire.secure_sum and self.wire.device_noise:
-            return self.wire.secure_sum.noise_shares(cohort.requested, cohort.context)
-        return {}
+        return self.wire.secure_sum.noise_shares(cohort.requested, cohort.context) if self.wire.secure_sum else {}
 
     def _server_step(self, upload: Upload, context: StageContext, refused: str | None) -> float | None:
         """Apply the server's stages and the method's server step to the sum; returns the clients' mean loss."""
@@ -266,17 +270,6 @@ class RoundLoop:
         store.version += 1
         self.state = State(shared, memory, store, self.state.round + 1)
 
-    def _name(self, person: int | None) -> str | None:
-        """The name of a person whose upload was refused; nobody is named where the wire adds noise."""
-        return None if person is None or self.wire.device_noise else self.federation.name(person)
-
-
-def _run_key(wire: Stage, seed: int, noise_seed: int | None) -> bytes:
-    """The key that a run draws from: secret where there is noise and no noise seed."""
-    if noise_seed is not None:
-        return seeded_key(noise_seed)
-    return fresh_key() if wire.device_noise else seeded_key(seed)
-
 
 def diverged(number: int, what: str, who: str | None) -> DivergedError:
     """The error of a round in which numbers are no longer finite; `who` is the first person who was refused."""
@@ -293,11 +286,12 @@ def relative_change(new: Params, old: Params) -> float:
     if not new:
         return math.nan
 
-    def square(of: Callable[[str], Tensor]) -> float:
-        return sum(float((of(name).double() ** 2).sum()) for name in new)
+    def square(tensors: Iterable[Tensor]) -> float:
+        return sum(float((tensor.double() ** 2).sum()) for tensor in tensors)
 
-    size = max(square(lambda n: new[n]), square(lambda n: old[n]))
-    return math.sqrt(square(lambda n: new[n].double() - old[n].double()) / size) if size > 0 else 0.0
+    size = max(square(new.values()), square(old[name] for name in new))
+    moved = square(value.double() - old[name].double() for name, value in new.items())
+    return math.sqrt(moved / size) if size > 0 else 0.0
 
 
 def zeros(params: Params) -> float:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtaste.core import Params, People
+from fedtaste.data.interactions import starts_of
 from fedtaste.errors import RunError
 from fedtaste.kernels.row_pages import Pages
 from fedtaste.params import nest, unnest
@@ -84,28 +85,23 @@ class Store:
         return out
 
     def part(self, people: People) -> Params:
-        """The same for these people alone; nobody else in the store may have touched anything."""
-        return {
-            name: value[torch.from_numpy(people)] if _by_person(name) else value for name, value in self.pack().items()
-        }
+        """As `pack`, for these people only; nobody else in the store may have touched anything."""
+        index = torch.from_numpy(people)
+        return {name: value[index] if _by_person(name) else value for name, value in self.pack().items()}
 
     def unpack_part(self, people: People, packed: Params) -> None:
         """Restore what `part` gave for these people; the others have their initial parameters."""
-        whole = self.pack()
-        if {n: v.shape[0] for n, v in packed.items() if _by_person(n)} != {
-            n: len(people) for n in whole if _by_person(n)
-        }:
+        by_person = {name: value for name, value in self.pack().items() if _by_person(name)}
+        if {n: v.shape[0] for n, v in packed.items() if _by_person(n)} != dict.fromkeys(by_person, len(people)):
             raise RunError("The private part belongs to other people than these. Restore it from a copy, or run again.")
-        for name, value in packed.items():
-            if _by_person(name) and name in whole:
-                packed[name] = whole[name].clone().index_copy(0, torch.from_numpy(people), value.to(whole[name].dtype))
+        for name, initial in by_person.items():
+            packed[name] = initial.clone().index_copy(0, torch.from_numpy(people), packed[name].to(initial.dtype))
         self.unpack(packed)
 
     def unpack(self, packed: Params) -> None:
         """Restore what `pack` gave; raises RunError where it is of other parameters or people."""
-        if {n: (v.dtype, v.shape[1:]) for n, v in packed.items()} != {
-            n: (v.dtype, v.shape[1:]) for n, v in self.pack().items()
-        } or any(len(packed[f"stacked.{n}"]) != self.people for n in self.stacked):
+        kinds, expected = ({n: (v.dtype, v.shape[1:]) for n, v in p.items()} for p in (packed, self.pack()))
+        if kinds != expected or any(len(packed[f"stacked.{n}"]) != self.people for n in self.stacked):
             raise RunError(
                 "The private part does not fit the settings of this run. Restore it from a copy, or run again."
             )
@@ -127,5 +123,4 @@ def _ragged(rows: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray
     """(which are real, starts, the real ones) of rows [people, r] with -1 as padding."""
     plain = rows.numpy()
     real = plain >= 0
-    starts = np.concatenate([[0], np.cumsum(real.sum(1))]).astype(np.int64)
-    return real, starts, plain[real].astype(np.int32)
+    return real, starts_of(real.sum(1)), plain[real].astype(np.int32)

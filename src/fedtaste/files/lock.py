@@ -71,16 +71,10 @@ def _remove_parts(folder: Path) -> None:
     """Remove what dead processes left half written (named by files/atomic.py)."""
     for part in (*folder.glob(".*.part"), *folder.glob("plots/.*.part")):
         process = re.fullmatch(r"\..*\.(\d{1,9})\.part", part.name)
-        if process and not _alive(int(process[1])):
-            with contextlib.suppress(OSError):
+        if process is None:
+            continue
+        with contextlib.suppress(OSError):  # the process belongs to another user, or the file is gone
+            try:
+                os.kill(int(process[1]), 0)
+            except ProcessLookupError:
                 part.unlink()
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to another user
-        pass
-    return True

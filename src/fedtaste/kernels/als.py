@@ -83,17 +83,17 @@ def solve_people(starts, items, targets, weights, table, gram, lam, lam_m):
                     rows[at - begin] = table[items[at]]
                     scale[at - begin] = weights[at]
                     mass += weights[at]
-                    told = weights[at] * targets[at]
+                    weighted = weights[at] * targets[at]
                     for i in range(p):
-                        b[i] += told * rows[at - begin, i]
+                        b[i] += weighted * rows[at - begin, i]
                 add_outer(a, rows, scale)
             for i in range(p):
                 a[i, i] += lam * mass + lam_m
-            fine = cholesky_solve(a, b, p)
+            solved = cholesky_solve(a, b, p)
             for i in range(p):
-                fine = fine and np.isfinite(b[i])
+                solved = solved and np.isfinite(b[i])
             out[person] = b
-            good[person] = fine
+            good[person] = solved
     return out, good
 
 
@@ -112,15 +112,15 @@ def solve_items(outer, vector, strength, gram):
                     a[j, i] = outer[item, flat] + gram[j, i]
                     flat += 1
                 a[i, i] += strength[item]
-            fine = cholesky_solve(a, b, p)
+            solved = cholesky_solve(a, b, p)
             for i in range(p):
-                out[item, i] = b[i] if fine else np.nan
+                out[item, i] = b[i] if solved else np.nan
     return out
 
 
 @njit(cache=True, nogil=True)
 def by_item(starts, items, catalogue, good):
-    """The transpose of a ragged array: for every item, who has it and at which entry; people who are not `good` are left out."""
+    """The transpose of a ragged array: for every item, who has it and at which entry, without people who are not `good`."""
     counts = np.zeros(catalogue + 1, np.int64)
     for person in range(len(starts) - 1):
         if good[person]:
@@ -199,9 +199,9 @@ def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, 
                         a[i, j] += f[i] * f[j]
         for i in range(p):
             a[i, i] += lam * (mass + prior)
-        fine = cholesky_solve(a, b, p)
+        solved = cholesky_solve(a, b, p)
         u[:] = b
-        return fine
+        return solved
     for _ in range(passes):
         for begin in range(0, n, batch):
             end, size = min(begin + batch, n), 0
@@ -221,25 +221,9 @@ def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, 
 
 @njit(cache=True, nogil=True, parallel=True, error_model="numpy")
 def reconstruct(
-    starts,
-    items,
-    targets,
-    batch,
-    table,
-    offsets,
-    start,
-    share,
-    bce,
-    exact,
-    lam,
-    prior,
-    recon_lr,
-    recon_passes,
-    lr,
-    passes,
-    k,
-    biased,
-):
+    starts, items, targets, batch, table, offsets, start, share, bce, exact, lam, prior, recon_lr, recon_passes, lr,
+    passes, k, biased,
+):  # fmt: skip
     """FedRecon's client for a whole cohort: rebuild u on support, then SGD on the item rows over query, u frozen.
 
     table [catalogue, p] features, p = k (+ 1 when biased: a constant 1); offsets [catalogue] = item_bias + mean.
@@ -250,8 +234,8 @@ def reconstruct(
     people = len(starts) - 1
     d_item = np.zeros((WORKERS, catalogue, k), np.float32)
     d_bias = np.zeros((WORKERS, catalogue), np.float32)
-    d_mean, weight, refused = np.zeros(WORKERS), np.zeros(WORKERS), np.zeros(WORKERS, np.int64)
-    empty = np.zeros(WORKERS, np.int64)
+    d_mean, weight = np.zeros(WORKERS), np.zeros(WORKERS)
+    refused, empty = np.zeros(WORKERS, np.int64), np.zeros(WORKERS, np.int64)
     longest = 1
     for person in range(people):
         longest = max(longest, starts[person + 1] - starts[person])
@@ -268,25 +252,10 @@ def reconstruct(
             size = n if batch == 0 else batch
             for at in range(n):
                 support[at] = np.floor((at + 1) * share) > np.floor(at * share)
-            fine = _rebuild(
-                own_items,
-                own_targets,
-                support[:n],
-                size,
-                table,
-                offsets,
-                start,
-                a,
-                b,
-                g,
-                u,
-                bce,
-                exact,
-                lam,
-                prior,
-                recon_lr,
-                recon_passes,
-            )
+            valid = _rebuild(
+                own_items, own_targets, support[:n], size, table, offsets, start, a, b, g, u, bce, exact, lam, prior,
+                recon_lr, recon_passes,
+            )  # fmt: skip
             used, query, mean = 0, 0, 0.0
             for at in range(n):
                 if not support[at]:
@@ -315,15 +284,15 @@ def reconstruct(
                                 bias[place] -= step
                                 mean -= step
             for i in range(p):
-                fine = fine and np.isfinite(u[i])
+                valid = valid and np.isfinite(u[i])
             for place in range(used):
                 slot[ids[place]] = -1
-                fine = fine and np.isfinite(rows[place].sum()) and np.isfinite(bias[place])
-            if not fine:
+                valid = valid and np.isfinite(rows[place].sum()) and np.isfinite(bias[place])
+            if not valid:
                 refused[worker] += 1
-            elif query == 0:
+                continue
+            if query == 0:
                 empty[worker] += 1
-            if not fine or query == 0:
                 continue
             weight[worker] += query
             d_mean[worker] += query * mean

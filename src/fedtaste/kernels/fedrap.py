@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtaste.core import CohortExamples, Params, People, Upload
-from fedtaste.kernels.row_pages import PAGE, Pages
+from fedtaste.kernels.row_pages import PAGE, WORKERS, Pages
 from fedtaste.wire.validation import LIMIT
 
-WORKERS = 8
 TILE = 64
 CHUNK = 4_000_000  # examples at once: bounds the memory beside the tables
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
@@ -44,22 +43,9 @@ class PagedStore(Protocol):
 
 
 def clients(
-    item: Tensor | None,
-    store: PagedStore,
-    people: People,
-    examples: CohortExamples,
-    *,
-    parts: str,
-    passes: int,
-    lr: float,
-    table_lr: float,
-    lam: float,
-    mu: float,
-    square: bool,
-    shrink: float,
-    step_decay: float,
-    bound: float,
-) -> tuple[Upload, dict[str, int]]:
+    item: Tensor | None, store: PagedStore, people: People, examples: CohortExamples, *, parts: str, passes: int,
+    lr: float, table_lr: float, lam: float, mu: float, square: bool, shrink: float, step_decay: float, bound: float,
+) -> tuple[Upload, dict[str, int]]:  # fmt: skip
     """(the sum of the uploads, the rejected by reason); private parameters of admitted people go into the store."""
     mode = {"both": BOTH, "common": COMMON, "own": OWN}[parts]
     stacked = {name: value.numpy() for name, value in store.stacked.items()}
@@ -104,7 +90,7 @@ def distinct(starts, inputs, catalogue):
     """Every example's place among the different items of its person; those items, ragged by person; how many."""
     people = len(starts) - 1
     local = np.empty(len(inputs), np.int32)
-    found = np.empty(len(inputs), np.int32)
+    items = np.empty(len(inputs), np.int32)
     counts = np.zeros(people, np.int64)
     for worker in prange(WORKERS):
         mark = np.full(catalogue, -1, np.int64)  # by item: the example where the current person has it first
@@ -114,7 +100,7 @@ def distinct(starts, inputs, catalogue):
                 item = inputs[at]
                 if mark[item] < begin:
                     mark[item] = begin + used
-                    found[begin + used] = item
+                    items[begin + used] = item
                     used += 1
                 local[at] = mark[item] - begin
             counts[person] = used
@@ -122,7 +108,7 @@ def distinct(starts, inputs, catalogue):
     firsts[1:] = np.cumsum(counts)
     wanted = np.empty(firsts[-1], np.int32)
     for person in range(people):
-        wanted[firsts[person] : firsts[person + 1]] = found[starts[person] : starts[person] + counts[person]]
+        wanted[firsts[person] : firsts[person + 1]] = items[starts[person] : starts[person] + counts[person]]
     return local, wanted, counts
 
 
@@ -155,6 +141,7 @@ def descend(
     people, starts, local, targets, batch, firsts, wanted, slots, common, rows, users, biases, scales, moved, sums,
     refused, mode, passes, lr, table_lr, lam, mu, square, shrink, step_decay, bound,
 ):  # fmt: skip
+    """Run everybody's local steps; adds to `moved`, `sums` and `refused` by worker, and writes private parameters."""
     k = users.shape[1]
     widest, longest, most = 1, 1, 1
     for person in range(len(people)):
@@ -191,10 +178,10 @@ def descend(
             if mode == BOTH:
                 t_all[used_tiles - 1] = 0
                 apart[used_tiles - 1] = 0
-            near = ZERO
-            if mode != COMMON:  # rows lie far apart: ask for all of them before the first is needed
+            touched = ZERO
+            if mode != COMMON:  # rows lie far apart in memory: load all of them before the first is needed
                 for row in range(used):
-                    near += rows[slots[first + row], 0] + rows[slots[first + row], k // 2]
+                    touched += rows[slots[first + row], 0] + rows[slots[first + row], k // 2]
             for row in range(used):
                 tile, lane = row // TILE, row % TILE
                 if mode == BOTH:
@@ -290,9 +277,9 @@ def descend(
                 scale *= keep
                 kept *= keep
                 speed *= step_decay
-            fine, small = bool(np.isfinite(near) and np.isfinite(bias) and np.isfinite(scale) and scale > 0), True
+            finite, small = bool(np.isfinite(touched) and np.isfinite(bias) and np.isfinite(scale) and scale > 0), True
             for c in range(k):
-                fine = fine and bool(np.isfinite(u[c]))
+                finite = finite and bool(np.isfinite(u[c]))
             for tile in range(used_tiles):
                 total = ZERO
                 for c in range(k):
@@ -302,10 +289,10 @@ def descend(
                     for c in range(k):
                         for i in range(TILE):
                             total += abs(t_all[tile, c, i])
-                fine = fine and bool(np.isfinite(total))
+                finite = finite and bool(np.isfinite(total))
                 small = small and bool(total < LIMIT)
-            if not (fine and small):
-                refused[worker, int(fine)] += 1
+            if not (finite and small):
+                refused[worker, int(finite)] += 1
                 continue
             for row in range(used):
                 tile, lane = row // TILE, row % TILE

@@ -7,6 +7,7 @@ the system pages in and out (`folder`); a full disk is reported before anything 
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -29,7 +30,7 @@ class Pages:
 
     def __init__(self, initial: NDArray[np.float32], people: int, folder: Path | None = None) -> None:
         self.initial = initial  # [catalogue, width]: what a row is before it is touched
-        self._file: IO[bytes] | None = None
+        self._file: IO[bytes] | None = None  # `close` reads it even where `_reserve` fails
         self.folder, self._file = folder, None if folder is None else _reserve(folder)
         self.first = np.full(people, -1, np.int32)  # by person: the first page, the last page, rows in use
         self.last = np.full(people, -1, np.int32)
@@ -46,12 +47,13 @@ class Pages:
         return rows
 
     def find(self, people: Ints, starts: Ints, wanted: NDArray[np.int32]) -> Ints:
-        """The slot of every (person, row number), -1 where it is not held; `wanted` is ragged by person."""
-        found: Ints = _find(self.first, self.follows, self.used, self.ids, people, starts, wanted, len(self.initial))
-        return found
+        """The slot of every (person, row number), -1 where it is not stored; `wanted` is ragged by person."""
+        slots: Ints = _find(self.first, self.follows, self.used, self.ids, people, starts, wanted, len(self.initial))
+        return slots
 
     def place(self, people: Ints, starts: Ints, wanted: NDArray[np.int32]) -> Ints:
-        """As `find`, where what was not held is added with its initial value. Different people, different rows."""
+        """As `find`, but rows that were not stored are added with their initial values. No person and no row of a person
+        may occur twice."""
         slots = self.find(people, starts, wanted)
         new = np.diff(np.append(0, np.cumsum(slots < 0))[starts])
         pages = -(-(self.used[people] + new) // PAGE) - -(-self.used[people] // PAGE)
@@ -61,27 +63,28 @@ class Pages:
         return slots
 
     def _room(self, pages: int) -> None:
-        """Make place for so many pages in all. An eighth more than asked, so that growing is rare."""
-        have = len(self.ids)
-        if pages <= have:
+        """Make room for so many pages in all, and for an eighth more than there were, so that growing is rare."""
+        present = len(self.ids)
+        if pages <= present:
             return
-        want, width = max(pages, have + have // 8), self.initial.shape[1]
-        self.follows = np.resize(self.follows, want)
-        self.ids.resize((want, PAGE), refcheck=False)
+        capacity = max(pages, present + present // 8)
+        shape = (capacity, PAGE, self.initial.shape[1])
+        self.follows = np.resize(self.follows, capacity)
+        self.ids.resize((capacity, PAGE), refcheck=False)
         if self._file is None:
-            self.values.resize((want, PAGE, width), refcheck=False)
+            self.values.resize(shape, refcheck=False)
             return
         try:
-            os.posix_fallocate(self._file.fileno(), 0, want * PAGE * width * 4)
+            os.posix_fallocate(self._file.fileno(), 0, math.prod(shape) * 4)
         except OSError as error:
             raise RunError(
-                f"The private store in {self.folder} cannot have the {want * PAGE * width * 4 / 1e6:,.0f} MB it needs "
+                f"The private store in {self.folder} cannot have the {math.prod(shape) * 4 / 1e6:,.0f} MB it needs "
                 f"({error.strerror}). The run can be resumed: free some space, or use --store memory."
             ) from error
-        self.values = np.memmap(self._file, np.float32, "r+", shape=(want, PAGE, width))
+        self.values = np.memmap(self._file, np.float32, "r+", shape=shape)
 
     def close(self) -> None:
-        """Let the file go; the pages are then gone."""
+        """Close the file, which deletes its pages."""
         if self._file is not None:
             self._file.close()
 
@@ -93,7 +96,7 @@ class Pages:
         return parts | {n: getattr(self, n)[: self.pages] for n in ("follows", "ids", "values")}
 
     def unpack(self, parts: dict[str, Array]) -> None:
-        """Take back what `pack` gave, if it fits together."""
+        """Restore what `pack` gave; RunError where its arrays do not fit together."""
         pages = len(parts["ids"])
         sound = (
             all(len(parts[n]) == len(self.first) for n in ("first", "last", "used"))
@@ -104,13 +107,12 @@ class Pages:
             raise RunError("The private rows of this run do not fit together. Restore it from a copy, or run again.")
         self.first, self.last, self.used = (parts[n].copy() for n in ("first", "last", "used"))
         self.pages = pages
-        self.follows, self.ids = parts["follows"].copy(), parts["ids"].copy()
-        if self._file is None:
-            empty = np.zeros((0, PAGE, self.initial.shape[1]), np.float32)  # what has no numbers cannot be made larger
-            self.values = np.require(parts["values"], requirements=["C", "W", "O"]) if pages else empty
+        if self._file is None and pages:  # rows may take gigabytes: they are copied only where they cannot be resized
+            self.follows, self.ids = parts["follows"].copy(), parts["ids"].copy()
+            self.values = np.require(parts["values"], requirements=["C", "W", "O"])
             return
+        self.follows, self.ids = np.zeros(0, np.int32), np.zeros((0, PAGE), np.int32)
         self.values = np.zeros((0, PAGE, self.initial.shape[1]), np.float32)
-        self.ids, self.follows = self.ids[:0].copy(), self.follows[:0].copy()
         self._room(pages)
         self.follows[:pages], self.ids[:pages], self.values[:pages] = parts["follows"], parts["ids"], parts["values"]
 
@@ -130,18 +132,18 @@ def _reserve(folder: Path) -> IO[bytes]:
 def _find(first, follows, used, ids, people, starts, wanted, catalogue):
     out = np.full(len(wanted), -1, np.int64)
     for worker in prange(WORKERS):
-        asked = np.full(catalogue, -1, np.int64)  # by row number: where in `wanted` this person asks for it
+        place_of = np.full(catalogue, -1, np.int64)  # by row number: its place in `wanted`
         for place in range(worker, len(people), WORKERS):
             begin, end = starts[place], starts[place + 1]
             if used[people[place]] == 0 or end == begin:
                 continue
             for at in range(begin, end):
-                asked[wanted[at]] = at
+                place_of[wanted[at]] = at
             page = first[people[place]]
             for row in range(used[people[place]]):
                 if row and row % PAGE == 0:
                     page = follows[page]
-                at = asked[ids[page, row % PAGE]]
+                at = place_of[ids[page, row % PAGE]]
                 if begin <= at < end:
                     out[at] = np.int64(page) * PAGE + row % PAGE
     return out

@@ -72,13 +72,13 @@ class Mechanism:
 
         rate = 1.0 if self.local else self.rate
 
-        def one(round: int) -> dp_accounting.DpEvent:
+        def release(round: int) -> dp_accounting.DpEvent:
             plain = dp_accounting.GaussianDpEvent(self.multiplier(round))
             return plain if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, plain)
 
         if self.shares:
-            return dp_accounting.ComposedDpEvent([one(round) for round in range(rounds)])
-        return dp_accounting.SelfComposedDpEvent(one(0), rounds)
+            return dp_accounting.ComposedDpEvent([release(round) for round in range(rounds)])
+        return dp_accounting.SelfComposedDpEvent(release(0), rounds)
 
 
 class Epsilons(NamedTuple):
@@ -123,22 +123,20 @@ def solve(epsilon: float, delta: float, rounds: int, rate: float = 1.0, local: b
     from dp_accounting import pld, rdp
 
     def calibrate(accountant: Callable[[], object], low: float, guess: float, tolerance: float) -> float:
+        bracket = dp_accounting.LowerEndpointAndGuess(low, guess)
         with _quiet():
-            return float(
-                dp_accounting.calibrate_dp_mechanism(
-                    accountant, lambda noise: Mechanism(noise, rate).event(rounds), epsilon, delta,
-                    dp_accounting.LowerEndpointAndGuess(low, guess), tol=tolerance,
-                )
-            )  # fmt: skip
+            multiplier = dp_accounting.calibrate_dp_mechanism(
+                accountant, lambda noise: Mechanism(noise, rate).event(rounds), epsilon, delta, bracket, tol=tolerance
+            )
+        return float(multiplier)
 
     if rate >= 1 or local:
         noise = float(dp_accounting.get_sigma_gaussian(epsilon, delta) * math.sqrt(rounds) * (2 if local else 1))
     else:  # Renyi divergences are quick and ask for a little too much; the exact answer is just below
         enough = calibrate(rdp.RdpAccountant, 0.05, 1.0, 0.01)
         noise = calibrate(pld.PLDAccountant, 0.75 * enough, enough, 2e-3 * enough)
-    while (
-        epsilons(Mechanism(noise, rate, (), local), rounds, delta).epsilon > epsilon
-    ):  # the accountant's grid is coarse
+    # The accountant's grid is coarse, so the solution may be just too small.
+    while epsilons(Mechanism(noise, rate, (), local), rounds, delta).epsilon > epsilon:
         noise *= 1.0005
     return noise
 
@@ -189,11 +187,9 @@ def statement(mechanism: Mechanism | None, rounds: int, delta: float, repeatable
     bound, server = epsilons(mechanism, rounds, delta), None
     if (mechanism.local or mechanism.sealed) and not repeatable:  # the server knows the cohort: its rate is 1
         server = epsilons(replace(mechanism, rate=1.0), rounds, delta).epsilon
-    promise = (
-        {"epsilon": None, "epsilon_rdp": None, "repeatable_epsilon": bound.epsilon, "why": REPEATABLE}
-        if repeatable
-        else {**bound._asdict(), "repeatable_epsilon": None}
-    )
+    promise: dict[str, object] = {**bound._asdict(), "repeatable_epsilon": None}
+    if repeatable:
+        promise = {"epsilon": None, "epsilon_rdp": None, "repeatable_epsilon": bound.epsilon, "why": REPEATABLE}
     return PrivacyStatement.model_validate(
         promise
         | {"delta": delta, "noise": mechanism.noise, "rate": mechanism.rate, "rounds": rounds}

@@ -32,13 +32,13 @@ import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from fedtaste.errors import ProtocolError
+from fedtaste.wire import rng
 from fedtaste.wire.neighbour_graph import Group
 
 Words = NDArray[np.unsignedinteger[Any]]  # uint32 or uint64: numpy's sums of them are modulo 2^32 or 2^64
@@ -62,23 +62,20 @@ def agree(own: X25519PrivateKey, other: bytes) -> bytes:
 
 
 def mask_key(seed: bytes) -> X25519PrivateKey:
+    """The private key of pairwise masks that a device shares as a seed."""
     return X25519PrivateKey.from_private_bytes(expand(seed, "mask key"))
 
 
 def stream(key: bytes, like: Words) -> Words:
-    """ChaCha20's key stream, as many words as in `like`; no key is used twice, so the nonce may be zero."""
-    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(cipher.update(bytes(like.nbytes)), like.dtype)
+    """A mask: ChaCha20's key stream, as many words as in `like`. No key is used twice."""
+    return np.frombuffer(rng.stream(key, like.nbytes), like.dtype)
 
 
-def pair_mask_key(own: X25519PrivateKey, public: bytes, person: int, other: int, round: int) -> bytes:
-    """The key of the mask that these two share; the same from both sides."""
-    return expand(agree(own, public), "mask", round, min(person, other), max(person, other))
-
-
-def add_pair_mask(words: Words, mask: Words, person: int, other: int) -> None:
-    """Add, in place, what `person` adds for `other`: swapped, the two cancel."""
-    if person < other:
+def add_pair_mask(words: Words, key: X25519PrivateKey, advertised: bytes, pair: tuple[int, int], round: int) -> None:
+    """Add, in place, the mask that the first person of the pair adds for the second: swapped, the two cancel. `key` is
+    the first one's mask key, `advertised` are the other's public keys."""
+    mask = stream(expand(agree(key, advertised[:KEY]), "mask", round, min(pair), max(pair)), words)
+    if pair[0] < pair[1]:
         words += mask
     else:
         words -= mask
@@ -107,9 +104,8 @@ class Device:
             why = f"the keys of person {missing[0]} are missing" if missing else "it has shared its secrets already"
             raise ProtocolError(f"The device of person {self.person} cannot share its secrets: {why}. Begin a new sum.")
         self._public = {who: keys[who] for who in holders if who != self.person}
-        own, key = (
-            Shamir.split(self.group.threshold, len(holders), seed, False) for seed in (self._own_seed, self._key_seed)
-        )
+        seeds = (self._own_seed, self._key_seed)
+        own, key = (Shamir.split(self.group.threshold, len(holders), seed, False) for seed in seeds)
         pairs = {who: a[1] + b[1] for who, a, b in zip(holders, own, key)}
         self._shares[self.person] = pairs.pop(self.person)
         return {who: self._encrypt(who, pair) for who, pair in pairs.items()}
@@ -120,9 +116,7 @@ class Device:
             raise ProtocolError(
                 f"The device of person {self.person} sends one vector, after it has shared its secrets. Begin a new sum."
             )
-        self._shares |= {
-            who: self._decrypt(who, ciphertext) for who, ciphertext in ciphertexts.items() if who in self._public
-        }
+        self._shares |= {who: self._decrypt(who, text) for who, text in ciphertexts.items() if who in self._public}
         if len(self._shares) < self.group.threshold:
             raise ProtocolError(
                 f"The device of person {self.person} needs shares of at least {self.group.threshold} people, got "
@@ -130,8 +124,7 @@ class Device:
             )
         masked = vector + stream(expand(self._own_seed, "own mask"), vector)
         for other in sorted(self._shares.keys() - {self.person}):
-            key = pair_mask_key(self._mask_key, self._public[other][:KEY], self.person, other, self.group.round)
-            add_pair_mask(masked, stream(key, vector), self.person, other)
+            add_pair_mask(masked, self._mask_key, self._public[other], (self.person, other), self.group.round)
         self._sent = True
         return masked
 
@@ -234,9 +227,8 @@ class Server:
         if fewest < self.group.threshold:
             self.failure = f"{fewest} shares of somebody were revealed and {self.group.threshold} are needed"
             return None
-        seeds = {
-            owner: Shamir.combine(sorted(self.revealed[owner])[: self.group.threshold], False) for owner in self.shared
-        }
+        shares = {owner: sorted(self.revealed[owner])[: self.group.threshold] for owner in self.shared}
+        seeds = {owner: Shamir.combine(numbered, False) for owner, numbered in shares.items()}
         gone = {owner: mask_key(seeds[owner]) for owner in self.shared - self.masked.keys()}
         for owner, key in gone.items():
             if key.public_key().public_bytes_raw() != self.keys[owner][:KEY]:
@@ -246,18 +238,14 @@ class Server:
         return self.total
 
     def _unmasked_sum(self, seeds: dict[int, bytes], gone: dict[int, X25519PrivateKey]) -> Words:
-        vectors = list(self.masked.values())
-        total = np.zeros_like(vectors[0])
+        total = np.zeros_like(next(iter(self.masked.values())))
         for person, vector in self.masked.items():
             total += vector
             total -= stream(expand(seeds[person], "own mask"), vector)
         for owner, key in gone.items():
             for person in self.group.neighbours(owner):
-                if person in self.masked:
-                    pair = pair_mask_key(key, self.keys[person][:KEY], owner, person, self.group.round)
-                    add_pair_mask(
-                        total, stream(pair, total), owner, person
-                    )  # the half that the missing person would have added
+                if person in self.masked:  # add what the missing person would have added
+                    add_pair_mask(total, key, self.keys[person], (owner, person), self.group.round)
         return total
 
 

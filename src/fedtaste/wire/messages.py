@@ -64,22 +64,16 @@ def read_download(blob: bytes) -> Download:
 
 
 class Ledger:
-    """Counts bytes up and down. Messages of the same names, shapes and types have the same length, so each kind is
-    encoded once. A method that shares nothing (`local`) sends nothing, not even an empty message."""
+    """Counts the bytes of a round, up and down. Messages of the same names, shapes and types have the same length, so one
+    is encoded for all. A method that shares nothing (`local`) sends nothing, not even an empty message."""
 
-    def __init__(self, up_bytes: int = 0, down_bytes: int = 0, uploads: int = 0) -> None:
-        self.up_bytes, self.down_bytes, self.uploads = up_bytes, down_bytes, uploads
-        self._sizes: dict[tuple[tuple[str, tuple[int, ...], torch.dtype], ...], int] = {}
-
-    def size(self, params: Params, tail: Tensor, down: bool) -> int:
-        kind = (("<", (int(down),), tail.dtype), *((n, tuple(v.shape), v.dtype) for n, v in sorted(params.items())))
-        if kind not in self._sizes:
-            self._sizes[kind] = len(encode(Download(params, tail) if down else Upload(params, tail)))
-        return self._sizes[kind]
+    def __init__(self) -> None:
+        self.up_bytes = self.down_bytes = 0
 
     def sent_down(self, download: Download, people: int) -> None:
+        """Count a download to each of so many people."""
         if download.params:
-            self.down_bytes += people * self.size(download.params, download.round, True)
+            self.down_bytes += people * len(encode(download))
 
     def sent_up(self, upload: Upload, people: int, layout: Callable[[Params], Params] | None = None) -> None:
         """Count `people` uploads with the names and shapes of `upload`, which may be their sum. `layout` gives the
@@ -87,5 +81,4 @@ class Ledger:
         if upload.total:
             total = layout(upload.total) if layout else upload.total
             total = {n: v.float() if v.dtype == torch.float64 else v for n, v in total.items()}  # devices send float32
-            self.up_bytes += people * self.size(total, upload.weight, False)
-        self.uploads += people
+            self.up_bytes += people * len(encode(Upload(total, upload.weight)))

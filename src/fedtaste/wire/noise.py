@@ -40,7 +40,7 @@ from fedtaste.wire.rng import derive
 SMOOTHING = 4.0  # steps
 FINE = 24  # bits between the bound and the step, where the sum has 64 bits
 SAFE = 1 - 2.0**-18  # a norm in double precision, and a product in single precision, are off by less
-MOST_EACH = 1e6  # the inverse of a weight: no honest weight is smaller, and squares stay far from underflow
+MAX_INVERSE_WEIGHT = 1e6  # the inverse of a weight: no honest weight is smaller, and squares stay far from underflow
 TAIL = 12.0  # standard deviations that noise never exceeds in practice: the chance is below 10^-31
 WORST_SUM = 8 * 2.0**-53  # relative L2 error of adding n vectors in double precision, divided by n^2
 
@@ -60,6 +60,7 @@ class IntegerNoise:
     clipped: bool = True
 
     def release(self, round: int) -> tuple[float, float]:
+        """(bound, share of the budget) of this round."""
         return self.releases[min(round, len(self.releases) - 1)]
 
     def grid(self, round: int) -> float:
@@ -86,21 +87,21 @@ class IntegerNoise:
         return sigma
 
     def to_grid(self, total: Params, weight: Tensor, round: int) -> tuple[Params, Tensor]:
-        """(one person's change, total / weight, clipped to the bound and rounded to whole steps: int32; weight 1). Runs
+        """Clip one person's change, total / weight, to the bound and round it to whole steps (int32), with weight 1. Runs
         under vmap. A change that is not finite, or has an absurdly small weight, becomes zeros with a weight of NaN,
         which the server refuses: nothing is ever longer than the sensitivity."""
-        each = torch.where(weight > 0, 1 / weight, 0.0).double()
+        inverse = torch.where(weight > 0, 1 / weight, 0.0).double()
         total = {n: v if v.dtype in (torch.float32, torch.float64) else v.float() for n, v in total.items()}
         step = self.grid(round)
         if not self.clipped:
-            steps = {name: torch.round(value.double() * (each / step)) for name, value in total.items()}
+            steps = {name: torch.round(value.double() * (inverse / step)) for name, value in total.items()}
             valid = torch.stack([torch.isfinite(value).all() for value in steps.values()]).all()
             return {n: torch.where(valid, v, 0.0).long() for n, v in steps.items()}, torch.where(valid, 1.0, torch.nan)
         # single precision for the squares and double for their sum: off by less than SAFE allows
         squares = ((value * value).sum(dtype=torch.float64) for value in total.values())
-        norm = each * torch.sqrt(sum(squares, torch.zeros((), dtype=torch.float64)))
-        valid = torch.isfinite(norm) & (each <= MOST_EACH)
-        scale = each * (self.release(round)[0] * SAFE / norm.clamp(min=1e-300)).clamp(max=1.0) / step
+        norm = inverse * torch.sqrt(sum(squares, torch.zeros((), dtype=torch.float64)))
+        valid = torch.isfinite(norm) & (inverse <= MAX_INVERSE_WEIGHT)
+        scale = inverse * (self.release(round)[0] * SAFE / norm.clamp(min=1e-300)).clamp(max=1.0) / step
         rounded = {n: torch.where(valid, torch.round(v * scale.to(v.dtype)), 0.0).int() for n, v in total.items()}
         return rounded, torch.where(valid, 1.0, torch.nan)
 
@@ -117,8 +118,8 @@ class IntegerNoise:
         return out
 
     def to_floats(self, total: Params, round: int) -> Params:
-        step = self.grid(round)
-        return {name: (value.double() * step).float() for name, value in total.items()}
+        """The numbers that these multiples of the step stand for."""
+        return {name: (value.double() * self.grid(round)).float() for name, value in total.items()}
 
 
 def fine_step(bound: float, multiplier: float = 0.0) -> float:

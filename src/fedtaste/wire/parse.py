@@ -72,11 +72,11 @@ def parse(text: str) -> StageList:
         parsed.append((name, _value(name, value if equals else None)))
     names = [name for name, _ in parsed]
     _check_combination(names)
-    right = sorted(names, key=[*ORDER, *RULES].index)
-    if names != right:
+    ordered = sorted(names, key=[*ORDER, *RULES].index)
+    if names != ordered:
         parts = text.replace(" ", "").split(",")
-        shown = ",".join(part for name in right for part in parts if part.split("=")[0] == name)
-        raise SettingError(f"--wire {text} is out of order. Devices apply {' -> '.join(right)}: --wire {shown}.")
+        corrected = ",".join(part for name in ordered for part in parts if part.split("=")[0] == name)
+        raise SettingError(f"--wire {text} is out of order. Devices apply {' -> '.join(ordered)}: --wire {corrected}.")
     return tuple(parsed)
 
 
@@ -98,9 +98,8 @@ def _value(name: str, text: str | None) -> float | None:
 
 def _check_combination(names: list[str]) -> None:
     """Refuse stages that cannot stand together, with the reason."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise SettingError(f"{twice} stands more than once in --wire. Keep one.")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"{repeated[0]} stands more than once in --wire. Keep one.")
     rules = [name for name in names if name in RULES]
     if len(rules) > 1:
         raise SettingError(f"--wire can have one rule that replaces the sum, got {' and '.join(rules)}. Keep one.")
@@ -127,27 +126,27 @@ def assemble(
     if bounds and limit:
         notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
         limit = None
-    before: list[Stage] = []
-    if values.get("sparsify"):
-        method, stage = stages.sparsify(method, float(values["sparsify"] or 0), like)
-        before.append(stage)
+    parts: list[Stage] = []
+    if share := values.get("sparsify"):
+        method, stage = stages.sparsify(method, share, like)
+        parts.append(stage)
         notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
-    if values.get("quantise"):
-        before.append(stages.quantise(int(values["quantise"] or 0)))
+    if bits := values.get("quantise"):
+        parts.append(stages.quantise(int(bits)))
     noise = multiplier or values.get("noise") or values.get("local") or 0.0
     protection = _Protection(method, limit, noise, "local" in values, everybody, likes)
-    parts = [*before, *protection.stages("secure" in values, values.get("secure"))]
-    if any(name in RULES for name in values):
-        check_memory(math.ceil(min(rate, 1) * everybody), like)
-    parts += [RULES[name](value, method.rows) for name, value in requested if name in RULES]
+    parts += protection.stages("secure" in values, values.get("secure"))
+    for name, value in requested:
+        if name in RULES:
+            check_memory(math.ceil(min(rate, 1) * everybody), like)
+            parts.append(RULES[name](value, method.rows))
     stage = chain(*parts)
     if "secure" in values:  # whole tables of integers, even where quantise or sparsify would write less
         stage = replace(stage, message_layout=parts[-1].message_layout)
     mechanism = None
     if noise and (bounds or limit is not None):
         shares = tuple(share for _, share in bounds)
-        secure, grouped = "secure" in values, bool(values.get("secure"))
-        mechanism = Mechanism(noise, rate, shares, "local" in values, secure, grouped)
+        mechanism = Mechanism(noise, rate, shares, "local" in values, "secure" in values, bool(values.get("secure")))
     return Wire(method, stage, mechanism, bool(noise), tuple(notes))
 
 
@@ -175,16 +174,16 @@ class _Protection:
 
     def stages(self, secure: bool, group: float | None) -> list[Stage]:
         """`secure`: with secure sums, of `group` people or, where that is None, of the whole cohort."""
-        facts, out, step = self.method.privacy, [], None
+        facts, sums, step = self.method.privacy, [], None
         if secure:
             secure_sum, step = self._secure_sum(None if group is None else int(group))
-            out = [secure_sum.stage()]
+            sums = [secure_sum.stage()]
         if not self.noise:  # with noise, the noise stage clips and rounds to the grid in one step
-            return [stages.clip(self.limit, facts.curve_only), *out] if self.limit else out
+            return [stages.clip(self.limit, facts.curve_only), *sums] if self.limit else sums
         if self.local:
-            return [stages.local(self.noise, self.limit, facts.curve_only), *out]
+            return [stages.local(self.noise, self.limit, facts.curve_only), *sums]
         unsent = facts.curve_only if self.limit else ()
-        return [stages.noise(self.noise, self.limit, facts.bounds, step, unsent), *out]
+        return [stages.noise(self.noise, self.limit, facts.bounds, step, unsent), *sums]
 
     def _secure_sum(self, group: int | None) -> tuple[SecureSum, float | None]:
         """(the secure sum, the step of the grid that it can carry). With noise the modulus is 2^32 where the grid that
@@ -192,10 +191,10 @@ class _Protection:
         people = self.people
         if group is not None and group > people:
             raise SettingError(f"secure in --wire needs a group of at most {people:,}, everybody; got secure={group}.")
-        if self.noise and self.local:
-            return SecureSum(group, most=people, words=64), None
         if not self.noise:
             return SecureSum(group, clip=self.limit, most=people), None
+        if self.local:
+            return SecureSum(group, most=people, words=64), None
         releases = self.method.privacy.bounds or ((self.limit or 1.0, 1.0),)
         largest = 2 * group if group else people  # the last group takes the rest
         least = max(FEWEST, (group or people) // 2 + 1)
@@ -237,16 +236,16 @@ def multiplier_for(
 
 
 def upload_of(method: Method, model: Model, inputs: torch.Tensor, down: Download | None = None) -> Params:
-    """An upload of this method as an example of its names, whole shapes and types. `inputs` is one example,
+    """An upload of this method, to show the names, whole shapes and types that it sends. `inputs` is one example,
     [1, 1, ...]; `down` is what the device received (default: the first round's)."""
     shared, private = method.init(model.init(torch.Generator().manual_seed(0)))
-    one = torch.ones(1, 1)
-    upload, _ = method.client(down or Download(shared, torch.tensor(0.0)), private, Examples(inputs, one, one))
+    ones = torch.ones(1, 1)
+    upload, _ = method.client(down or Download(shared, torch.tensor(0.0)), private, Examples(inputs, ones, ones))
     return {name: value.detach() for name, value in upload.total.items()}
 
 
 def uploads_of(method: Method, model: Model, inputs: torch.Tensor) -> list[Params]:
-    """An example upload for each round of a method that sends something else in every round; otherwise one."""
+    """An upload for each round of a method that sends something else in every round; otherwise one."""
     shared, _ = method.init(model.init(torch.Generator().manual_seed(0)))
     rounds = range(max(len(method.privacy.bounds), 1))
     return [upload_of(method, model, inputs, Download(shared, torch.tensor(float(round)))) for round in rounds]

@@ -35,11 +35,11 @@ from fedtaste.core import Params, Stage, Upload
 from fedtaste.errors import SettingError
 
 MEMORY = 4 * 2**30  # bytes of uploads side by side
-WEIGHT = 20.0  # largest weight, in medians: ML-100K's longest history is 11 times the median one
+LARGEST_WEIGHT = 20.0  # largest weight, in medians: ML-100K's longest history is 11 times the median one
 # Default bound, in median longest rows. Chosen on ML-100K, fedmf, seed 0, one target: with 1 an attacker who knows the
 # rule got three times the exposure (.032 against .011), and 0.25 lost 8 % of NDCG.
-USUAL = 0.5
-ABSURD = 10.0  # times the bound: longer rows do not count at all
+DEFAULT_BOUND = 0.5
+IGNORED_BEYOND = 10.0  # times the bound: longer rows do not count at all
 CELLS = 4_000_000  # numbers that a rule works on at once
 
 # values [rows, people, width], which of them are real [rows, people], weights [people] or None where all count the
@@ -53,20 +53,17 @@ def bound(limit: float | None = None, rows: tuple[str, ...] = ()) -> Stage:
         raise SettingError(f"bound must be a positive length, or stand alone for the default; got bound={limit:g}.")
 
     def combine(stacked: Upload) -> Upload:
-        people, weight = _checked(stacked), _weights(stacked.weight)
+        weight, plain, tables = _capped_weights(stacked), *_by_kind(stacked, rows)
         total: Params = {}
-        plain = [name for name in stacked.total if name not in rows]
         if plain:
-            size = _norm([stacked.total[n].reshape(people, -1) for n in plain]) / stacked.weight
-            factor = _default_shrink(size, size.median()) if limit is None else _shrink(size, limit)
+            size = _norm([stacked.total[n].reshape(len(weight), -1) for n in plain]) / stacked.weight
+            factor = _shrink(size, limit, size.median())
             weight = weight.masked_fill(factor == 0, 0)  # who does not count has no weight
             share = weight / stacked.weight * factor
             total |= {n: torch.tensordot(share.to(stacked.total[n].dtype), stacked.total[n], 1) for n in plain}
-        tables = [name for name in stacked.total if name in rows]
         if tables:
             size = _norm([_wide(stacked.total[n]) for n in tables])
-            longest = size.amax(1).median()
-            share = _default_shrink(size, USUAL * longest) if limit is None else _shrink(size, limit)  # [people, rows]
+            share = _shrink(size, limit, DEFAULT_BOUND * size.amax(1).median())  # [people, rows]
             total |= {n: torch.einsum("pr...,pr->r...", stacked.total[n], share) for n in tables}
         return Upload({name: total[name] for name in stacked.total}, weight.sum())
 
@@ -83,8 +80,10 @@ def trim(share: float | None, rows: tuple[str, ...] = ()) -> Stage:
     return Stage(combine=_by_row(rule, rows))
 
 
-def median(rows: tuple[str, ...] = ()) -> Stage:
-    """Coordinate-wise median. Everybody has one vote, whatever their weight."""
+def median(value: float | None = None, rows: tuple[str, ...] = ()) -> Stage:
+    """Coordinate-wise median. Everybody has one vote, whatever their weight. It takes no value in --wire."""
+    if value is not None:
+        raise SettingError(f"median takes no value, got median={value:g}. Write median.")
 
     def rule(values: Tensor, real: Tensor, weight: Tensor | None, people: int) -> Tensor:
         return _trimmed_mean(values, real, None, (real.sum(1) - 1).clamp(min=0) // 2)
@@ -125,14 +124,13 @@ def _by_row(rule: Rule, rows: tuple[str, ...]) -> Callable[[Upload], Upload]:
     """Apply a rule to everybody's changes where nothing is sparse, and to the movers of every row of the tables."""
 
     def combine(stacked: Upload) -> Upload:
-        people, weight = _checked(stacked), _weights(stacked.weight)
-        total: Params = {}
-        plain = [name for name in stacked.total if name not in rows]
+        weight, plain, tables = _capped_weights(stacked), *_by_kind(stacked, rows)
+        people, total = len(weight), dict[str, Tensor]()
         if plain:
             values = torch.cat([stacked.total[n].reshape(people, -1) for n in plain], 1) / stacked.weight[:, None]
             mean = rule(values[None], torch.ones(1, people, dtype=torch.bool), weight, people)[0]
             total |= _split_leaves(mean * weight.sum(), plain, stacked.total)
-        for names in _by_length(stacked.total, [name for name in stacked.total if name in rows]):
+        for names in _by_length(stacked.total, tables):
             values = torch.cat([_wide(stacked.total[n]) for n in names], 2)
             moved = (values != 0).any(2)  # [people, rows]
             out = torch.zeros(values.shape[1:], dtype=values.dtype)
@@ -208,27 +206,29 @@ def _norm(parts: list[Tensor]) -> Tensor:
     return torch.stack([(part**2).sum(-1) for part in parts]).sum(0).sqrt()
 
 
-def _default_shrink(size: Tensor, limit: Tensor) -> Tensor:
-    """As `_shrink`, but 0 for sizes far beyond the limit."""
-    return _shrink(size, limit).masked_fill(size > ABSURD * limit, 0)
+def _shrink(size: Tensor, limit: float | None, default: Tensor) -> Tensor:
+    """Factors after which nothing is longer than `limit`; exactly 1 where nothing is. The `default` limit also leaves out
+    (factor 0) what is far beyond it."""
+    if limit is not None:
+        return torch.where(size > limit, limit / size, torch.ones(()))
+    factor = torch.where(size > default, default / size, torch.ones(()))
+    return factor.masked_fill(size > IGNORED_BEYOND * default, 0)
 
 
-def _shrink(size: Tensor, limit: Tensor | float) -> Tensor:
-    """Factors after which nothing is longer than `limit`; exactly 1 where nothing is."""
-    return torch.where(size > limit, limit / size, torch.ones(()))
+def _capped_weights(stacked: Upload) -> Tensor:
+    """The weights that count. Uploads that do not fit into memory together are refused."""
+    check_memory(len(stacked.weight), {name: value[0] for name, value in stacked.total.items()})
+    return stacked.weight.clamp(max=LARGEST_WEIGHT * float(stacked.weight.median()))
 
 
-def _weights(claimed: Tensor) -> Tensor:
-    return claimed.clamp(max=WEIGHT * float(claimed.median()))
+def _by_kind(stacked: Upload, rows: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """(names of the leaves that are not sparse, names of the tables `rows`)."""
+    return [name for name in stacked.total if name not in rows], [name for name in stacked.total if name in rows]
 
 
-def _checked(stacked: Upload) -> int:
-    people = len(stacked.weight)
-    _check_memory(people, sum(value.numel() for value in stacked.total.values()) // max(people, 1))
-    return people
-
-
-def _check_memory(people: int, numbers: int) -> None:
+def check_memory(people: int, like: Params) -> None:
+    """Refuse rounds of `people` uploads that would not fit into memory together; `like` is one, with whole tables."""
+    numbers = sum(value.numel() for value in like.values())
     if people * numbers * 4 > MEMORY:
         raise SettingError(
             f"A robust sum keeps all uploads of a round in memory: {people:,} people x {numbers:,} numbers are "
@@ -237,21 +237,9 @@ def _check_memory(people: int, numbers: int) -> None:
         )
 
 
-def check_memory(people: int, like: Params) -> None:
-    """Refuse, before a run, rounds of `people` uploads that would not fit into memory together; `like` is one of them,
-    with whole tables."""
-    _check_memory(people, sum(value.numel() for value in like.values()))
-
-
-def _median(value: float | None, rows: tuple[str, ...]) -> Stage:
-    if value is not None:
-        raise SettingError(f"median takes no value, got median={value:g}. Write median.")
-    return median(rows)
-
-
 RULES: dict[str, Callable[[float | None, tuple[str, ...]], Stage]] = {  # by their names in --wire
     "bound": bound,
     "trim": trim,
-    "median": _median,
+    "median": median,
     "krum": krum,
 }

@@ -72,6 +72,7 @@ class SecureSum:
                 raise SettingError(f"{name} of SecureSum must be {expected}, got {getattr(self, name)}.")
 
     def stage(self) -> Stage:
+        """This secure sum as a stage."""
         return Stage(secure_sum=self, message_layout=self.message_layout)
 
     # Integers
@@ -95,6 +96,7 @@ class SecureSum:
         return 2.0**31 / self.most if self.clip is None else self.clip * SLACK
 
     def encode(self, upload: Upload) -> Upload:
+        """The upload as whole numbers (int64); of one device, or of many stacked."""
         total = {name: self._integers(name, value) for name, value in upload.total.items()}
         weight = upload.weight.detach().double()
         weight = torch.where(torch.isfinite(weight) & (weight.abs() <= MAX_WEIGHT), weight, 0.0)
@@ -112,11 +114,9 @@ class SecureSum:
         value = torch.where(torch.isfinite(value) & (value.abs() <= LIMIT), value, 0.0)
         beyond = value.abs() >= self.largest
         if bool(beyond.any()):
-            advice = (
-                "Clip uploads, or give SecureSum a smaller `most`."
-                if self.clip is None
-                else "Clip before the secure sum and add noise to the sum only, or leave `clip` out of SecureSum."
-            )
+            advice = "Clip uploads, or give SecureSum a smaller `most`."
+            if self.clip is not None:
+                advice = "Clip before the secure sum and add noise to the sum only, or leave `clip` out of SecureSum."
             raise SettingError(
                 f'Numbers in "{name}" must be below {self.largest:g}, or a sum of {self.most:,} people could wrap; got '
                 f"{float(value[beyond][0]):g}. {advice}"
@@ -124,7 +124,7 @@ class SecureSum:
         return torch.trunc(value / self.step).long()
 
     def decode(self, total: Upload) -> Upload:
-        """The numbers of a sum; with `words` they stay integers."""
+        """The numbers of a sum of encoded uploads; with `words` they stay integers."""
 
         def signed(value: Tensor) -> Tensor:
             half = 2 ** (self.bits - 1)
@@ -160,11 +160,11 @@ class SecureSum:
 
     def recoverable(self, cohort: People, answering: People, context: StageContext) -> People:
         """Those of `answering` whose group's sum can be recovered."""
-        alive = set(np.asarray(answering).tolist())
+        alive = set(answering.tolist())
         groups = [
-            group.people for group in self.groups(cohort, context) if not group.shortfall(alive & {*group.people})
+            {*group.people} for group in self.groups(cohort, context) if not group.shortfall(alive & {*group.people})
         ]
-        return answering[np.isin(answering, np.array([who for people in groups for who in people], np.int64))]
+        return answering[np.isin(answering, [who for people in groups for who in people])]
 
     def noise_shares(self, cohort: People, context: StageContext) -> dict[int, float]:
         """The share of a release's noise (of its variance) that each person's device adds. `least` people have all of
@@ -189,10 +189,9 @@ class SecureSum:
     ) -> list[Server]:
         """Every group's server after the protocol: what it saw, and the sum or why it failed."""
         kind = np.uint64 if self.bits == 64 else np.uint32
+        vectors = {person: to_words(self.encode(upload), kind) for person, upload in uploads.items()}
         return [
-            run_session(
-                group, {p: to_words(self.encode(uploads[p]), kind) for p in group.people if p in uploads}, silent
-            )
+            run_session(group, {person: vectors[person] for person in group.people if person in vectors}, silent)
             for group in self.groups(cohort, context)
         ]
 

@@ -14,7 +14,6 @@ lengthen an upload again, and noise after clipping: otherwise the bound would no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,8 +31,8 @@ def clip(limit: float, curve_only: tuple[str, ...] = ()) -> Stage:
     feed the learning curve (`curve_only`) are not sent, because nothing bounds them."""
 
     def client(upload: Upload, context: StageContext) -> Upload:
-        each = torch.where(upload.weight > 0, 1 / upload.weight, 0.0)
-        change = {name: value * each for name, value in upload.total.items() if name not in curve_only}
+        inverse = torch.where(upload.weight > 0, 1 / upload.weight, 0.0)
+        change = {name: value * inverse for name, value in upload.total.items() if name not in curve_only}
         norm = torch.sqrt(sum(((value.double() ** 2).sum() for value in change.values()), torch.zeros(())))
         share = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
         return Upload({n: (v * share).to(v.dtype) for n, v in change.items()}, torch.ones_like(upload.weight))
@@ -56,33 +55,18 @@ def noise(
     """
     bounds = releases or ((limit or 1.0, 1.0),)
     integers = IntegerNoise(multiplier, bounds, step, sums=bool(releases), clipped=bool(releases or limit))
-
-    def server(upload: Upload, context: StageContext) -> Upload:
-        return Upload(_noisy_floats(integers, upload, context), torch.tensor(context.people))
-
-    stage = _noise_stage(integers, server, curve_only)
-    return replace(stage, poisson=True, accepts_plain_sums=bool(releases))
+    return replace(_noise_stage(integers, curve_only), poisson=True, accepts_plain_sums=bool(releases))
 
 
 def local(multiplier: float, limit: float | None = 1.0, curve_only: tuple[str, ...] = ()) -> Stage:
     """Local noise: clipped uploads, and discrete Gaussian noise on every number of each, added on the device."""
     integers = IntegerNoise(multiplier, ((limit or 1.0, 1.0),), local=True, clipped=limit is not None)
-
-    def server(upload: Upload, context: StageContext) -> Upload:
-        return Upload(_noisy_floats(integers, upload, context), upload.weight)
-
-    return replace(_noise_stage(integers, server, curve_only), local=True)
+    return replace(_noise_stage(integers, curve_only), local=True)
 
 
-def _noisy_floats(integers: IntegerNoise, upload: Upload, context: StageContext) -> Params:
-    total = integers.add(upload.total, context.round, context.people, context.key, context.shares)
-    return integers.to_floats(total, context.round)
-
-
-def _noise_stage(
-    integers: IntegerNoise, server: Callable[[Upload, StageContext], Upload], curve_only: tuple[str, ...]
-) -> Stage:
-    """The parts that central and local noise share: devices round to the grid, and may add noise of their own."""
+def _noise_stage(integers: IntegerNoise, curve_only: tuple[str, ...]) -> Stage:
+    """The parts that central and local noise share: devices round to the grid and may add noise of their own, and the
+    server adds what is missing. A mean under central noise divides by the public number of people."""
 
     def client(upload: Upload, context: StageContext) -> Upload:
         total = {name: value for name, value in upload.total.items() if name not in curve_only}
@@ -91,6 +75,10 @@ def _noise_stage(
     def device_noise(upload: Upload, context: StageContext) -> Upload:
         noisy = integers.add(upload.total, context.round, context.people, context.key, context.shares)
         return Upload(noisy, upload.weight)
+
+    def server(upload: Upload, context: StageContext) -> Upload:
+        total = integers.to_floats(device_noise(upload, context).total, context.round)
+        return Upload(total, upload.weight if integers.local else torch.tensor(context.people))
 
     def message_layout(total: Params) -> Params:
         return {name: torch.zeros(value.shape, dtype=torch.int32) for name, value in total.items()}
@@ -104,7 +92,7 @@ def quantise(bits: int) -> Stage:
     holds whole tables or only the rows that it touched."""
     levels = 2 ** (bits - 1) - 1
 
-    def one(value: Tensor, draws: Tensor) -> Tensor:
+    def rounded(value: Tensor, draws: Tensor) -> Tensor:
         step: Tensor = value.abs().amax() / levels
         rows = value.reshape(value.shape[0] if value.ndim else 1, -1)
         place = ((rows != 0).any(1).cumsum(0) - 1).clamp(min=0)
@@ -113,15 +101,16 @@ def quantise(bits: int) -> Stage:
         return (units.clamp(-levels, levels) * step).to(value.dtype)
 
     def client(upload: Upload, context: StageContext) -> Upload:
-        return Upload({name: one(value, context.draws[name]) for name, value in upload.total.items()}, upload.weight)
+        total = {name: rounded(value, context.draws[name]) for name, value in upload.total.items()}
+        return Upload(total, upload.weight)
 
     def message_layout(total: Params) -> Params:
-        kind = torch.int8 if bits <= 8 else torch.int16
-        out: Params = {}
+        message = dict(total)
         for name, value in total.items():
-            small = value.is_floating_point() and value.numel() > 1
-            out |= {name: value.to(kind), f"{name}.step": torch.zeros(())} if small else {name: value}
-        return out
+            if value.is_floating_point() and value.numel() > 1:
+                message[name] = value.to(torch.int8 if bits <= 8 else torch.int16)
+                message[f"{name}.step"] = torch.zeros(())
+        return message
 
     return Stage(client, message_layout=message_layout, random=True)
 
@@ -159,12 +148,12 @@ class _Sparsified:
 
     def message_layout(self, total: Params) -> Params:
         """A bit for every number, and the numbers that are sent; the whole leaf where that is not smaller."""
-        out: Params = {}
+        message: Params = {}
         for name, value in total.items():
             bits = torch.zeros(-(-value.numel() // 8), dtype=torch.uint8)
             sparse = {f"{name}.bits": bits, f"{name}.values": value.flatten()[: self.counts[name]]}
-            out |= sparse if self.counts[name] < value.numel() * 31 / 32 else {name: value}
-        return out
+            message |= sparse if self.counts[name] < value.numel() * 31 / 32 else {name: value}
+        return message
 
 
 def sparsify(method: Method, share: float, like: Params) -> tuple[Method, Stage]:

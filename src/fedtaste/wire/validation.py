@@ -48,7 +48,7 @@ class UploadValidator:
         self.begun: set[int] = set() if expected is None else set(self.waiting)  # who have had the time to answer
         self.refused: Counter[str] = Counter()
         self.expected: Params = {}
-        self.most = 0  # bytes
+        self.max_bytes = 0  # of a message; 0: not known yet
         if expected is not None:
             self.expect(expected)
 
@@ -56,25 +56,25 @@ class UploadValidator:
         """Set, once, the names, shapes and types of a valid upload; from now on `who` may have answered."""
         if who is not None:
             self.begun.add(who)
-        if not self.most:
+        if not self.max_bytes:
             size = len(encode(Upload(total, torch.ones(()))))
-            self.expected, self.most = total, size * (2 if self.people else 1) + SLACK
+            self.expected, self.max_bytes = total, size * (2 if self.people else 1) + SLACK
 
     def admit(self, blob: bytes, sender: int | None = None) -> tuple[int, Upload] | None:
-        """(person, upload), or None where it is refused, which is counted by reason. Of two valid messages in the name
-        of one person the first counts: the transport (keys and TLS) must authenticate the sender. Where the transport
-        knows the `sender`, a message in another person's name is refused."""
-        if self.most and len(blob) > self.most:
+        """Read a message: (person, upload), or None where it is refused, which is counted by reason. Of two valid
+        messages in the name of one person the first counts: the transport (keys and TLS) must authenticate the sender.
+        Where the transport knows the `sender`, a message in another person's name is refused."""
+        if self.max_bytes and len(blob) > self.max_bytes:
             return self.refuse("oversized")
         try:
             upload, head = decode(blob)
         except ValueError:
             return self.refuse("not a message")
         reason = "not asked" if sender not in (None, head.person) else self._header_refusal(head)
-        return self.refuse(reason) if reason else self.look(head.person, upload)
+        return self.refuse(reason) if reason else self.admit_upload(head.person, upload)
 
-    def look(self, who: int, upload: Upload) -> tuple[int, Upload] | None:
-        """Admit or refuse an upload that did not arrive as a message."""
+    def admit_upload(self, who: int, upload: Upload) -> tuple[int, Upload] | None:
+        """As `admit`, for an upload that did not arrive as a message."""
         reason = refusal(upload, self.expected, self.people.get(who, 1))
         if reason:
             return self.refuse(reason)
@@ -108,7 +108,7 @@ def refusal(upload: Upload, expected: Params, people: int = 1) -> str | None:
     wider = {torch.int32: torch.int64}  # with noise, or as a sum, integers may take more bits
     wider |= {torch.float32: torch.float64} if people > 1 else {}
     types = [(value.dtype, expected[name].dtype) for name, value in upload.total.items()]
-    if any(got not in (want, wider.get(want)) for got, want in types) or upload.weight.dtype != torch.float32:
+    if any(sent not in (valid, wider.get(valid)) for sent, valid in types) or upload.weight.dtype != torch.float32:
         return "dtype"
     stacked = Upload({n: v[None] for n, v in upload.total.items()}, upload.weight[None])
     return next((reason for valid, reason in soundness(stacked, people) if not bool(valid[0])), None)
