@@ -172,7 +172,7 @@ def repinned(copy, **changes):
     [
         ({"scale.f32": b"\0" * 12}, "scale.f32 holds 12 bytes"),
         ({"scale.f32": np.full(200, np.nan, "<f4").tobytes()}, "not finite"),
-        ({"items.json": b'{"names": [], "titles": [], "genres": []}'}, "does not hold 200 names"),
+        ({"items.json": b'{"names": [], "titles": [], "genres": [], "genre_names": []}'}, "does not hold 200 names"),
         ({"items.json": json.dumps({"names": [1] * 200, "titles": ["a"] * 200, "genres": [[]] * 200,
                                     "genre_names": []}).encode()}, "no title, name or genre"),
         ({"items.json": json.dumps({"names": ["1"] * 200, "titles": ["a"] * 200, "genres": [[7]] * 200,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from fedtaste import __version__
@@ -29,16 +29,25 @@ ERRORS = {
 }
 ALWAYS = (400, 408, 413, 421, 431, 503)
 Title = Annotated[str, Field(min_length=1, max_length=LONGEST)]
-TitleList = Annotated[tuple[Title, ...], Field(max_length=MOST)]
+TitleList = Annotated[list[Title], Field(max_length=MOST)]
+TITLES = f'a list of titles, as in ["A title"]: at most {MOST:,}, each a text of 1 to {LONGEST} characters'
+MUST_BE = {  # of every field of a request, for errors
+    "likes": TITLES,
+    "dislikes": TITLES,
+    "ratings": f'an object of numbers, as in {{"A title": 5}}: at most {MOST:,}, of titles of 1 to {LONGEST} characters',
+    "n": f"a whole number from 1 to {MOST_ITEMS}",
+    "adventurous": "a number from -1 to 1",
+    "timed": "true or false",
+    "unknown": '"refuse" or "skip"',
+}
 
 
 class RecommendRequest(JsonModel):
     """The body of POST /v1/recommend."""
 
-    # api.py checks each field by hand, with a sentence for every mistake; this is the description of what it takes.
-
-    likes: TitleList = Field(default=(), description="Titles, or names of items, oldest first.")
-    dislikes: TitleList = Field(default=(), description="For a model that ranks: what should not come.")
+    model_config = ConfigDict(strict=True)
+    likes: TitleList = Field(default=[], description="Titles, or names of items, oldest first.")
+    dislikes: TitleList = Field(default=[], description="For a model that ranks: what should not come.")
     ratings: dict[Title, float] = Field(
         default={}, max_length=MOST, description="For a model of ratings: stars by title."
     )
