@@ -318,6 +318,23 @@ def test_export_over_an_older_bundle_replaces_all_of_it(copy):
     assert not [p for p in copy.parent.iterdir() if p.name.startswith(".")], "nothing half-made is left beside it"
 
 
+def test_a_failed_export_leaves_the_older_bundle_in_its_place(copy, monkeypatch):
+    before, replace_file = {path.name: path.read_bytes() for path in copy.iterdir()}, os.replace
+
+    def fail(source, target):
+        if source.name == "new":
+            raise OSError(28, "No space left on device")
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(RunError, match="No space left on device"):
+        export(run_of("fedals"), copy)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    with pytest.raises(RunError, match="No space left on device"):
+        export(run_of("fedals"), copy.parent / "fresh")
+    assert [path.name for path in copy.parent.iterdir()] == ["bundle"]
+
+
 def test_export_over_a_bundle_of_tacit_replaces_it(copy):
     manifest = json.loads((copy / "manifest.json").read_text())
     old = {name: value for name, value in manifest.items() if name != "fedtaste"}

@@ -8,7 +8,7 @@ from fedtaste.experiment.result import FederationRound, RunResult
 from fedtaste.report.numbers import human_seconds
 from fedtaste.report.style import COLOURS, GRID, MUTED, Plot, drawable, figure, finish
 
-MOST = 24  # nodes that have a row of their own
+MAX_ROWS = 24  # nodes that have a row of their own
 PHASES = {"search": "choosing the round", "final": "training"}
 
 
@@ -20,7 +20,7 @@ def nodes_plot(results: Sequence[RunResult]) -> Plot | None:
     if len(history) < 2 or not names:
         return None
     drawing, axes = figure("Which nodes were counted", "round", "")
-    shown = names if len(names) <= MOST else []
+    shown = names if len(names) <= MAX_ROWS else []
     for x, entry in enumerate(rounds):
         counted = set(entry.nodes or ())
         for y, name in enumerate(shown):

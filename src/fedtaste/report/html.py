@@ -40,7 +40,7 @@ from fedtaste.report.tables import (
 )
 from fedtaste.report.trade_off import Tradeoff
 
-MOST_WEIGHTS = 60  # rows of the table of weights; more is not read
+MAX_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
     "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros", "down", "nodes",
     "items", "activity", "popularity",
@@ -50,7 +50,7 @@ GROUPS = (("seen", "people seen in training"), ("new", "people it has never seen
 
 def write_report(
     results: Sequence[RunResult], folder: Path, *, data: DataShape | None = None, runs: Sequence[Path] = (),
-    title: str | None = None, tradeoff: Tradeoff | None = None,
+    tradeoff: Tradeoff | None = None,
 ) -> Path:  # fmt: skip
     """Write folder/report.html and folder/plots/*.png; return the path of the page.
 
@@ -62,7 +62,7 @@ def write_report(
     private = any(result.privacy for result in results)
     data = None if private else data  # no promise covers exact counts of people and items
     drawn = plots.draw(results, data, [read_plane(run, result.items) for run, result in zip(runs, results)], tradeoff)
-    page = render(results, drawn, title=title, tradeoff=tradeoff)
+    page = render(results, drawn, tradeoff)
     folder, mode = Path(folder), 0o600 if private else None
     try:
         (folder / "plots").mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
@@ -84,15 +84,12 @@ def shape(data: Interactions | BroughtSplit | Supervised) -> DataShape | None:
     return DataShape(np.bincount(table.person).tolist(), np.bincount(table.item).tolist())
 
 
-def render(
-    results: Sequence[RunResult], drawn: Sequence[Plot] = (), *, title: str | None = None,
-    tradeoff: Tradeoff | None = None,
-) -> str:  # fmt: skip
+def render(results: Sequence[RunResult], drawn: Sequence[Plot] = (), tradeoff: Tradeoff | None = None) -> str:
     """The page as text."""
     names, shown = labels(results), columns(results)
     return render_page(
         "report.html.jinja",
-        title=title or default_title(results),
+        title=page_title(results),
         subject=subject(results),
         headline=re.split(r"(\d+ %(?: \[.*?\])?)", headline(results)),  # odd pieces: kept on one line
         advice=re.split(r"(?<=\.) |$", tradeoff.advice, maxsplit=1) if tradeoff else [],  # the choice, the reasons
@@ -119,7 +116,8 @@ def render(
     )
 
 
-def default_title(results: Sequence[RunResult]) -> str:
+def page_title(results: Sequence[RunResult]) -> str:
+    """`FedALS on ml-100k`, or `3 methods on ml-100k`."""
     data = ", ".join(dict.fromkeys(result.data for result in results))
     methods = [method_name(result.method) for result in results]
     many = f"{len(results)} {'methods' if len(set(methods)) == len(results) else 'runs'}"
@@ -250,4 +248,4 @@ def weight_rows(result: RunResult) -> list[tuple[str, str, str]]:
         return []
     learnt, true = ([f"{weight:.4f}" for weight in weights] for weights in (result.weights, result.true_weights))
     pairs = zip_longest(learnt, true, fillvalue=NONE)
-    return [(f"w{i}", *pair) for i, pair in enumerate(pairs)][:MOST_WEIGHTS]
+    return [(f"w{i}", *pair) for i, pair in enumerate(pairs)][:MAX_WEIGHTS]

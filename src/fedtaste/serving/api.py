@@ -22,16 +22,7 @@ from pydantic import ValidationError
 
 from fedtaste import __version__
 from fedtaste.errors import FedtasteError
-from fedtaste.serving.openapi import (
-    MUST_BE,
-    PAGE,
-    CatalogueItem,
-    Error,
-    Health,
-    Page,
-    RecommendRequest,
-    describe,
-)
+from fedtaste.serving.openapi import MAX_PAGE, MUST_BE, CatalogueItem, Error, Health, Page, RecommendRequest, describe
 from fedtaste.serving.recommendation import Json
 from fedtaste.serving.recommender import Recommender
 from fedtaste.text import did_you_mean
@@ -101,7 +92,7 @@ class Api:
     def page(self, query: str) -> Json:
         parameters = parse_query(query)
         start = parse_count(parameters.get("start", "0"), "start", 0, 999_999_999)
-        limit = parse_count(parameters.get("limit", "100"), "limit", 1, PAGE)
+        limit = parse_count(parameters.get("limit", "100"), "limit", 1, MAX_PAGE)
         items = self._items(start, start + limit)
         return Page(items=items, start=start, total=self.recommender.bundle.manifest.items).dump()
 

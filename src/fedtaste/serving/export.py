@@ -327,7 +327,7 @@ def _write_folder(out: Path, contents: dict[str, bytes]) -> None:
                     os.replace(out, old)
                 os.replace(new, out)
             finally:
-                if not out.exists():
+                if old.exists() and not out.exists():
                     os.replace(old, out)
     except OSError as error:
         raise RunError(
