@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedtaste.errors import SettingError
-from fedtaste.report.pareto import epsilon_of, parse_axes, surface_plot
+from fedtaste.report.pareto import epsilon_of, parse_axes
 from fedtaste.report.style import quiet_style
 from fedtaste.report.trade_off import trade_off
+from fedtaste.report.trade_off_plots import surface_plot
 from support.command import fedtaste
 from support.reports import make_result
 

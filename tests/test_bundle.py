@@ -172,7 +172,7 @@ def write_pinned(bundle, **changes):
     [
         ({"scale.f32": b"\0" * 12}, "scale.f32 holds 12 bytes"),
         ({"scale.f32": np.full(200, np.nan, "<f4").tobytes()}, "not finite"),
-        ({"items.json": b'{"names": [], "titles": [], "genres": []}'}, "does not hold 200 names"),
+        ({"items.json": b'{"names": [], "titles": [], "genres": [], "genre_names": []}'}, "does not hold 200 names"),
         ({"items.json": json.dumps({"names": [1] * 200, "titles": ["a"] * 200, "genres": [[]] * 200,
                                     "genre_names": []}).encode()}, "no title, name or genre"),
         ({"items.json": json.dumps({"names": ["1"] * 200, "titles": ["a"] * 200, "genres": [[7]] * 200,
@@ -314,6 +314,23 @@ def test_export_replaces_an_older_bundle_completely(bundle):
     assert output["format"] == FORMAT and output["precision"] == "float32"
     assert not (bundle / "left-over.js").exists() and Recommender.load(bundle)
     assert not [p for p in bundle.parent.iterdir() if p.name.startswith(".")], "no temporary file remains"
+
+
+def test_a_failed_export_leaves_the_older_bundle_in_its_place(bundle, monkeypatch):
+    before, replace_file = {path.name: path.read_bytes() for path in bundle.iterdir()}, os.replace
+
+    def fail(source, target):
+        if source.name == "new":
+            raise OSError(28, "No space left on device")
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(RunError, match="No space left on device"):
+        export(run_of("fedals"), bundle)
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+    with pytest.raises(RunError, match="No space left on device"):
+        export(run_of("fedals"), bundle.parent / "fresh")
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
 def test_export_replaces_a_bundle_of_tacit(bundle):

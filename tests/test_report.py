@@ -64,15 +64,15 @@ def test_the_page_loads_no_other_file(six):
             assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', svg))
 
 
-OUTSIDE = ["data", "method", "protocol", "run", "notes", "settings", "stopped", "title", "rejected_updates"]
+OUTSIDE = ["data", "method", "protocol", "run", "notes", "settings", "stopped", "rejected_updates"]
 
 
 @pytest.mark.parametrize("place", OUTSIDE)
 def test_texts_from_outside_are_escaped(place):
     values = {"notes": [EVIL], "settings": {EVIL: EVIL}, "stopped": {"reason": EVIL}, "rejected_updates": {EVIL: 1}}
-    result = ranking() if place == "title" else ranking(**{place: values.get(place, EVIL)})
+    result = ranking(**{place: values.get(place, EVIL)})
     drawn_plots = plots.draw([result]) if place == "method" else ()
-    text = report.render([result, ranking("fedavg")], drawn_plots, title=EVIL if place == "title" else None)
+    text = report.render([result, ranking("fedavg")], drawn_plots)
     page = Page(text)
     assert "script" not in {tag for tag, _ in page.tags}
     assert EVIL not in text and "&lt;script&gt;" in text

@@ -12,7 +12,7 @@ from typing import Any
 from fedtaste.serving.bundle import sha256
 from fedtaste.serving.export import entrance_files
 from fedtaste.serving.http import Reply, Request, render
-from fedtaste.serving.server import Server, in_memory
+from fedtaste.serving.server import Server, files_by_address
 
 WAIT = 15_000  # ms; two busy cores need it at times
 COPIED = ": it opens without a network"
@@ -34,7 +34,7 @@ class CountingServer(Server):
         return reply
 
     def publish(self, files: Mapping[str, bytes]) -> None:
-        self.files = in_memory(files)
+        self.files = files_by_address(files)
 
     def __enter__(self) -> CountingServer:
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)

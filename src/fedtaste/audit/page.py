@@ -6,14 +6,10 @@ The template audit.html.jinja escapes everything and uses the report's style. Th
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
-
-import jinja2
 
 from fedtaste.attacks.membership import ALL_ROUNDS, FINAL_MODEL, GAUSSIAN
 from fedtaste.attacks.result import SumFigures
@@ -21,6 +17,7 @@ from fedtaste.audit.result import AuditResult, Example
 from fedtaste.errors import RunError
 from fedtaste.files.atomic import write_atomically
 from fedtaste.report.numbers import NONE, plain
+from fedtaste.report.page import render_page
 from fedtaste.report.style import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, quiet_style
 from fedtaste.report.tables import method_name
 
@@ -69,26 +66,15 @@ def write_audit(result: AuditResult, folder: Path) -> Path:
 
 def render(result: AuditResult, plot: Plot) -> str:
     """The page as text."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.lstrip_blocks = environment.keep_trailing_newline = True
-    ours, look = (
-        resources.files("fedtaste.report").joinpath("templates", name).read_text("utf-8")
-        for name in ("audit.html.jinja", "report.html.jinja")
-    )
-    style = re.search(r"<style>(.*?)</style>", look, re.S)
-    assert style is not None
-    return environment.from_string(ours).render(
-        title=title(result), subject=subject(result), style=style[1], result=result,
+    return render_page(
+        "audit.html.jinja",
+        title=title(result), subject=subject(result), result=result,
         headline=re.split(r"(\d+ of 100)", headline(result)),  # odd pieces: kept on one line
-        verdict=verdict(result), tiles=tiles(result), plot=(plot, _uri(plot.light), _uri(plot.dark)),
+        verdict=verdict(result), tiles=tiles(result), plot=plot,
         f1=grid(result, "f1"), auc=grid(result, "auc"), matched=grid(result, "matched_auc"),
         attack=explain(result.attack), ratings=ratings_text(result), members=membership_text(result),
         examples=examples(result), limits=LIMITS, facts=facts(result), notes=result.notes,
     )  # fmt: skip
-
-
-def _uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def title(result: AuditResult) -> str:

@@ -14,15 +14,15 @@ from fedtaste.tasks.base import Task
 
 
 def conclude(
-    results: list[RunResult], task: Task, path: Path, seed: int, shape: DataShape | None, lost: dict[str, str],
+    results: list[RunResult], task: Task, path: Path, seed: int, shape: DataShape | None, left_out: dict[str, str],
     axes: tuple[str, ...] = (),
 ) -> tuple[Path, Tradeoff | None]:  # fmt: skip
-    """(the report's path, the trade-off between the results)."""
+    """Write report.html and compare.json; returns (the path of the report, the trade-off between the results)."""
     measured = heterogeneity(task, seed)
-    if any(result.privacy for result in results):  # what is measured without noise is for the owner alone
+    if any(result.privacy for result in results):  # measured without noise: readable by the owner only
         path.chmod(0o700)
     tradeoff, folders = trade_off(results, measured, axes), [Path(result.run) for result in results]
     report = write_report(results, path, data=shape, runs=folders, tradeoff=tradeoff)
-    comparison = Comparison(runs=tuple(folder.name for folder in folders), heterogeneity=measured, left_out=lost)
+    comparison = Comparison(runs=tuple(folder.name for folder in folders), heterogeneity=measured, left_out=left_out)
     RunFolder(path).write("compare.json", (comparison.model_copy(update={"axes": axes}) if axes else comparison).dump())
     return report, tradeoff

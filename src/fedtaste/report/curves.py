@@ -1,10 +1,10 @@
-"""The plots of a report: metrics by round, by bytes, by gradients and by seconds, and the shape of the data."""
+"""The plots of a report: metrics by round, bytes, gradients and seconds; activity of people, popularity of items."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from fedtaste.experiment.result import CurvePoint, RunResult
 from fedtaste.report.federation_plot import nodes_plot
 from fedtaste.report.item_scatter import Plane, item_plot
 from fedtaste.report.numbers import decimals, digits, human_bytes, human_seconds
-from fedtaste.report.pareto import surface_plot
 from fedtaste.report.style import (
     COLOURS,
     INK,
@@ -30,27 +29,19 @@ from fedtaste.report.style import (
 )
 from fedtaste.report.tables import labels, protocols
 from fedtaste.report.trade_off import Tradeoff
-from fedtaste.report.trade_off_plots import front_plot, sweep_plot
+from fedtaste.report.trade_off_plots import front_plot, surface_plot, sweep_plot
 from fedtaste.result_part import JsonObject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CURVE_METRICS = {
-    "hr@10": "HR@10",
-    "rmse": "RMSE",
-    "accuracy": "accuracy",
-    "ndcg@10": "NDCG@10",
-    "weights_error": "weights’ error",
-    "loss": "loss",
-}
+    "hr@10": "HR@10", "rmse": "RMSE", "accuracy": "accuracy", "ndcg@10": "NDCG@10",
+    "weights_error": "weights’ error", "loss": "loss",
+}  # fmt: skip
 Memory = Sequence[tuple[int, float]]  # (round, HR@10) of the leak detector
-LAST: JsonObject = {
-    "ms": 9,
-    "markevery": [-1],
-    "mec": INK,
-    "mew": 0.8,
-}  # a line whose last point alone has a marker
+MARK_LAST: JsonObject = {"ms": 9, "markevery": [-1], "mec": INK, "mew": 0.8}  # a marker on the last point only
 
 
 @dataclass(frozen=True)
@@ -65,13 +56,13 @@ class DataShape:
 class Curve:
     """One value of a result in the rounds that have it."""
 
-    place: int  # which result it is of: its colour, the same in all plots
+    place: int  # index of the result, which decides the colour in all plots
     label: str
     points: tuple[CurvePoint, ...]
     values: list[float]
     best_round: int
     people: int  # over whom bytes are averaged
-    lap: float | None  # seconds of the median round
+    round_seconds: float | None  # of the median round
 
     @property
     def rounds(self) -> list[int]:
@@ -85,7 +76,7 @@ class Curve:
     @property
     def seconds(self) -> list[float]:
         """Seconds of training so far, as rounds times the median round: compiling a kernel is no cost of a method."""
-        return [n * self.lap for n in self.rounds] if self.lap else []
+        return [n * self.round_seconds for n in self.rounds] if self.round_seconds else []
 
     @property
     def gradients(self) -> list[float]:
@@ -112,7 +103,7 @@ def draw(
             plots.append(accuracy_by_bytes(name, lines))
             if len(results) > 1:
                 plots += [accuracy_by_gradients(name, lines), accuracy_by_seconds(name, lines)]
-        plots += [*_small(results, metric), nodes_plot(results)]
+        plots += [*_other_plots(results, metric), nodes_plot(results)]
         shown = [(label, plane) for label, plane in zip(labels(results), planes) if plane is not None]
         plots.append(item_plot(shown) if shown else None)
         data = data or DataShape()
@@ -130,10 +121,10 @@ def curves(results: Sequence[RunResult]) -> tuple[str, list[Curve]]:
     def value(point: CurvePoint, metric: str) -> float | None:
         return point.loss if metric == "loss" else (point.valid or {}).get(metric)
 
-    having = {key: sum(any(value(p, key) is not None for p in r.curve) for r in results) for key in CURVE_METRICS}
-    loss = having.pop("loss")
-    metric = max(having, key=lambda key: having[key])  # the first in order among equals
-    if loss and not having[metric]:  # nothing was validated
+    counts = {key: sum(any(value(p, key) is not None for p in r.curve) for r in results) for key in CURVE_METRICS}
+    losses = counts.pop("loss")
+    metric = max(counts, key=counts.__getitem__)  # the first in order among equals
+    if losses and not counts[metric]:  # nothing was validated
         metric = "loss"
     return metric, follow(results, lambda point: value(point, metric))
 
@@ -158,26 +149,36 @@ def memories(results: Sequence[RunResult]) -> list[Memory]:
 
 def convergence(name: str, lines: Sequence[Curve], memory: Sequence[Memory] = ()) -> Plot:
     """The metric by round, with a star at the round that was kept."""
-    drawing, axes = figure(f"{name} by round", "round", name)
-    for curve in lines:
-        line(axes, curve.place, curve.label, curve.rounds, curve.values)
-        if curve.best_round in curve.rounds:
-            y, colour = curve.values[curve.rounds.index(curve.best_round)], COLOURS[curve.place % 7]
-            axes.plot(curve.best_round, y, "*", ms=15, color=colour, mec=INK, mew=0.8, zorder=5)
+    drawing, axes = _draw_by_round(name, lines)
+    starred = [curve for curve in lines if curve.best_round in curve.rounds]
+    for curve in starred:
+        y, colour = curve.values[curve.rounds.index(curve.best_round)], COLOURS[curve.place % 7]
+        axes.plot(curve.best_round, y, "*", ms=15, color=colour, mec=INK, mew=0.8, zorder=5)
     words = [f"{_ends(curve)}, best round {curve.best_round}" for curve in lines]
-    caption = f"The {name} after each round."
-    if any(curve.best_round in curve.rounds for curve in lines):
-        caption += " The star is the round that was kept."
+    caption = f"The {name} after each round." + (" The star is the round that was kept." if starred else "")
     if remembered := _draw_memory(axes, memory, max(curve.rounds[-1] for curve in lines)):
         words += remembered
         caption += " Grey, dashed: a memory of the negatives drawn in training, which learns nothing."
-    _whole_rounds(axes, lines)
     legend(drawing, axes)
     return finish("convergence", drawing, f"Line plot of {name} by round. " + "; ".join(words) + ".", caption)
 
 
+def _draw_by_round(title: str, lines: Sequence[Curve]) -> tuple[Figure, Axes]:
+    """A figure of these curves by round."""
+    from matplotlib.ticker import MaxNLocator
+
+    drawing, axes = figure(f"{title} by round", "round", title)
+    for curve in lines:
+        line(axes, curve.place, curve.label, curve.rounds, curve.values)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    rounds = {x for curve in lines for x in curve.rounds}
+    if len(rounds) == 1:  # no ticks at fractions of the only round
+        axes.set_xlim(min(rounds) - 1, max(rounds) + 1)
+    return drawing, axes
+
+
 def _draw_memory(axes: Axes, memory: Sequence[Memory], last: int) -> list[str]:
-    """Draw what remembering alone reaches, up to the last round of the methods, and return it in words."""
+    """Draw what memory without learning reaches, up to the last round of the methods; return it in words."""
     words: list[str] = []
     for path in memory:
         rounds, values = zip(*path)
@@ -195,38 +196,13 @@ def _ends(curve: Curve, write: Callable[[float], str] = decimals) -> str:
     return f"{curve.label}: {first}, {last}"
 
 
-def _whole_rounds(axes: Axes, lines: Sequence[Curve]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if len({x for curve in lines for x in curve.rounds}) == 1:  # one round only: no ticks at fractions of it
-        axes.set_xlim(lines[0].rounds[0] - 1, lines[0].rounds[0] + 1)
-
-
 def accuracy_by_bytes(name: str, lines: Sequence[Curve]) -> Plot:
-    """The metric by bytes sent. Nothing sent has no place on a logarithmic axis: a level to reach instead."""
-    drawing, axes = figure(f"{name} against bytes sent", "up and down per person, all rounds so far", name)
-    words, seen = [], []
-    for curve in lines:
-        path = [(x, y) for x, y in zip(curve.sent, curve.values) if x > 0]
-        seen += [x for x, _ in path]
-        if path:
-            x, y = zip(*path)
-            line(axes, curve.place, curve.label, x, y, **LAST)
-            words.append(f"{curve.label} ends at {human_bytes(path[-1][0])} with {decimals(path[-1][1])}")
-        else:
-            level, colour = curve.values[-1], COLOURS[curve.place % 7]
-            axes.axhline(level, color=colour, ls=(0, (1, 1.5)), lw=2, label=drawable(curve.label))
-            words.append(f"{curve.label} sends nothing and has {decimals(level)}")
-    if seen:
-        log_axis(axes, "x", min(seen), max(seen), short_bytes)
-    else:
-        axes.set_xticks([])
-    legend(drawing, axes)
+    """The metric by bytes sent."""
     caption = f"What {name} costs in traffic. The marker is the last round."
     if not all(any(curve.sent) for curve in lines):
         caption += " A dotted level is a method that sends nothing."
-    return finish("bytes", drawing, f"Line plot of {name} by bytes per person. " + "; ".join(words) + ".", caption)
+    cost = Cost("bytes", "bytes sent", "up and down per person", "bytes per person", human_bytes, short_bytes)
+    return _by_cost(name, cost, [(curve, curve.sent) for curve in lines], caption)
 
 
 def accuracy_by_gradients(name: str, lines: Sequence[Curve]) -> Plot | None:
@@ -238,7 +214,7 @@ def accuracy_by_gradients(name: str, lines: Sequence[Curve]) -> Plot | None:
     caption = f"What {name} costs in computation: one evaluation is one pass over a person’s own data."
     unit = "gradient evaluations per person"
     counted = [(curve, curve.gradients) for curve in lines if curve.gradients]
-    return _by_cost("gradients", name, ("computation", unit, unit), counted, digits, caption)
+    return _by_cost(name, Cost("gradients", "computation", unit, unit, digits), counted, caption)
 
 
 def accuracy_by_seconds(name: str, lines: Sequence[Curve]) -> Plot | None:
@@ -246,32 +222,49 @@ def accuracy_by_seconds(name: str, lines: Sequence[Curve]) -> Plot | None:
     timed = [(curve, curve.seconds) for curve in lines if curve.seconds]
     if not timed:
         return None
-    laps = ", ".join(f"{c.label} {human_seconds(c.seconds[0] / c.rounds[0])}".replace(" ", "\u00a0") for c, _ in timed)
+    laps = ", ".join(f"{curve.label} {human_seconds(curve.round_seconds)}".replace(" ", "\u00a0") for curve, _ in timed)
     caption = f"What {name} costs in time, as rounds times the median round (compiling left out). A round: {laps}."
-    words = ("training time", "seconds of training", "seconds")
-    return _by_cost("seconds", name, words, timed, human_seconds, caption)
+    cost = Cost("seconds", "training time", "seconds of training", "seconds", human_seconds)
+    return _by_cost(name, cost, timed, caption)
 
 
-def _by_cost(
-    plot: str, name: str, words: tuple[str, str, str], paths: Sequence[tuple[Curve, list[float]]],
-    write: Callable[[float], str], caption: str,
-) -> Plot:  # fmt: skip
-    """The metric by what a person has paid in all rounds so far. `words`: the cost in the title, on the axis, in the
-    description."""
-    cost, unit, described = words
-    drawing, axes = figure(f"{name} against {cost}", f"{unit}, all rounds so far", name)
+class Cost(NamedTuple):
+    """What a person pays in a round."""
+
+    plot: str  # the name of the plot
+    title: str
+    axis: str
+    alt: str  # in the description for readers who do not see the plot
+    write: Callable[[float], str]
+    tick: Callable[[float], str] = short
+
+
+def _by_cost(name: str, cost: Cost, paths: Sequence[tuple[Curve, list[float]]], caption: str) -> Plot:
+    """The metric by what a person has paid in all rounds so far. A method that pays nothing has no place on a
+    logarithmic axis: it is drawn as a level."""
+    drawing, axes = figure(f"{name} against {cost.title}", f"{cost.axis}, all rounds so far", name)
+    words, seen = [], []
     for curve, paid in paths:
-        line(axes, curve.place, curve.label, paid, curve.values, **LAST)
-    seen = [x for _, paid in paths for x in paid]
-    log_axis(axes, "x", min(seen), max(seen), short)
+        path = [(x, y) for x, y in zip(paid, curve.values) if x > 0]
+        seen += [x for x, _ in path]
+        if path:
+            x, y = zip(*path)
+            line(axes, curve.place, curve.label, x, y, **MARK_LAST)
+            words.append(f"{curve.label} ends at {cost.write(x[-1])} with {decimals(y[-1])}")
+        else:
+            level, colour = curve.values[-1], COLOURS[curve.place % 7]
+            axes.axhline(level, color=colour, ls=(0, (1, 1.5)), lw=2, label=drawable(curve.label))
+            words.append(f"{curve.label} sends nothing and has {decimals(level)}")
+    if seen:
+        log_axis(axes, "x", min(seen), max(seen), cost.tick)
+    else:
+        axes.set_xticks([])
     legend(drawing, axes)
-    ends = "; ".join(f"{c.label} ends at {write(paid[-1])} with {decimals(c.values[-1])}" for c, paid in paths)
-    return finish(plot, drawing, f"Line plot of {name} by {described}. {ends}.", caption)
+    return finish(cost.plot, drawing, f"Line plot of {name} by {cost.alt}. {'; '.join(words)}.", caption)
 
 
-def _small(results: Sequence[RunResult], metric: str) -> Iterable[Plot]:
-    """By round what is not accuracy: training loss; and where the shared part has zeros, how many, and what a download
-    then weighs."""
+def _other_plots(results: Sequence[RunResult], metric: str) -> Iterable[Plot]:
+    """Training loss by round and, where the shared parameters have zeros, their share and the size of a download."""
     loss = follow(results, lambda point: point.loss)
     if metric != "loss" and _has_line(loss):
         caption = "People’s own training loss in each round, the method’s penalties included."
@@ -288,8 +281,8 @@ def downloads(results: Sequence[RunResult]) -> list[Curve]:
     """Bytes down per person in each round, from sums over the rounds so far."""
     lines = []
     for curve in follow(results, lambda point: point.down_bytes):
-        gaps = np.diff(curve.values, prepend=0) / np.diff(curve.rounds, prepend=0) / curve.people
-        lines.append(replace(curve, values=gaps.tolist()))
+        per_person = np.diff(curve.values, prepend=0) / np.diff(curve.rounds, prepend=0) / curve.people
+        lines.append(replace(curve, values=per_person.tolist()))
     return lines
 
 
@@ -297,14 +290,11 @@ def by_round(name: str, title: str, lines: Sequence[Curve], write: Callable[[flo
     """A plot of one value by round."""
     from matplotlib.ticker import FuncFormatter
 
-    drawing, axes = figure(f"{title} by round", "round", title)
-    for curve in lines:
-        line(axes, curve.place, curve.label, curve.rounds, curve.values)
+    drawing, axes = _draw_by_round(title, lines)
     if write is not decimals:  # shares and bytes begin at nothing; a loss may be below
         top = max(y for curve in lines for y in curve.values) or 1
         axes.set_ylim(-0.03 * top, 1.08 * top)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda n, _: write(n).replace(".0 ", " ")))
-    _whole_rounds(axes, lines)
     legend(drawing, axes)
     words = "; ".join(_ends(curve, write) for curve in lines)
     return finish(name, drawing, f"Line plot of {title} by round. {words}.", caption)

@@ -1,20 +1,17 @@
 """The HTML report of a run or a comparison: one file that needs nothing else, and its plots as PNG beside it.
 
-The words are composed here and set by the template report.html.jinja, which escapes all of them: titles, paths and
-names come from outside. The page loads nothing, and its Content-Security-Policy forbids it to.
+This module composes the words; the template report.html.jinja has the layout. The page loads nothing, and its
+Content-Security-Policy forbids it to.
 """
 
 from __future__ import annotations
 
-import base64
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from itertools import zip_longest
 from pathlib import Path
 
-import jinja2
 import numpy as np
 
 from fedtaste.data.interactions import Interactions
@@ -26,12 +23,12 @@ from fedtaste.files.atomic import write_atomically
 from fedtaste.report import curves as plots
 from fedtaste.report.curves import DataShape
 from fedtaste.report.item_scatter import read_plane
-from fedtaste.report.numbers import NONE, decimals, digits, human_bytes, human_seconds, interval_text
+from fedtaste.report.numbers import NONE, decimals, digits, human_bytes, human_seconds, interval_text, short_interval
+from fedtaste.report.page import render_page
 from fedtaste.report.privacy_statement import statement_rows
 from fedtaste.report.style import Plot
 from fedtaste.report.tables import (
     METRICS,
-    Column,
     by_client,
     columns,
     labels,
@@ -42,19 +39,18 @@ from fedtaste.report.tables import (
     subject,
 )
 from fedtaste.report.trade_off import Tradeoff
-from fedtaste.result_part import Interval
 
-MOST_WEIGHTS = 60  # rows of the table of weights; more is not read
+MAX_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
     "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros", "down", "nodes",
     "items", "activity", "popularity",
 )  # fmt: skip
-WHOSE = (("seen", "people seen in training"), ("new", "people it has never seen"))
+GROUPS = (("seen", "people seen in training"), ("new", "people it has never seen"))
 
 
 def write_report(
     results: Sequence[RunResult], folder: Path, *, data: DataShape | None = None, runs: Sequence[Path] = (),
-    title: str | None = None, tradeoff: Tradeoff | None = None,
+    tradeoff: Tradeoff | None = None,
 ) -> Path:  # fmt: skip
     """Write folder/report.html and folder/plots/*.png; return the path of the page.
 
@@ -66,7 +62,7 @@ def write_report(
     private = any(result.privacy for result in results)
     data = None if private else data  # no promise covers exact counts of people and items
     drawn = plots.draw(results, data, [read_plane(run, result.items) for run, result in zip(runs, results)], tradeoff)
-    page = render(results, drawn, title=title, tradeoff=tradeoff)
+    page = render(results, drawn, tradeoff)
     folder, mode = Path(folder), 0o600 if private else None
     try:
         (folder / "plots").mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
@@ -88,19 +84,12 @@ def shape(data: Interactions | BroughtSplit | Supervised) -> DataShape | None:
     return DataShape(np.bincount(table.person).tolist(), np.bincount(table.item).tolist())
 
 
-def render(
-    results: Sequence[RunResult], drawn: Sequence[Plot] = (), *, title: str | None = None,
-    tradeoff: Tradeoff | None = None,
-) -> str:  # fmt: skip
+def render(results: Sequence[RunResult], drawn: Sequence[Plot] = (), tradeoff: Tradeoff | None = None) -> str:
     """The page as text."""
-    names = labels(results)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.lstrip_blocks = environment.keep_trailing_newline = True
-    template = environment.from_string(
-        resources.files("fedtaste.report").joinpath("templates", "report.html.jinja").read_text("utf-8")
-    )
-    return template.render(
-        title=title or default_title(results),
+    names, shown = labels(results), columns(results)
+    return render_page(
+        "report.html.jinja",
+        title=page_title(results),
         subject=subject(results),
         headline=re.split(r"(\d+ %(?: \[.*?\])?)", headline(results)),  # odd pieces: kept on one line
         advice=re.split(r"(?<=\.) |$", tradeoff.advice, maxsplit=1) if tradeoff else [],  # the choice, the reasons
@@ -110,8 +99,13 @@ def render(
         warnings=warnings(results),
         leak=leak_notes(results),
         tiles=tiles(results[0]) if len(results) == 1 else [],
-        table=result_table(results),
-        plots=[(plot, _data_uri(plot.light), _data_uri(plot.dark)) for plot in drawn],
+        results=results,
+        columns=shown,
+        groups=Counter(column.group for column in shown),  # headings above those of the columns, with their widths
+        best={column.key: column.best(results) for column in shown},
+        short_interval=short_interval,
+        new_people=any(column.key.startswith("new.") for column in shown),
+        plots=drawn,
         names=names,
         clients=by_client(results),
         settings=settings_table(results),
@@ -122,11 +116,8 @@ def render(
     )
 
 
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-
-
-def default_title(results: Sequence[RunResult]) -> str:
+def page_title(results: Sequence[RunResult]) -> str:
+    """`FedALS on ml-100k`, or `3 methods on ml-100k`."""
     data = ", ".join(dict.fromkeys(result.data for result in results))
     methods = [method_name(result.method) for result in results]
     many = f"{len(results)} {'methods' if len(set(methods)) == len(results) else 'runs'}"
@@ -148,18 +139,22 @@ def headline(results: Sequence[RunResult]) -> str:
 
 def _finding(result: RunResult) -> str:
     for kind, among in (("sampled", "a hundred"), ("full", "all items")):
-        clauses = [f"{text} of {people}" for who, people in WHOSE if (text := _percent(result, f"{who}.{kind}.hr@10"))]
+        clauses = [f"{text} of {people}" for who, people in GROUPS if (text := _percent(result, f"{who}.{kind}.hr@10"))]
         if clauses:
             return f"a held-out item is among the first ten of {among} for " + ", and ".join(clauses)
     clauses = []
-    for who, people in WHOSE:
-        error, far = result.metric(f"{who}.rmse"), result.metric(f"{who}.weights_error")
-        right, interval = _percent(result, f"{who}.accuracy"), result.interval(f"{who}.rmse")
-        off = "" if error is None else f"predictions are off by {decimals(error)}"
-        off += f" [{interval_text(interval)}]" if off and interval else ""
-        right = right and f"{right} {'are within half a point' if off else 'of predictions are right'}"
-        weights = "" if far is None else f"the learnt weights are {decimals(far)} from the true ones"
-        if parts := [part for part in (off, right, weights) if part]:
+    for who, people in GROUPS:
+        parts = []
+        if (rmse := result.metric(f"{who}.rmse")) is not None:
+            interval = result.interval(f"{who}.rmse")
+            parts.append(
+                f"predictions are off by {decimals(rmse)}" + (f" [{interval_text(interval)}]" if interval else "")
+            )
+        if accuracy := _percent(result, f"{who}.accuracy"):
+            parts.append(f"{accuracy} {'are within half a point' if parts else 'of predictions are right'}")
+        if (error := result.metric(f"{who}.weights_error")) is not None:
+            parts.append(f"the learnt weights are {decimals(error)} from the true ones")
+        if parts:
             clauses.append(f"for {people}, " + " and ".join(parts))
     return "; ".join(clauses) or "no results on held-out data"
 
@@ -173,23 +168,18 @@ def _percent(result: RunResult, key: str) -> str:
 
 
 def leak_notes(results: Sequence[RunResult]) -> dict[str, bool]:
-    """The verdict of the leak detector in words, and whether it is a leak: a memory of the drawn negatives, with no learning, must
-    not beat popularity."""
-    verdicts: dict[str, bool] = {}
-    for result in results:
-        if result.leak:
-            text = (
-                f"The {result.protocol} protocol {'leaks' if result.leak.leaks else 'does not leak'}: a memory of the "
-                "negatives drawn in training, which learns nothing, finds "
-                f"{100 * result.leak.memoriser_hr:.0f}\u00a0% of held-out items among the first ten; popularity finds "
-                f"{100 * result.leak.popularity_hr:.0f}\u00a0%."
-            )
-            verdicts[text] = result.leak.leaks
-    return verdicts
+    """The verdicts of the leak detector, as {sentence: whether the protocol leaks}."""
+    return {
+        f"The {result.protocol} protocol {'leaks' if leak.leaks else 'does not leak'}: a memory of the negatives drawn in "
+        f"training, which learns nothing, finds {100 * leak.memoriser_hr:.0f}\u00a0% of held-out items among the first "
+        f"ten; popularity finds {100 * leak.popularity_hr:.0f}\u00a0%.": leak.leaks
+        for result in results
+        if (leak := result.leak)
+    }
 
 
 def warnings(results: Sequence[RunResult]) -> list[str]:
-    """Why the numbers mislead, or do not compare."""
+    """Reasons why the numbers mislead or cannot be compared."""
     texts = []
     if "published" in protocols(results):
         texts.append(
@@ -206,10 +196,10 @@ def warnings(results: Sequence[RunResult]) -> list[str]:
 
 
 def tiles(result: RunResult) -> list[tuple[str, str, str]]:
-    """Up to four numbers to see first: value, what it is, small print."""
-    shown = []
-    for who in ("seen", "new"):
-        for column in [column for column in columns([result], METRICS) if column.key.startswith(f"{who}.")][:1]:
+    """The main numbers of a run, at most four, as (value, what it is, small print)."""
+    shown, measured = [], columns([result], METRICS)
+    for who, _ in GROUPS:
+        if column := next((column for column in measured if column.key.startswith(f"{who}.")), None):
             interval = column.interval(result)
             small = f"95 % interval {interval_text(interval)}" if interval else ""
             shown.append((column.write(column.value(result) or 0), f"{column.title}, {column.group.lower()}", small))
@@ -217,50 +207,8 @@ def tiles(result: RunResult) -> list[tuple[str, str, str]]:
     return [*shown, (human_seconds(result.seconds.train), "training", "")]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One number of the page's table."""
-
-    key: str
-    value: float | None
-    text: str
-    ends: Interval | None
-    best: bool
-
-    @property
-    def interval(self) -> str:
-        return re.sub(r"\b0\.", ".", interval_text(self.ends)) if self.ends else ""  # short: the table is wide
-
-
-@dataclass(frozen=True)
-class ResultTable:
-    """The page's table: heads in two levels (groups with their widths, then titles), and rows by the runs' names."""
-
-    groups: list[tuple[str, int]]
-    titles: list[str]
-    rows: list[tuple[str, list[Cell]]]
-    new: bool  # whether it has figures of new people
-
-
-def result_table(results: Sequence[RunResult]) -> ResultTable:
-    shown = columns(results)
-    widths: dict[str, int] = {}
-    for column in shown:
-        widths[column.group] = widths.get(column.group, 0) + 1
-    best = [column.best(results) for column in shown]
-    rows = [[_cell(column, result, top) for column, top in zip(shown, best)] for result in results]
-    new = any(column.key.startswith("new.") for column in shown)
-    return ResultTable(list(widths.items()), [column.title for column in shown], list(zip(labels(results), rows)), new)
-
-
-def _cell(column: Column, result: RunResult, best: float | None) -> Cell:
-    value = column.value(result)
-    text = NONE if value is None else column.write(value)
-    return Cell(column.key, value, text, column.interval(result), value is not None and value == best)
-
-
 def run_facts(result: RunResult) -> list[tuple[str, str]]:
-    """How the run went, as (name, words); what the result does not tell is left out."""
+    """How the run went, as (name, text); what the result does not hold is left out."""
 
     def listed(write: Callable[[float], str], **parts: float | None) -> str:
         return ", ".join(f"{write(n)} {name.replace('_', ' ')}" for name, n in parts.items() if n is not None)
@@ -282,25 +230,22 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
         "seed": str(result.seed),
         "run folder": result.run,
     }
-    return [(name, words) for name, words in facts.items() if words]
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def notes(results: Sequence[RunResult]) -> list[str]:
     """Every note once; with the runs' names where not all runs have it."""
-    owners: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     for result, label in zip(results, labels(results)):
         for note in dict.fromkeys(result.notes):
-            owners.setdefault(note, []).append(label)
-    return [note if len(who) == len(results) else f"{', '.join(who)}: {note}" for note, who in owners.items()]
+            runs.setdefault(note, []).append(label)
+    return [note if len(names) == len(results) else f"{', '.join(names)}: {note}" for note, names in runs.items()]
 
 
 def weight_rows(result: RunResult) -> list[tuple[str, str, str]]:
     """Rows of (name, learnt, true) of a regression's weights."""
     if result.weights is None or result.true_weights is None:
         return []
-
-    def write(value: float | None) -> str:
-        return NONE if value is None else f"{value:.4f}"
-
-    both = enumerate(zip_longest(result.weights, result.true_weights))
-    return [(f"w{i}", write(learnt), write(true)) for i, (learnt, true) in both][:MOST_WEIGHTS]
+    learnt, true = ([f"{weight:.4f}" for weight in weights] for weights in (result.weights, result.true_weights))
+    pairs = zip_longest(learnt, true, fillvalue=NONE)
+    return [(f"w{i}", *pair) for i, pair in enumerate(pairs)][:MAX_WEIGHTS]

@@ -22,7 +22,7 @@ from fedtaste.result_part import JsonObject
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 1_200  # in a panel, 1,800 in all of them: more make a heavy page and a blot
+POINTS = 1_200  # in a panel: more make a heavy page and hide each other
 PEOPLE = 3
 PANELS = 6
 Rows = NDArray[np.float64]
@@ -30,6 +30,8 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Plane:
+    """Item rows of a run, projected to the plane of most variance."""
+
     common: Rows  # [rows, 2]
     own: dict[int, Rows]  # by the number of the person
     explained: tuple[float, float]  # the shares of the variance of all these rows along the two axes
@@ -132,7 +134,7 @@ def _panel(axes: Axes, label: str, plane: Plane, panels: int) -> None:
 
 
 def _caption(planes: Sequence[tuple[str, Plane]]) -> str:
-    """What to look for, and whose rows they are: a number, as the run counts people, and no name."""
+    """What to look for, and whose rows are shown: people are numbers here, never names."""
     text = (
         "Rows of items in the plane of most variance (PCA). FedRAP’s paper wants own and common rows apart, and the "
         "common ones sparse. "
@@ -159,7 +161,7 @@ def _percent(share: float) -> str:
 
 
 def _spread(plane: Plane) -> str:
-    """How far apart the clouds are, for those who do not see them."""
+    """How far apart common and own rows are, for readers who do not see the plot."""
     own = np.concatenate(list(plane.own.values()))
     apart = float(np.linalg.norm(own.mean(0) - plane.common.mean(0)))
     wide = [float(((rows - rows.mean(0)) ** 2).sum(1).mean() ** 0.5) for rows in (plane.common, own)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 NONE = "–"  # shown where there is no value
 
 
@@ -56,6 +58,11 @@ def interval_text(interval: tuple[float, float]) -> str:
     return f"{decimals(interval[0])}–{decimals(interval[1])}"
 
 
+def short_interval(interval: tuple[float, float]) -> str:
+    """An interval without leading zeros, for the wide table of a report."""
+    return re.sub(r"\b0\.", ".", interval_text(interval))
+
+
 def tight_interval(low: float, high: float) -> str:
     """An interval in seven characters: nine columns must fit into the 80 of a terminal.
 
@@ -69,7 +76,7 @@ def tight_interval(low: float, high: float) -> str:
 
 
 def plain(value: object) -> str:
-    """A setting as a reader would write it."""
+    """The value of a setting as text, without Python's brackets and quotes."""
     if value is None:
         return NONE
     if isinstance(value, bool):

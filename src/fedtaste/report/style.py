@@ -51,7 +51,7 @@ LOOK: dict[str, object] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished plot: `name`.png for the folder, two SVGs for the page, words for those who do not see it."""
+    """A finished plot: `name`.png for the folder, two SVGs for the page, `alt` for readers who do not see it."""
 
     name: str
     png: bytes
@@ -79,7 +79,7 @@ def drawable(label: str) -> str:
 
 @contextmanager
 def quiet_style() -> Iterator[None]:
-    """Our style, whatever the user's matplotlibrc says, and no messages about font caches."""
+    """Use our style instead of the user's matplotlibrc, and silence messages about font caches."""
     log = logging.getLogger("matplotlib")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -28,8 +28,8 @@ NAMES = {name.lower().replace("-", ""): name for name in SPELLINGS.split()}
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a result: its key, how it is headed, written and compared, and how long a narrow terminal keeps
-    it (`terminal`: columns with small numbers go first; 0: never shown there)."""
+    """One number of a result: its key, its headings, how it is written and compared. `terminal` is its importance in
+    a narrow terminal, where the columns with the smallest numbers are left out first; 0: never shown there."""
 
     key: str
     group: str
@@ -80,39 +80,19 @@ def _metrics() -> Iterator[Column]:
             yield Column(f"{who}.{key}", name, title, short, better, terminal=(8 if tag else 9) if shown else 0)
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f}"
-
-
 METRICS = list(_metrics())
 COSTS = [
-    Column("privacy.epsilon", "Privacy", "ε", "ε", -1, lambda n: f"{n:.3g}", 10, lambda r: r.epsilon),
-    Column("rounds", "Cost", "rounds", "rounds", 0, lambda n: f"{n:,.0f}", 6, lambda r: r.rounds),
-    Column(
-        "gradients.total",
-        "Cost",
-        "gradient evaluations",
-        "gradients",
-        -1,
-        digits,
-        4,
-        lambda r: r.gradients.total if r.gradients else None,
-    ),
-    Column(
-        "traffic.up_bytes_per_person_round",
-        "Cost",
-        "up/person /round",
-        "up/person\n/round",
-        -1,
-        human_bytes,
-        7,
-        lambda r: r.traffic.up_bytes_per_person_round,
-    ),
+    Column("privacy.epsilon", "Privacy", "ε", "ε", -1, "{:.3g}".format, 10, lambda r: r.epsilon),
+    Column("rounds", "Cost", "rounds", "rounds", 0, "{:,.0f}".format, 6, lambda r: r.rounds),
+    Column("gradients.total", "Cost", "gradient evaluations", "gradients", -1, digits, 4,
+           lambda r: r.gradients.total if r.gradients else None),
+    Column("traffic.up_bytes_per_person_round", "Cost", "up/person /round", "up/person\n/round", -1, human_bytes, 7,
+           lambda r: r.traffic.up_bytes_per_person_round),
     Column("traffic.up_bytes", "Cost", "total up", "", -1, human_bytes, 0, lambda r: r.traffic.up_bytes),
     Column("traffic.down_bytes", "Cost", "total down", "", -1, human_bytes, 0, lambda r: r.traffic.down_bytes),
     Column("seconds.train", "Cost", "training", "seconds", -1, human_seconds, 5, lambda r: r.seconds.train),
     Column("seconds.round", "Cost", "a round", "", -1, human_seconds, 0, lambda r: r.seconds.round),
-]
+]  # fmt: skip
 
 
 def columns(results: Sequence[RunResult], kinds: Sequence[Column] = (*METRICS, *COSTS)) -> list[Column]:
@@ -121,30 +101,31 @@ def columns(results: Sequence[RunResult], kinds: Sequence[Column] = (*METRICS, *
 
 
 def method_name(method: str) -> str:
-    """As the papers spell it."""
+    """The name of a method as its paper spells it."""
     return NAMES.get(method.lower().replace("-", "").replace("_", ""), method)
 
 
 def labels(results: Sequence[RunResult]) -> list[str]:
     """One name per result, all different: the method, and the settings in which runs of the same method differ."""
-    names = _named_apart(results, without="rounds")  # which often follow from other settings
+    names = _labels_by_settings(results, without="rounds")  # which often follow from other settings
     if len(set(names)) < len(names):
-        names = _named_apart(results)
+        names = _labels_by_settings(results)
     turn = [names[: i + 1].count(name) for i, name in enumerate(names)]  # equal in all settings: numbered
     return [f"{name} #{n}" if names.count(name) > 1 else name for name, n in zip(names, turn)]
 
 
-def _named_apart(results: Sequence[RunResult], without: str = "") -> list[str]:
-    names, values = [method_name(result.method) for result in results], [_identity(result) for result in results]
-    apart = []
-    for own, name in zip(values, names):
-        same = [other for other, their_name in zip(values, names) if their_name == name]
-        differing = [key for key in own if key != without and len({plain(other.get(key)) for other in same}) > 1]
-        apart.append(" ".join([name, *(f"{key}={plain(own[key])}" for key in differing)]))
-    return apart
+def _labels_by_settings(results: Sequence[RunResult], without: str = "") -> list[str]:
+    runs = [(method_name(result.method), _settings(result)) for result in results]
+    names = []
+    for method, settings in runs:
+        same = [others for other, others in runs if other == method]
+        differing = [key for key in settings if key != without and len({plain(s.get(key)) for s in same}) > 1]
+        names.append(" ".join([method, *(f"{key}={plain(settings[key])}" for key in differing)]))
+    return names
 
 
-def _identity(result: RunResult) -> dict[str, object]:
+def _settings(result: RunResult) -> dict[str, object]:
+    """Everything in which two runs of a method may differ."""
     epsilon = "none" if result.epsilon is None else f"{result.epsilon:.2g}"
     head = {"data": result.data, "protocol": result.protocol, "rounds": result.rounds, "seed": result.seed}
     return {**head, "wire": result.wire, "epsilon": epsilon, **result.settings}
@@ -157,8 +138,8 @@ def settings_table(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
         {"data": r.data, "protocol": r.protocol, "seed": r.seed, **({"wire": r.wire} if wired else {}), **r.settings}
         for r in results
     ]
-    keys = dict.fromkeys(key for own in settings for key in own)
-    return [(key, [plain(own.get(key)) for own in settings]) for key in keys]
+    keys = dict.fromkeys(key for run in settings for key in run)
+    return [(key, [plain(run.get(key)) for run in settings]) for key in keys]
 
 
 def subject(results: Sequence[RunResult]) -> str:
@@ -242,8 +223,8 @@ def _cell(column: Column, result: RunResult, best: float | None) -> Text:
     value, interval = column.value(result), column.interval(result)
     if value is None:
         return Text(NONE, style="dim")
-    write = _seconds if column.key == "seconds.train" else column.write
-    cell = Text(write(value), style="bold green" if value == best else "")
+    text = f"{value:,.1f}" if column.key == "seconds.train" else column.write(value)  # its heading names the unit
+    cell = Text(text, style="bold green" if value == best else "")
     if interval:
         cell.append(f"\n{tight_interval(*interval)}", style="not bold dim default")
     return cell

@@ -10,7 +10,7 @@ sharing pays while clients differ by less than the error of a client's own fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fedtaste.experiment.result import Heterogeneity, RunResult, TradeoffSummary
@@ -27,13 +27,8 @@ ENDS = {"local": "nothing shared", "fedavg": "one model for all"}
 YARDSTICKS = ("centralised", "centralized")  # pools the data: a level to compare with, never a choice
 LEAST_SAVING = 0.95  # of the bytes: what saves less is not named as cheaper
 FRACTIONS = {
-    3 / 4: "three quarters",
-    2 / 3: "two thirds",
-    1 / 2: "half",
-    1 / 3: "a third",
-    1 / 4: "a quarter",
-    0.1: "a tenth",
-}
+    3 / 4: "three quarters", 2 / 3: "two thirds", 1 / 2: "half", 1 / 3: "a third", 1 / 4: "a quarter", 0.1: "a tenth",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """How the runs of a comparison stand against each other; runs are given by their places in `names`."""
+    """Quality and costs of the runs of a comparison, and which to choose. A run is its index in `names`."""
 
     quality: Column
     names: list[str]
@@ -59,7 +54,7 @@ class Tradeoff:
     sweep: Sweep | None
     choice: int | None
     advice: str = ""
-    surface: Surface | None = None  # of all the axes that were asked for at once
+    surface: Surface | None = None  # over all requested axes at once
 
     def summary(self) -> TradeoffSummary:
         """The part of it that `--json` prints."""
@@ -74,26 +69,34 @@ class Tradeoff:
         """The costs on whose front a run is."""
         return [cost for cost, places in self.fronts.items() if i in places]
 
+    def value_text(self, i: int) -> str:
+        """The quality of a run whose quality is known, as text."""
+        return decimals(self.values[i] or 0)
+
+    def best(self, runs: Iterable[int]) -> int:
+        """The best of these runs, whose quality is known."""
+        return max(runs, key=lambda i: self.quality.better * (self.values[i] or 0))
+
     def stands(self, i: int) -> str:
         """How a run stands against the chosen one: within the noise, unclear, worse; or untold without intervals."""
         assert self.choice is not None
-        mine, best = self.values[i], self.values[self.choice]
-        assert mine is not None and best is not None
-        ours, theirs = self.intervals[self.choice], self.intervals[i]
-        if mine == best or (ours and ours[0] <= mine <= ours[1]):
+        value, best = self.values[i], self.values[self.choice]
+        assert value is not None and best is not None
+        interval, best_interval = self.intervals[i], self.intervals[self.choice]
+        if value == best or (best_interval and best_interval[0] <= value <= best_interval[1]):
             return "within"
-        if theirs and theirs[0] <= best <= theirs[1]:
+        if interval and interval[0] <= best <= interval[1]:
             return "unclear"
-        return "worse" if ours else "untold"
+        return "worse" if best_interval else "untold"
 
 
 def trade_off(
     results: Sequence[RunResult], heterogeneity: Heterogeneity | None = None, axes: tuple[str, ...] = ()
 ) -> Tradeoff | None:
     """Quality against every cost, and against all `axes` at once; None where there is nothing to compare."""
-    having = [sum(column.value(result) is not None for result in results) for column in QUALITIES]
-    quality = QUALITIES[having.index(max(having))]
-    if len(results) < 2 or not max(having):
+    counts = [sum(column.value(result) is not None for result in results) for column in QUALITIES]
+    quality = QUALITIES[counts.index(max(counts))]
+    if len(results) < 2 or not max(counts):
         return None
     values = [quality.value(result) for result in results]
     costs: dict[str, list[float | None]] = {
@@ -108,7 +111,7 @@ def trade_off(
     choice = _choose(results, values, costs, quality.better)
     sweep = find_sweep(results, choice)
     tradeoff = Tradeoff(quality, labels(results), values, intervals, costs, fronts, sweep, choice)
-    advice = " ".join(filter(None, [Advice(tradeoff, results).text(heterogeneity), by_epsilon(tradeoff, results)]))
+    advice = " ".join(filter(None, [advise(tradeoff, results, heterogeneity), by_epsilon(tradeoff, results)]))
     return replace(tradeoff, advice=advice, surface=surface(axes, tradeoff, results) if axes else None)
 
 
@@ -169,130 +172,133 @@ def _number(value: object) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Advice:
-    """The advice, sentence by sentence; a sentence whose numbers are missing is left out."""
+def advise(tradeoff: Tradeoff, results: Sequence[RunResult], heterogeneity: Heterogeneity | None) -> str:
+    """What to choose and why; a sentence whose numbers are missing is left out."""
+    if tradeoff.choice is None:
+        return "No run is advised over another: their protocol leaks, or they differ in data or protocol."
+    advice = Advice(tradeoff, results, tradeoff.choice)
+    if sum(value is not None for value in tradeoff.values) == 1:
+        return f"Only {advice.name(advice.choice)} has {tradeoff.quality.title}: there is nothing to weigh it against."
+    return advice.text(heterogeneity)
 
-    def __init__(self, tradeoff: Tradeoff, results: Sequence[RunResult]) -> None:
-        self.tradeoff, self.results, self.sweep = tradeoff, results, tradeoff.sweep
+
+class Advice:
+    """The sentences of the advice about a choice. A run that an earlier sentence named is not named again."""
+
+    def __init__(self, tradeoff: Tradeoff, results: Sequence[RunResult], choice: int) -> None:
+        self.tradeoff, self.results, self.choice, self.sweep = tradeoff, results, choice, tradeoff.sweep
         methods = [method_key(result) for result in results]
-        self.yardsticks = [i for i, method in enumerate(methods) if method in YARDSTICKS and i != tradeoff.choice]
-        self.ends = [i for i, method in enumerate(methods) if method in ENDS]
-        around = {i for i, method in enumerate(methods) if method in (*ENDS, *YARDSTICKS, "popularity")}
-        swept = set(self.sweep.places) if self.sweep else set()
-        self.plain = swept | around == set(range(len(results)))  # then lam=1 needs no method's name before it
+        known = [i for i, value in enumerate(tradeoff.values) if value is not None and i != choice]
+        self.yardsticks = [i for i in known if methods[i] in YARDSTICKS]
+        self.others = [i for i in known if methods[i] not in YARDSTICKS]
+        places = self.sweep.places if self.sweep else []
+        self.swept = [i for i in places if tradeoff.values[i] is not None]
+        beside = (*ENDS, *YARDSTICKS, "popularity")
+        self.short_names = all(i in places or method in beside for i, method in enumerate(methods))  # lam=1, no method
         self.named: set[int] = set()
 
     def text(self, heterogeneity: Heterogeneity | None) -> str:
-        choice, known = self.tradeoff.choice, [i for i, value in enumerate(self.tradeoff.values) if value is not None]
-        if choice is None:
-            return "No run is advised over another: their protocol leaks, or they differ in data or protocol."
-        if len(known) == 1:
-            return f"Only {self.name(choice)} has {self.tradeoff.quality.title}: there is nothing to weigh it against."
-        others = [i for i in known if i != choice and i not in self.yardsticks]
-        said = [self.choose(choice, others), self.ends_named(choice, others), self.swept(choice), self.edge(choice)]
-        if self.tradeoff.intervals[choice] is None:
-            said.append("No intervals were computed, so small differences may be noise.")
-        said += [self.unfinished(choice), self.pooled(), self.measured(heterogeneity)]
-        return " ".join(filter(None, said))
+        sentences = [self.choose(), self.ends(), self.best_of_sweep(), self.edge()]
+        if self.tradeoff.intervals[self.choice] is None:
+            sentences.append("No intervals were computed, so small differences may be noise.")
+        sentences += [self.unfinished(), self.pooled(), self.theory(heterogeneity)]
+        return " ".join(filter(None, sentences))
 
-    def unfinished(self, choice: int) -> str:
+    def name(self, i: int) -> str:
+        if self.sweep and self.short_names and i in self.sweep.places:
+            return f"{self.sweep.key}={plain(self.results[i].settings[self.sweep.key])}"
+        return self.tradeoff.names[i]
+
+    def choose(self) -> str:
+        interval, sent = self.tradeoff.intervals[self.choice], self.tradeoff.costs["bytes"][self.choice]
+        text = f"Choose {self.name(self.choice)}{self.meaning()}: {self.tradeoff.quality.title} "
+        text += self.tradeoff.value_text(self.choice)
+        text += f" [{interval_text(interval)}]" if interval else ""
+        text += "" if sent is None else ", nothing sent" if sent == 0 else f", {human_bytes(sent)} sent"
+        return f"{text}; {self.rivals()}." if self.others else f"{text}."
+
+    def meaning(self) -> str:
+        """How personal the models of the choice are, in brackets."""
+        if not (self.sweep and self.sweep.degree):
+            return ""
+        if self.choice in self.sweep.places:
+            return f" (the smaller {self.sweep.key}, the more personal)"
+        end = ENDS.get(method_key(self.results[self.choice]))
+        return f" ({end})" if end else ""
+
+    def rivals(self) -> str:
+        """The runs within the noise of the choice, first the cheapest of them; or else the second-best run."""
+        within = [i for i in self.others if self.tradeoff.stands(i) == "within"]
+        if not within:
+            second = self.tradeoff.best(self.others)
+            self.named.add(second)
+            unclear = ", not clearly worse" if self.tradeoff.stands(second) == "unclear" else ""
+            return f"next comes {self.name(second)} with {self.tradeoff.value_text(second)}{unclear}"
+        everyone = len(within) == len(self.others) > 1
+        sent = self.tradeoff.costs["bytes"]
+        top = sent[self.choice] or 0.0
+        cheaper = [i for i in within if (cost := sent[i]) is not None and top and cost <= LEAST_SAVING * top]
+        self.named.update(within if everyone or not cheaper else ())
+        if not cheaper:
+            who = "all others" if everyone else _listed([self.name(i) for i in within])
+            return f"{who} {'is' if len(within) == 1 else 'are'} within the noise of that, but no cheaper in bytes"
+        least = min(sent[i] or 0.0 for i in cheaper)
+        cheapest = self.tradeoff.best(i for i in cheaper if sent[i] == least)
+        self.named.add(cheapest)
+        name, saving = self.name(cheapest), _saving(least, top)
+        if everyone:
+            return (
+                f"all others are within the noise of that, and {name} {f'takes {saving}' if least else 'sends nothing'}"
+            )
+        return f"{name} is within the noise of that {f'at {saving}' if least else 'and sends nothing'}"
+
+    def ends(self) -> str:
+        """How local training and one model for all do, where how personal to be is the question."""
+        ends = [i for i in self.others if method_key(self.results[i]) in ENDS and i not in self.named]
+        if not (ends and self.sweep and self.sweep.degree and self.choice in self.sweep.places):
+            return ""
+        untold = "below" if self.tradeoff.quality.better > 0 else "above"
+        words = {"within": "within the noise too", "unclear": "not clearly worse", "worse": "worse", "untold": untold}
+        figures = [f"{self.name(i)} {self.tradeoff.value_text(i)}" for i in ends]
+        states = [words[self.tradeoff.stands(i)] for i in ends]
+        if len(set(states)) > 1:
+            return "Of the ends, " + " and ".join(f"{text} is {state}" for text, state in zip(figures, states)) + "."
+        text = " and ".join(figures)
+        subject = f"Both ends, {text}," if len(ends) == 2 else text
+        return f"{subject} {'is' if len(ends) == 1 else 'are'} {states[0]}."
+
+    def best_of_sweep(self) -> str:
+        """The best run of a sweep that did not win."""
+        if not self.sweep or self.choice in self.sweep.places or not self.swept or self.named & set(self.swept):
+            return ""
+        best = self.tradeoff.best(self.swept)
+        return f"Of the {self.sweep.key} tried, {self.name(best)} is best with {self.tradeoff.value_text(best)}."
+
+    def edge(self) -> str:
+        """That the best value of a sweep is its smallest or largest, where others are worse and a next one exists."""
+        if not self.sweep or len(self.swept) < 2 or self.choice not in (self.swept[0], self.swept[-1]):
+            return ""
+        nothing_smaller = self.choice == self.swept[0] and self.sweep.values[0] <= 0
+        if nothing_smaller or all(self.tradeoff.stands(i) == "within" for i in self.swept):
+            return ""
+        towards = "larger" if self.choice == self.swept[-1] else "smaller"
+        return f"The best is at the edge of what was tried: try {towards} ones."
+
+    def unfinished(self) -> str:
         """Where the last round that was allowed was the best one."""
-        result = self.results[choice]
+        result = self.results[self.choice]
         last = result.best_round > 1 and result.best_round == result.stopped.round and not result.privacy
         if not (last and result.stopped.reason.startswith("all")):
             return ""
         return "It was best in the last round it had; with more rounds the order may change."
 
-    def name(self, i: int) -> str:
-        if self.sweep and self.plain and i in self.sweep.places:
-            return f"{self.sweep.key}={plain(self.results[i].settings[self.sweep.key])}"
-        return self.tradeoff.names[i]
-
-    def value(self, i: int) -> str:
-        return decimals(self.tradeoff.values[i] or 0)
-
-    def choose(self, choice: int, others: list[int]) -> str:
-        interval, sent = self.tradeoff.intervals[choice], self.tradeoff.costs["bytes"][choice]
-        text = f"Choose {self.name(choice)}{self.meaning(choice)}: {self.tradeoff.quality.title} {self.value(choice)}"
-        text += f" [{interval_text(interval)}]" if interval else ""
-        text += "" if sent is None else ", nothing sent" if sent == 0 else f", {human_bytes(sent)} sent"
-        return f"{text}; {self.rivals(choice, others)}." if others else f"{text}."
-
-    def meaning(self, choice: int) -> str:
-        if not (self.sweep and self.sweep.degree):
-            return ""
-        if choice in self.sweep.places:
-            return f" (the smaller {self.sweep.key}, the more personal)"
-        end = ENDS.get(method_key(self.results[choice]))
-        return f" ({end})" if end else ""
-
-    def rivals(self, choice: int, others: list[int]) -> str:
-        """What cannot be told from the chosen run, the cheapest of it first of all; or else what comes next."""
-        within = [i for i in others if self.tradeoff.stands(i) == "within"]
-        paid, better = self.tradeoff.costs["bytes"], self.tradeoff.quality.better
-        if not within:
-            second = max(others, key=lambda i: better * (self.tradeoff.values[i] or 0))
-            self.named.add(second)
-            unclear = ", not clearly worse" if self.tradeoff.stands(second) == "unclear" else ""
-            return f"next comes {self.name(second)} with {self.value(second)}{unclear}"
-        everyone = len(within) == len(others) > 1
-        self.named.update(within if everyone else ())
-        top = paid[choice]
-        savers = [(cost, i) for i in within if (cost := paid[i]) is not None and top and cost <= LEAST_SAVING * top]
-        if savers and top:
-            cost, i = min(savers, key=lambda saver: (saver[0], -better * (self.tradeoff.values[saver[1]] or 0)))
-            self.named.add(i)
-            lead = f"all others are within the noise of that, and {self.name(i)} " if everyone else f"{self.name(i)} "
-            saving = _saving(cost, top)
-            if everyone:
-                return lead + (f"takes {saving}" if cost else "sends nothing")
-            return lead + "is within the noise of that " + (f"at {saving}" if cost else "and sends nothing")
-        self.named.update(within)
-        who = "all others" if everyone else _listed([self.name(i) for i in within])
-        return f"{who} {'is' if len(within) == 1 else 'are'} within the noise of that, but no cheaper in bytes"
-
-    def ends_named(self, choice: int, others: list[int]) -> str:
-        """How local training and one model for all do, where how personal to be is the question."""
-        ends = [i for i in self.ends if i in others and i not in self.named]
-        if not (ends and self.sweep and self.sweep.degree and choice in self.sweep.places):
-            return ""
-        figures = [f"{self.name(i)} {self.value(i)}" for i in ends]
-        how = [self.tradeoff.stands(i) for i in ends]
-        words = {"within": "within the noise too", "unclear": "not clearly worse", "worse": "worse", "untold": "below"}
-        if self.tradeoff.quality.better < 0:
-            words["untold"] = "above"
-        if len(set(how)) == 1:
-            return (
-                f"{'Both ends, ' if len(ends) == 2 else ''}{' and '.join(figures)}{',' if len(ends) == 2 else ''} "
-                + (f"{'is' if len(ends) == 1 else 'are'} {words[how[0]]}.")
-            )
-        return "Of the ends, " + " and ".join(f"{text} is {words[state]}" for text, state in zip(figures, how)) + "."
-
-    def swept(self, choice: int) -> str:
-        """The best of a sweep that did not win."""
-        places = [i for i in self.sweep.places if self.tradeoff.values[i] is not None] if self.sweep else []
-        if not self.sweep or choice in self.sweep.places or not places or self.named & set(places):
-            return ""
-        best = max(places, key=lambda i: self.tradeoff.quality.better * (self.tradeoff.values[i] or 0))
-        return f"Of the {self.sweep.key} tried, {self.name(best)} is best with {self.value(best)}."
-
-    def edge(self, choice: int) -> str:
-        places = [i for i in self.sweep.places if self.tradeoff.values[i] is not None] if self.sweep else []
-        if not self.sweep or choice not in (places[:1] + places[-1:]) or len(places) < 2:
-            return ""
-        if (
-            all(self.tradeoff.stands(i) == "within" for i in places)
-            or self.sweep.values[0] <= 0
-            and choice == places[0]
-        ):
-            return ""
-        return f"The best is at the edge of what was tried: try {'larger' if choice == places[-1] else 'smaller'} ones."
-
     def pooled(self) -> str:
-        measured = [i for i in self.yardsticks if self.tradeoff.values[i] is not None]
-        return f"{self.name(measured[0])}, which pools the data, has {self.value(measured[0])}." if measured else ""
+        if not self.yardsticks:
+            return ""
+        first = self.yardsticks[0]
+        return f"{self.name(first)}, which pools the data, has {self.tradeoff.value_text(first)}."
 
-    def measured(self, heterogeneity: Heterogeneity | None) -> str:
+    def theory(self, heterogeneity: Heterogeneity | None) -> str:
         """How far clients differ against how well one client's own data can tell, and what theory makes of it."""
         if heterogeneity is None:
             return ""
@@ -305,9 +311,9 @@ class Advice:
             text += "about that, so something between sharing and personalisation should pay"
         else:
             text += "above that, so personalisation should pay" if far > error else "below that, so sharing should pay"
-            against = "fedavg" if far > error else "local"
-            chosen = self.tradeoff.choice is not None and method_key(self.results[self.tradeoff.choice])
-            text += ", which these runs do not show" if chosen == against else ""
+            opposite = "fedavg" if far > error else "local"
+            chosen = method_key(self.results[self.choice])
+            text += ", which these runs do not show" if chosen == opposite else ""
         if heterogeneity.lam is None or not any(method_key(result) in PROXIMAL for result in self.results):
             return f"{text}."
         return f"{text}; theory would take lam near {digits(float(f'{heterogeneity.lam:.2g}'))}."

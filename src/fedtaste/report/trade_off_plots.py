@@ -1,7 +1,8 @@
-"""The two plots of a trade-off: quality against bytes with its front, and quality along a swept setting."""
+"""The plots of a trade-off: quality by bytes with its front, quality by a swept setting, quality by epsilon."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def front_plot(tradeoff: Tradeoff) -> Plot | None:
     axes.step(costs, levels, where="post", color=MUTED, lw=6, alpha=0.25, label="front", solid_capstyle="butt")
     for i in places:
         _point(axes, tradeoff, i, paid[i] or 0, values[i] or 0)
-    words = [_describe(tradeoff, i, paid[i] or 0, decimals(values[i] or 0)) for i in places]
+    words = [_describe(tradeoff, i, paid[i] or 0) for i in places]
     legend(drawing, axes)
     caption = f"Test {title} and all traffic of every run. On the grey front, no run is as good for fewer bytes."
     caption += " Bars are 95 % intervals." if any(tradeoff.intervals) else ""
@@ -54,10 +55,10 @@ def front_plot(tradeoff: Tradeoff) -> Plot | None:
     return finish("tradeoff", drawing, f"Scatter plot of test {title} by bytes. " + "; ".join(words) + ".", caption)
 
 
-def _describe(tradeoff: Tradeoff, i: int, cost: float, value: str) -> str:
+def _describe(tradeoff: Tradeoff, i: int, cost: float) -> str:
     interval = tradeoff.intervals[i]
-    spread = f" [{interval_text(interval)}]" if interval else ""
-    where = f": {value}{spread} at {human_bytes(cost)}" if cost else f" sends nothing and has {value}{spread}"
+    value = tradeoff.value_text(i) + (f" [{interval_text(interval)}]" if interval else "")
+    where = f": {value} at {human_bytes(cost)}" if cost else f" sends nothing and has {value}"
     return f"{tradeoff.names[i]}{where}{', on the front' if i in tradeoff.fronts['bytes'] else ''}"
 
 
@@ -117,3 +118,59 @@ def _band(axes: Axes, sweep: Sweep, results: Sequence[RunResult], column: Column
     if wide:
         x, low, high = zip(*wide)
         axes.fill_between(x, low, high, color=COLOURS[colour], alpha=0.15, lw=0)
+
+
+def surface_plot(tradeoff: Tradeoff, results: Sequence[RunResult]) -> Plot | None:
+    """Quality by epsilon, one line per method; the larger a point, the more bytes."""
+    surface = tradeoff.surface
+    if surface is None or not {"accuracy", "epsilon"} <= set(surface.axes):
+        return None
+    epsilons = [point["epsilon"] or 0.0 for point in surface.points]
+    finite = [epsilon for epsilon in epsilons if 0 < epsilon < math.inf]
+    if not finite:
+        return None
+    title, start, end = tradeoff.quality.title, min(finite) / 1.5, 4 * max(finite)  # places of 0 and of infinity
+    sizes = _marker_sizes([point.get("bytes") or 0 for point in surface.points])
+    drawing, axes = figure(f"Test {title} by privacy", "epsilon: smaller is more private", title)
+    log_axis(axes, "x", min(finite), end, lambda n: f"{n:g}")
+    known = [i for i, value in enumerate(tradeoff.values) if value is not None]
+    names = [method_name(result.method) for result in results]
+    for colour, name in enumerate(dict.fromkeys(names)):
+        x = {i: min(max(epsilons[i], start), end) for i in known if names[i] == name}
+        _method_line(axes, tradeoff, x, sizes, (colour, name))
+    if math.inf in epsilons:
+        axes.axvline(end, color=MUTED, lw=1, ls=":")
+        axes.annotate("no promise", (end, axes.get_ylim()[0]), rotation=90, ha="right", va="bottom", color=MUTED)
+    legend(drawing, axes)
+    caption = (
+        f"Test {title} by what a run may tell of a person. Larger points sent more bytes; dark rims: nothing beats "
+        f"them in {', '.join(surface.axes)} at once. Bars are 95 % intervals."
+    )
+    words = []
+    for i in known:
+        promise = "without a promise" if math.isinf(epsilons[i]) else f"at epsilon {epsilons[i]:.3g}"
+        sent = human_bytes(surface.points[i].get("bytes"))
+        words.append(f"{tradeoff.names[i]}: {tradeoff.value_text(i)} {promise}, {sent}")
+    return finish("privacy", drawing, f"Test {title} by epsilon. {'; '.join(words)}.", caption)
+
+
+def _marker_sizes(sent: list[float]) -> list[float]:
+    """Sizes of markers that grow with the logarithm of the bytes sent."""
+    least = max(min((n for n in sent if n > 0), default=1), 1)
+    return [6 + 3.2 * math.log10(1 + n / least) if n else 7 for n in sent]
+
+
+def _method_line(
+    axes: Axes, tradeoff: Tradeoff, x: dict[int, float], sizes: list[float], method: tuple[int, str]
+) -> None:
+    """One method's runs (`x`: run -> place), joined in the order of epsilon."""
+    place, name = method
+    runs = sorted(x, key=x.__getitem__)
+    front = tradeoff.surface.front if tradeoff.surface else []
+    colour, heights = COLOURS[place % 7], [tradeoff.values[i] or 0 for i in runs]
+    axes.plot([x[i] for i in runs], heights, color=colour, lw=1.6, label=drawable(name))
+    for i, height in zip(runs, heights):
+        if interval := tradeoff.intervals[i]:
+            axes.vlines(x[i], *interval, color=colour, lw=1.2, alpha=0.6)
+        rim, width = (INK, 1.8) if i in front else (MUTED, 0.6)
+        axes.plot(x[i], height, MARKERS[place % 7], color=colour, ms=sizes[i], mec=rim, mew=width)

@@ -1,4 +1,4 @@
-"""The HTTP API of `fedtaste serve --api`, without the HTTP: text and bytes come in, a status and JSON go out.
+"""The API of `fedtaste serve --api`, without HTTP itself: from method, address and body to a status and JSON.
 
     GET  /v1/openapi.json    the description that openapi.py writes for this catalogue
     GET  /v1/health          that the server runs, and with which model
@@ -18,20 +18,11 @@ from collections import Counter
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from pydantic import ValidationError
+
 from fedtaste import __version__
-from fedtaste.errors import DataError, FedtasteError
-from fedtaste.serving.openapi import (
-    LONGEST,
-    MOST,
-    MOST_ITEMS,
-    PAGE,
-    CatalogueItem,
-    Error,
-    Health,
-    Page,
-    RecommendRequest,
-    describe,
-)
+from fedtaste.errors import FedtasteError
+from fedtaste.serving.openapi import MAX_PAGE, MUST_BE, CatalogueItem, Error, Health, Page, RecommendRequest, describe
 from fedtaste.serving.recommendation import Json
 from fedtaste.serving.recommender import Recommender
 from fedtaste.text import did_you_mean
@@ -39,7 +30,6 @@ from fedtaste.text import did_you_mean
 MAX_BODY = 64 * 1024
 MAX_DIGITS = 30
 ECHO = 80  # characters of a wrong value that an error may repeat
-FIELDS = tuple(RecommendRequest.model_fields)
 ROUTES = {"/v1/openapi.json": "GET", "/v1/health": "GET", "/v1/items": "GET", "/v1/recommend": "POST"}
 
 
@@ -50,10 +40,10 @@ class Answer(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that cannot be answered: a status, a sentence, and the field at fault."""
+    """A request that cannot be answered: the status, the reason, and the field at fault."""
 
-    def __init__(self, status: int, sentence: str, field: str | None = None, **headers: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, reason: str, field: str | None = None, **headers: str) -> None:
+        super().__init__(reason)
         self.status, self.field, self.headers = status, field, headers
 
     def answer(self) -> Answer:
@@ -102,7 +92,7 @@ class Api:
     def page(self, query: str) -> Json:
         parameters = parse_query(query)
         start = parse_count(parameters.get("start", "0"), "start", 0, 999_999_999)
-        limit = parse_count(parameters.get("limit", "100"), "limit", 1, PAGE)
+        limit = parse_count(parameters.get("limit", "100"), "limit", 1, MAX_PAGE)
         items = self._items(start, start + limit)
         return Page(items=items, start=start, total=self.recommender.bundle.manifest.items).dump()
 
@@ -117,8 +107,7 @@ class Api:
     def recommend(self, body: Json) -> Json:
         """The answer to a JSON object; 422 where a value does not fit."""
         request = check_request(body, self.recommender)
-        titles = {"likes": request.likes, "dislikes": request.dislikes, "ratings": tuple(request.ratings)}
-        unknown = self._unknown(titles, refuse=request.unknown == "refuse")
+        unknown = self._unknown_titles(request)
         try:
             answer = self.recommender.recommend(
                 [title for title in request.likes if title not in unknown],
@@ -132,20 +121,16 @@ class Api:
             raise Refused(422, str(error), "dislikes") from None
         return answer.model_copy(update={"unknown": tuple(unknown)}).dump()
 
-    def _unknown(self, titles: dict[str, tuple[str, ...]], *, refuse: bool) -> dict[str, None]:
-        """The titles that are not in the catalogue, each once; with `refuse` the first of them is refused."""
+    def _unknown_titles(self, request: RecommendRequest) -> dict[str, None]:
+        """The titles that are not in the catalogue, each once; refuses the first unless the request skips them."""
         unknown: dict[str, None] = {}
-        for field, texts in titles.items():
-            for text in texts:
-                if text in unknown or self.recommender.titles.get(text) is not None:
-                    continue
-                if refuse:
-                    try:
-                        self.recommender.titles.find(text)
-                    except DataError as error:
-                        hint = 'Or send "unknown": "skip" to leave such titles out.'
-                        raise Refused(422, f"{error} {hint}", field) from None
-                unknown[text] = None
+        lookup = self.recommender.titles
+        for field, titles in (("likes", request.likes), ("dislikes", request.dislikes), ("ratings", request.ratings)):
+            missing = [title for title in titles if lookup.get(title) is None]
+            if missing and request.unknown == "refuse":
+                hint = 'Or send "unknown": "skip" to leave such titles out.'
+                raise Refused(422, f"{lookup.not_found(missing[0])} {hint}", field)
+            unknown |= dict.fromkeys(missing)
         return unknown
 
 
@@ -221,7 +206,7 @@ def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise _not_json(f"the number {cut(text)} is too large")
-    return value
+    return int(value) if value.is_integer() else value  # JSON has one kind of number: 10.0 is a whole one
 
 
 def parse_query(query: str) -> dict[str, str]:
@@ -250,68 +235,23 @@ def parse_count(text: str, field: str, low: int, high: int) -> int:
 def check_request(body: Json, recommender: Recommender) -> RecommendRequest:
     """A typed request; 422 with a sentence where a value does not fit."""
     for name in body:
-        if name not in FIELDS:
-            raise Refused(422, did_you_mean(cut(name), FIELDS, "field"), cut(name))
-    timed, unknown = body.get("timed", False), body.get("unknown", "refuse")
-    values: Json = {
-        "likes": _titles(body.get("likes", []), "likes"),
-        "dislikes": _titles(body.get("dislikes", []), "dislikes"),
-        "ratings": _ratings(body.get("ratings", {}), recommender),
-        "n": _n(body.get("n", 10)),
-        "adventurous": _number(body.get("adventurous", 0), "adventurous", -1, 1),
-        "timed": timed,
-        "unknown": unknown,
-    }
-    if not isinstance(timed, bool):
-        raise Refused(422, f"timed is {quote(timed)}; it must be true or false.", "timed")
-    if unknown not in ("refuse", "skip"):
-        raise Refused(422, f'unknown is {quote(unknown)}; it must be "refuse" or "skip".', "unknown")
-    return RecommendRequest.model_validate(values)
-
-
-def _n(value: object) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ITEMS:
-        raise Refused(422, f"n is {quote(value)}; it must be a whole number from 1 to {MOST_ITEMS}.", "n")
-    return value
-
-
-def _number(value: object, field: str, low: float, high: float, of: str = "") -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        message = f"{field}{of} is {quote(value)}; it must be a number from {low:g} to {high:g}."
-        raise Refused(422, message, field)
-    return float(value)
-
-
-def _title(value: object, field: str) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
-        got = quote(value) + (f", {len(value):,} characters" if isinstance(value, str) and value else "")
-        raise Refused(422, f"{field} has {got}; a title must be a text of 1 to {LONGEST} characters.", field)
-    return value
-
-
-def _titles(value: object, field: str) -> list[str]:
-    if not isinstance(value, list):
-        raise Refused(422, f'{field} is {quote(value)}; it must be a list of titles, as in ["A title"].', field)
-    _few(len(value), field)
-    return [_title(entry, field) for entry in value]
-
-
-def _ratings(value: object, recommender: Recommender) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise Refused(422, f'ratings is {quote(value)}; it must be an object, as in {{"A title": 5}}.', "ratings")
-    _few(len(value), "ratings")
-    if value and recommender.task != "ratings":
+        if name not in MUST_BE:
+            raise Refused(422, did_you_mean(cut(name), tuple(MUST_BE), "field"), cut(name))
+    try:
+        request = RecommendRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = str(first["loc"][0])
+        verb = "is" if len(first["loc"]) == 1 else "has"  # has: an entry of the field is wrong
+        raise Refused(
+            422, f"{field} {verb} {quote(first['input'])}; {field} must be {MUST_BE[field]}.", field
+        ) from None
+    if request.ratings and recommender.task != "ratings":
         message = "This model ranks and knows no stars. Send titles in likes and dislikes, and no ratings."
         raise Refused(422, message, "ratings")
     low, high = recommender.scale
-    return {
-        _title(title, "ratings"): _number(stars, "ratings", low, high, f" of {quote(title)}")
-        for title, stars in value.items()
-    }
-
-
-def _few(entries: int, field: str) -> None:
-    if entries > MOST:
-        raise Refused(422, f"{field} has {entries:,} entries; at most {MOST:,} are read. Send fewer.", field)
+    for title, stars in request.ratings.items():
+        if not low <= stars <= high:
+            message = f"ratings of {quote(title)} is {stars:g}; it must be a number from {low:g} to {high:g}."
+            raise Refused(422, message, "ratings")
+    return request

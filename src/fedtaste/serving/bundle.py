@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,21 +32,21 @@ from fedtaste.serving.recommendation import Json
 FORMAT = "fedtaste-bundle-1"
 OLD_NAME = "tacit"  # of this project until 0.7.0: its bundles have the format tacit-bundle-1 and name their version so
 UNPINNED = ("manifest.json", "index.html", "sw.js")  # the other two hold the hash of manifest.json
-LARGEST = 2**30  # bytes of one file
+MAX_FILE = 2**30  # bytes
 Bound = Annotated[float, Field(ge=-1000, le=1000)]
 Precision = Literal["int8", "float32"]
 
 
 class Entry(BaseModel):
-    """A file of the bundle."""
+    """Size and hash of a file of the bundle."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    bytes: int = Field(ge=0, le=LARGEST)
+    bytes: int = Field(ge=0, le=MAX_FILE)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class About(BaseModel):
-    """What the page tells about the model."""
+    """What the page shows about the model."""
 
     model_config = ConfigDict(extra="forbid")
     title: str
@@ -55,7 +56,7 @@ class About(BaseModel):
 
 
 class Manifest(BaseModel):
-    """manifest.json."""
+    """The contents of manifest.json."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     format: str
@@ -78,7 +79,7 @@ class Manifest(BaseModel):
 
 
 class Items(BaseModel):
-    """items.json."""
+    """The contents of items.json."""
 
     model_config = ConfigDict(strict=True)
     names: list[str]
@@ -152,73 +153,60 @@ def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
         raise RunError(f"{path}/manifest.json has a scale from {low:g} to {high:g}. Export again.")
     if manifest.recipe.solver == "descent" and len(manifest.recipe.start) != k + manifest.ones:
         raise RunError(f"{path}/manifest.json has a start of {len(manifest.recipe.start)} numbers. Export again.")
-    files = _Arrays(contents, path)
+
+    def read(name: str, dtype: str, *shape: int) -> NDArray[np.generic]:
+        if name not in contents:
+            raise RunError(f"{path} has no {name}, which its manifest needs. Export again.")
+        return _parse_array(f"{path}/{name}", contents[name], np.dtype(dtype), shape)
+
     if manifest.precision == "int8":
-        item = files.read("item.i8", "i1", m, k).astype(np.float32)
-        item = item * files.read("scale.f32", "<f4", m).astype(np.float32)[:, None]
+        item = read("item.i8", "i1", m, k).astype(np.float32) * read("scale.f32", "<f4", m).astype(np.float32)[:, None]
     else:
-        item = files.read("item.f32", "<f4", m, k).astype(np.float32)
-    offset = files.read("offset.f32", "<f4", m).astype(np.float64) if manifest.tables.get("offset") else None
+        item = read("item.f32", "<f4", m, k).astype(np.float32)
+    offset = read("offset.f32", "<f4", m).astype(np.float64) if manifest.tables.get("offset") else None
     return Bundle(
         manifest,
         _parse_items(path, contents.get("items.json", b""), m),
         Tables(item.astype(np.float64), offset, manifest.ones),
-        files.read("popularity.u8", "u1", m).astype(np.uint8),
-        files.read("map.i16", "<i2", m, 2).astype(np.float64),
+        read("popularity.u8", "u1", m).astype(np.uint8),
+        read("map.i16", "<i2", m, 2).astype(np.float64),
     )
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """Reads arrays out of the files of a bundle, and refuses those of another size and numbers that are not finite."""
-
-    contents: dict[str, bytes]
-    path: Path
-
-    def read(self, name: str, kind: str, *shape: int) -> NDArray[np.generic]:
-        dtype = np.dtype(kind)
-        if name not in self.contents:
-            raise RunError(f"{self.path} has no {name}, which its manifest needs. Export again.")
-        content = self.contents[name]
-        if len(content) != int(np.prod(shape)) * dtype.itemsize:
-            raise RunError(
-                f"{self.path}/{name} holds {len(content):,} bytes; {' x '.join(map(str, shape))} numbers of "
-                f"{dtype.itemsize} bytes are needed. Export again."
-            )
-        array: NDArray[np.generic] = np.frombuffer(content, dtype).reshape(shape)
-        if dtype.kind == "f" and not np.isfinite(array.astype(np.float64)).all():
-            raise RunError(
-                f"{self.path}/{name} holds numbers that are not finite. Export a model that has not diverged."
-            )
-        return array
+def _parse_array(file: str, content: bytes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """The array of a file; refuses another size, and numbers that are not finite."""
+    if len(content) != math.prod(shape) * dtype.itemsize:
+        raise RunError(
+            f"{file} holds {len(content):,} bytes; {' x '.join(map(str, shape))} numbers of {dtype.itemsize} bytes are "
+            "needed. Export again."
+        )
+    array: NDArray[np.generic] = np.frombuffer(content, dtype).reshape(shape)
+    if dtype.kind == "f" and not np.isfinite(array.astype(np.float64)).all():
+        raise RunError(f"{file} holds numbers that are not finite. Export a model that has not diverged.")
+    return array
 
 
 def _parse_items(path: Path, content: bytes, m: int) -> Items:
-    fields = _parse_json(path, "items.json", content)
-    for name in ("names", "titles", "genres"):
-        column = fields.get(name)
-        if not isinstance(column, list) or len(column) != m:
-            raise RunError(f"{path}/items.json does not hold {m:,} {name}. Export again.")
     try:
-        items = Items.model_validate(fields)
+        items = Items.model_validate(_parse_json(path, "items.json", content))
         if any(genre >= len(items.genre_names) for genres in items.genres for genre in genres):
             raise ValueError("a genre has no name")
     except ValueError:
         raise RunError(f"{path}/items.json holds something that is no title, name or genre. Export again.") from None
+    if {len(items.names), len(items.titles), len(items.genres)} != {m}:
+        raise RunError(f"{path}/items.json does not hold {m:,} names, titles and genres. Export again.")
     return items
 
 
 def _read_file(path: Path, name: str) -> bytes:
     try:
         status = (path / name).stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise RunError(f"{path}/{name} is no regular file of at most {LARGEST:,} bytes. Export again.")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE:
+            raise RunError(f"{path}/{name} is no regular file of at most {MAX_FILE:,} bytes. Export again.")
         return (path / name).read_bytes()
     except OSError as error:
         if name == "manifest.json":
-            raise RunError(
-                f"{path} is not a bundle: it has no manifest.json. Make one: `fedtaste export RUN DIR`."
-            ) from error
+            raise RunError(f"{path} is not a bundle: it has no {name}. Make one: `fedtaste export RUN DIR`.") from error
         raise RunError(f"{path} lacks {name} ({error.strerror}). Restore it from a copy, or export again.") from error
 
 
@@ -233,7 +221,7 @@ def _parse_json(path: Path, name: str, content: bytes) -> Json:
 
 
 def integrity(pin: str) -> str:
-    """A SHA-256 as HTML writes it."""
+    """A hex SHA-256 in the form of HTML's integrity attribute."""
     return "sha256-" + base64.b64encode(bytes.fromhex(pin)).decode()
 
 

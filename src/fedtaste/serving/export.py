@@ -9,7 +9,6 @@ import html
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from fedtaste import __version__
 from fedtaste.engine.run import begin
 from fedtaste.errors import RunError, SettingError
-from fedtaste.experiment.plan import Plan
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.methods import METHODS, build
@@ -48,19 +46,19 @@ from fedtaste.serving.model_card import describe, licences, model_card
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import Catalogue, OpenRun, one_person
 from fedtaste.serving.recommendation import Json
-from fedtaste.serving.recommender import Recommender
+from fedtaste.serving.recommender import Ranking, Recommender
 from fedtaste.tasks.serve import passes
 from fedtaste.wire.packing import int8
 
 Log = Callable[[str], None]
-CHECKED = (1, 3, 12, 40)  # likes of the invented people in vectors.json
-SHOWN, SAMPLE = 20, 200  # items of a list; invented people over whom int8 is compared with float32
+CASE_LIKES = (1, 3, 12, 40)  # numbers of likes of the random people in vectors.json
+SHOWN, SAMPLE = 20, 200  # items of a list; random people over whom int8 is compared with float32
 NAMES = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M", "lastfm": "Last.fm", "synthetic": "A made-up catalogue"}
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a bundle needs of a run."""
+    """The parts of a finished run that a bundle is made from."""
 
     settings: Settings
     result: RunResult
@@ -83,7 +81,7 @@ def export(run: Path, out: Path, *, float32: bool = False, log: Log = lambda tex
 
 
 def gather(path: Path) -> TrainedModel:
-    """The recipe and the tables of a finished run; refuses methods that have none."""
+    """Read a finished run: its recipe and tables; refuses methods without a recipe."""
     run = OpenRun.open(path)
     plan = run.plan(replace(run.facts, timed=True))
     if plan.method.recipe is None:
@@ -97,31 +95,25 @@ def gather(path: Path) -> TrainedModel:
     if not all(np.isfinite(value).all() for value in arrays.values()):
         raise RunError(f"{path} holds numbers that are not finite. Export a model that has not diverged.")
     offset = arrays["item_bias"] + arrays["mean"] if plan.model.kind == "rating_factorization" else None
-    first: list[float] = arrays.get("start.user", arrays.get("user", np.zeros(0))).tolist()
-    first = [*first, float(arrays["bias"])] if "bias" in arrays else first
-    rounds = passes(replace(start, round=run.result.rounds)) if start.private.initial else 1
+    user: list[float] = arrays.get("start.user", arrays.get("user", np.zeros(0))).tolist()
+    recipe = replace(
+        plan.method.recipe,
+        examples=plan.method.examples,
+        batch=plan.sampling.batch,
+        seed=str(plan.seed % 2**64),
+        negatives=plan.sampling.negatives if run.facts.kind == "ranking" else 0,
+        rounds=passes(replace(start, round=run.result.rounds)) if start.private.initial else 1,
+        start=(*user, float(arrays["bias"])) if "bias" in arrays else tuple(user),
+    )
     return TrainedModel(
         run.settings,
         run.result,
         run.items,
-        _complete(plan.method.recipe, plan, run.facts.kind, rounds, tuple(first)),
+        recipe,
         arrays["item"],
         offset,
         ones=offset is not None or "bias" in arrays,
         private=plan.wire.mechanism is not None or bool(plan.method.privacy.bounds),
-    )
-
-
-def _complete(recipe: Recipe, plan: Plan, task: str, rounds: int, start: tuple[float, ...]) -> Recipe:
-    """A method's recipe with the numbers that the run decides."""
-    return replace(
-        recipe,
-        examples=plan.method.examples,
-        batch=plan.sampling.batch,
-        seed=str(plan.seed % 2**64),
-        negatives=plan.sampling.negatives if task == "ranking" else 0,
-        rounds=rounds,
-        start=start,
     )
 
 
@@ -139,11 +131,11 @@ def _exportable() -> list[str]:
 
 def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda text: None) -> dict[str, bytes]:
     """Every file of the bundle, by name."""
-    bytes_of_popularity, origin = popularity(model)
+    popular, origin = popularity(model)
     contents = _tables(model, precision)
     contents["items.json"] = _dump(_catalogue(model.items).model_dump())
-    contents["popularity.u8"] = bytes_of_popularity.tobytes()
-    contents["map.i16"] = place(model.item, bytes_of_popularity).astype("<i2").tobytes()
+    contents["popularity.u8"] = popular.tobytes()
+    contents["map.i16"] = place(model.item, popular).astype("<i2").tobytes()
     log("Computing the cases that the page checks itself with")
     manifest = _manifest(model, precision)
     recommender = Recommender(parse(manifest, contents, Path("bundle")))
@@ -187,15 +179,16 @@ def _manifest(model: TrainedModel, precision: Precision) -> Manifest:
 
 def _tables(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
     """The item table and the offsets as bytes."""
+    tables = {}
     if precision == "float32":
-        out = {"item.f32": model.item.astype("<f4").tobytes()}
+        tables["item.f32"] = model.item.astype("<f4").tobytes()
     else:
         parts = int8(torch.from_numpy(model.item))
-        out = {
-            "item.i8": parts["values"].numpy().tobytes(),
-            "scale.f32": parts["scale"].numpy().astype("<f4").tobytes(),
-        }
-    return out if model.offset is None else out | {"offset.f32": model.offset.astype("<f4").tobytes()}
+        tables["item.i8"] = parts["values"].numpy().tobytes()
+        tables["scale.f32"] = parts["scale"].numpy().astype("<f4").tobytes()
+    if model.offset is not None:
+        tables["offset.f32"] = model.offset.astype("<f4").tobytes()
+    return tables
 
 
 def popularity(model: TrainedModel) -> tuple[NDArray[np.uint8], str]:
@@ -224,8 +217,8 @@ def _catalogue(items: Catalogue) -> Items:
     return Items(names=items["names"], titles=items["titles"], genres=numbers, genre_names=names)
 
 
-def _invent_people(recommender: Recommender, sizes: list[int], seed: int) -> list[Taste]:
-    """People who do not exist, with so many likes; popular items are liked more often."""
+def _random_people(recommender: Recommender, sizes: list[int], seed: int) -> list[Taste]:
+    """Random people with these numbers of likes; popular items are liked more often."""
     rng, m = np.random.default_rng(seed), recommender.bundle.manifest.items
     weights = 0.02 + recommender.popularity
     low, high = recommender.scale
@@ -240,35 +233,33 @@ def _invent_people(recommender: Recommender, sizes: list[int], seed: int) -> lis
 
 
 def vectors(recommender: Recommender) -> list[Json]:
-    """Test cases: people and what Python recommends to them. The page computes the same before it is used."""
-    people = _invent_people(recommender, list(CHECKED), 7)
+    """Test cases: people and what Python recommends to them. The page compares its own lists with these first."""
+    people = _random_people(recommender, list(CASE_LIKES), 7)
     nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
     cases = [(taste, 0.0) for taste in [nobody, *people]]
     cases += [(people[2]._replace(timed=True), 0.0), (people[2], 0.7), (people[3], -0.4)]
-    out = []
-    for taste, lean in cases:
-        best = recommender.rank(taste, SHOWN, lean)
-        out.append(
-            {
-                "likes": [[int(i), float(v)] for i, v in zip(taste.likes, taste.values)],
-                "dislikes": taste.dislikes.tolist(),
-                "timed": taste.timed,
-                "adventurous": lean,
-                "popular": best.popular,
-                "items": best.items.tolist(),
-                "scores": best.scores.tolist(),
-                "because": best.because,
-                "you": best.place,
-            }
-        )
-    return out
+    return [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
+
+
+def _vector(taste: Taste, lean: float, best: Ranking) -> Json:
+    return {
+        "likes": [[int(i), float(v)] for i, v in zip(taste.likes, taste.values)],
+        "dislikes": taste.dislikes.tolist(),
+        "timed": taste.timed,
+        "adventurous": lean,
+        "popular": best.popular,
+        "items": best.items.tolist(),
+        "scores": best.scores.tolist(),
+        "because": best.because,
+        "you": best.place,
+    }
 
 
 def _overlap(recommender: Recommender, model: TrainedModel, manifest: Manifest, contents: dict[str, bytes]) -> float:
-    """The share of a first twenty that int8 keeps of float32, averaged over invented people."""
-    wide = manifest.model_copy(update={"precision": "float32"})
-    exact = Recommender(parse(wide, contents | _tables(model, "float32"), Path("bundle")))
-    people = _invent_people(recommender, [3 + at % 40 for at in range(SAMPLE)], 8)
+    """The share of the first twenty items that int8 and float32 have in common, averaged over random people."""
+    exact_manifest = manifest.model_copy(update={"precision": "float32"})
+    exact = Recommender(parse(exact_manifest, contents | _tables(model, "float32"), Path("bundle")))
+    people = _random_people(recommender, [3 + at % 40 for at in range(SAMPLE)], 8)
     pairs = [(recommender.rank(taste, SHOWN).items, exact.rank(taste, SHOWN).items) for taste in people]
     return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in pairs if len(b)]))
 
@@ -303,12 +294,12 @@ def _check_target(out: Path) -> None:
     try:
         manifest = json.loads((out / "manifest.json").read_bytes())
         bundle = str(manifest["format"]).startswith(("fedtaste-bundle-", f"{OLD_NAME}-bundle-"))
-        own = {*UNPINNED, *manifest["files"]} if bundle else set()
+        known = {*UNPINNED, *manifest["files"]} if bundle else set()
     except (OSError, ValueError, TypeError, KeyError):
-        own = set()
-    if not own:
+        known = set()
+    if not known:
         raise RunError(f"{out} is not empty, and what is in it is not a bundle. Give a new folder.")
-    others = sorted({entry.name for entry in out.iterdir()} - own)
+    others = sorted({entry.name for entry in out.iterdir()} - known)
     if others:
         raise RunError(
             f"{out} holds a bundle and also {', '.join(others[:3])}, which would be lost. Move that away, or "
@@ -317,29 +308,27 @@ def _check_target(out: Path) -> None:
 
 
 def _write_folder(out: Path, contents: dict[str, bytes]) -> None:
-    """Write all files into a new folder beside `out`, then rename it; what was there is deleted last."""
+    """Write all files into a new folder beside `out`, then put it in the place of `out`: all of it or nothing."""
+    out = out.absolute()
     try:
-        out = out.absolute()
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+            new, old = Path(beside) / "new", Path(beside) / "old"
+            new.mkdir()
+            new.chmod(0o755)
             for name, content in contents.items():
-                (temporary / name).write_bytes(content)
-            temporary.chmod(0o755)
+                (new / name).write_bytes(content)
             if out.exists() and not any(out.iterdir()):  # keep the folder: it may be a process's working directory
                 for name in contents:
-                    os.replace(temporary / name, out / name)
-                temporary.rmdir()
-            elif out.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
-                os.replace(out, old)
-                os.replace(temporary, out)
-                shutil.rmtree(old)
-            else:
-                os.replace(temporary, out)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+                    os.replace(new / name, out / name)
+                return
+            try:
+                if out.exists():
+                    os.replace(out, old)
+                os.replace(new, out)
+            finally:
+                if old.exists() and not out.exists():
+                    os.replace(old, out)
     except OSError as error:
         raise RunError(
             f"{out} cannot be written ({error.strerror}). Choose another folder, or free some space."

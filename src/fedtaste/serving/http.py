@@ -1,7 +1,7 @@
 """A strict HTTP/1.1 reader and writer for `fedtaste serve`: requests are limited in size and in time.
 
-A request that does not fit is answered with a sentence and the connection is closed, so that two readers of the same
-bytes (a proxy, and this one) cannot take them for different requests.
+A malformed request is refused with a reason and the connection is closed, so that a proxy and this server cannot read
+the same bytes as different requests.
 """
 
 from __future__ import annotations
@@ -55,12 +55,8 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-class Gone(OSError):
-    """The client closed the connection."""
-
-
 class Connection(socketserver.BaseRequestHandler):
-    """One client: its requests in turn, each of which must arrive within the server's patience."""
+    """One client's connection: requests are answered in turn, and each must arrive within `patience` seconds."""
 
     def handle(self) -> None:
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,8 +80,8 @@ class Connection(socketserver.BaseRequestHandler):
         except TimeoutError:
             if not self.buffer and not self.begun:
                 return False
-            late = f"The request was not whole after {self.patience:g} s. Send it again."
-            reply = refusal(Refused(408, late), self.kind)
+            message = f"The request was not complete after {self.patience:g} s. Send it again."
+            reply = refusal(Refused(408, message), self.kind)
         data = memoryview(render(reply, close=not stays, bare=method == "HEAD"))
         self.request.settimeout(self.patience)
         for at in range(0, len(data), PIECE):
@@ -104,11 +100,12 @@ class Connection(socketserver.BaseRequestHandler):
         self.kind = content_type(self._target())
         method, target, version, headers = parse_head(self._take(end + 4)[:-4])
         self.begun = True
-        last = {word.strip().lower() for word in headers.get("connection", "").split(",")}
-        return Request(method, target, headers, self._body(method, headers), version == "1.1" and "close" not in last)
+        options = {word.strip().lower() for word in headers.get("connection", "").split(",")}
+        stays = version == "1.1" and "close" not in options
+        return Request(method, target, headers, self._body(method, headers), stays)
 
     def _target(self) -> str:
-        """How the address begins, as far as it has arrived, even if the rest is wrong."""
+        """The first characters of the address, as far as they have arrived; the rest may be malformed."""
         return self.buffer[:40].decode("latin-1").partition(" ")[2]
 
     def _body(self, method: str, headers: dict[str, str]) -> bytes:
@@ -166,7 +163,7 @@ class Connection(socketserver.BaseRequestHandler):
         self.request.settimeout(left)
         data = self.request.recv(PIECE)
         if not data:
-            raise Gone
+            raise ConnectionAbortedError
         self.buffer += data
 
     def _linger(self) -> None:
@@ -202,7 +199,7 @@ def accepts_gzip(accepted: str) -> bool:
 
 
 def content_type(target: str) -> str:
-    """The API answers in JSON, everything else in text."""
+    """The content type of a refusal: JSON from the API, text from everything else."""
     return JSON if target.startswith("/v1/") else TEXT
 
 
@@ -223,7 +220,7 @@ def busy(kind: str) -> Reply:
 
 
 def render(reply: Reply, *, close: bool, bare: bool = False) -> bytes:
-    """The bytes of a reply; `bare` leaves the body out, as HEAD does."""
+    """The bytes of a reply; `bare` leaves out the body, for HEAD."""
     headers = {"Date": formatdate(usegmt=True), **ALL_REPLIES, **reply.headers}
     headers |= {} if reply.status == 304 else {"Content-Length": str(len(reply.body))}
     headers |= {"Connection": "close"} if close else {}

@@ -5,23 +5,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MAPPED = 4_000  # items placed by t-SNE, the most popular; the others stand with their nearest neighbours of these
-REACH = 32_000  # of int16
+from fedtaste.evaluation.ranking import rank_items
+
+MAPPED = 4_000  # most popular items, placed by t-SNE; the others are placed beside their nearest neighbours among them
+REACH = 32_000  # largest coordinate, within int16
 GOLDEN_ANGLE = 2.399963
 
 
 def place(item: NDArray[np.float32], popularity: NDArray[np.uint8]) -> NDArray[np.int16]:
-    """A place in the plane for every item, [m, 2]."""
+    """Place every item in the plane; coordinates [m, 2]."""
     length = np.linalg.norm(item, axis=1)
     direction = (item / np.maximum(length, 1e-12)[:, None]).astype(np.float32)
-    order = np.lexsort((np.arange(len(item)), -popularity.astype(int)))
+    order = rank_items(popularity.astype(np.float64))
     first, others = order[:MAPPED], order[MAPPED:]
     at = np.zeros((len(item), 2))
     at[first] = _tsne(direction[first])
     for part in np.array_split(others, max(1, len(others) // 2_000)):
         if len(part):
             near = np.argpartition(-(direction[part] @ direction[first].T), 2, axis=1)[:, :3]
-            at[part] = at[first][near].mean(1) + _jitter(part)
+            turn = GOLDEN_ANGLE * part  # small shifts in all directions, so that no two dots hide each other
+            at[part] = at[first][near].mean(1) + 0.3 * np.stack([np.cos(turn), np.sin(turn)], 1)
     middle = (at.min(0) + at.max(0)) / 2
     widest = np.abs(at - middle).max() or 1.0
     places: NDArray[np.int16] = ((at - middle) / widest * REACH).round().astype(np.int16)
@@ -29,7 +32,7 @@ def place(item: NDArray[np.float32], popularity: NDArray[np.uint8]) -> NDArray[n
 
 
 def _tsne(direction: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Two dimensions; a line where there are too few items for t-SNE."""
+    """Coordinates by t-SNE; a line where there are too few items for it."""
     if len(direction) < 5:
         return np.stack([np.arange(len(direction)), np.zeros(len(direction))], 1).astype(np.float64)
     from sklearn.manifold import TSNE  # takes a second to import
@@ -39,9 +42,3 @@ def _tsne(direction: NDArray[np.float32]) -> NDArray[np.float64]:
     init = "pca" if direction.shape[1] > 1 else "random"
     tsne = TSNE(2, init=init, perplexity=min(30.0, (len(direction) - 1) / 3), max_iter=750, random_state=0)
     return np.nan_to_num(np.asarray(tsne.fit_transform(apart), np.float64))
-
-
-def _jitter(part: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A small shift for every item, so that no two dots hide each other."""
-    turn = GOLDEN_ANGLE * part
-    return 0.3 * np.stack([np.cos(turn), np.sin(turn)], 1)

@@ -9,6 +9,7 @@ from fedtaste.data.sources import SOURCES
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.recipe import Recipe
+from fedtaste.report.page import render_page
 from fedtaste.report.privacy_statement import statement_rows
 from fedtaste.serving.bundle import About, Precision
 
@@ -16,22 +17,10 @@ REBUILT = {
     "ridge": "Your vector is solved exactly from what you pick (one small linear system).",
     "descent": "Your vector is rebuilt from what you pick by a few steps of gradient descent.",
 }
-PURPOSE = """## What it is for
-Recommending items of this one catalogue to anybody, on that person's own device: the page rebuilds a person's vector
-from what they pick and sends nothing. It is not meant for decisions about people."""
-LIMITS = """## Limits
-- It knows what was popular with the people it learnt from, and no item that came later.
-- "Because you liked" is the model's own arithmetic: the picks that add most to an item's score. It is not a cause.
-- The map is a projection to two dimensions: near means alike, far means little."""
-NOT_PUBLISHED = """
-
-Accuracy is not in this card: it was measured on people's data without noise, which no promise of privacy covers. The
-run folder has it, for its owner."""
-LEAKY = " **The published protocol leaks test items into training; read these figures as a memory test.**"
 
 
 def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: float | None, name: str) -> About:
-    """What the page tells about the model."""
+    """What the page shows about the model."""
     source = SOURCES.get(settings.data.partition(":")[0].lower())
     origin = source.about if source else "data of the publisher's own"
     terms = source.terms if source else "The publisher's own data: ask the publisher for its terms."
@@ -47,8 +36,8 @@ def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: flo
 
 
 def _measured(result: RunResult, overlap: float | None) -> list[tuple[str, str]]:
-    """What was measured after training, in words. Of a private run no accuracy: it is computed from people's data
-    without noise, so no promise of privacy covers it."""
+    """The results of evaluation in words. A private run tells no accuracy: it is computed from people's data without
+    noise, so no promise of privacy covers it."""
     rows: list[tuple[str, str]] = []
     groups = ((result.seen, "people who took part"), (result.new, "people it had never seen"))
     for scores, who in () if result.privacy else groups:
@@ -85,50 +74,25 @@ def _privacy_lines(result: RunResult) -> list[str]:
 
 def model_card(settings: Settings, result: RunResult, about: About, precision: Precision, origin: str) -> str:
     """MODEL_CARD.md; `origin` says where the popularity of the items comes from."""
-    chosen = ", ".join(f"{name}={value}" for name, value in result.settings.items())
-    training = f"""## How it was made
-fedtaste {__version__}, method `{result.method}`, data `{Path(settings.data).name}`,
-protocol {settings.protocol}, seed {settings.seed}, {result.rounds} rounds. Tables are {precision}.
-
-Settings: {chosen}."""
-    contents = f"""## What this bundle tells
-- One vector for each item, learnt from everybody. It holds no person's history or vector.
-- {origin}"""
-    parts = [
-        f"# Model card: {about.title}",
-        _bullets(about.lines),
-        PURPOSE,
-        training,
-        _measured_section(settings, result, about),
-        contents,
-        f"## Privacy\n{_bullets(_privacy_lines(result))}",
-        LIMITS,
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _measured_section(settings: Settings, result: RunResult, about: About) -> str:
-    rows = "\n".join(f"| {label} | {text} |" for label, text in about.measured)
-    table = f"| what | result |\n|---|---|\n{rows}" if rows else "Nothing that may be published."
-    if result.privacy:
-        return f"## What was measured\n{table}{NOT_PUBLISHED}"
-    return f"""## What was measured
-{table}
-
-Measured by `fedtaste run` on held-out items, under the {settings.protocol} protocol; the run's result.json
-has more.{LEAKY if settings.protocol == "published" else ""} There a person's items stand in the order of time. What is
-picked on the page has no such order, which costs methods that weight recent items some accuracy."""
+    return render_page(
+        "model_card.md.jinja",
+        settings=settings,
+        result=result,
+        about=about,
+        precision=precision,
+        origin=origin,
+        version=__version__,
+        data=Path(settings.data).name,
+        privacy=_privacy_lines(result),
+    )
 
 
 def licences(about: About) -> str:
     """LICENCES.md."""
+    lines = "\n".join(f"- {line}" for line in about.licence)
     return f"""# Licence notes
 
-{_bullets(about.licence)}
+{lines}
 
 Titles and genres come from the data set, whose terms hold for them. Whoever publishes this folder must be allowed to.
 """
-
-
-def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from fedtaste import __version__
 from fedtaste.serving.recommendation import Json, JsonModel, Recommendations
 from fedtaste.serving.recommender import Recommender
 
-MOST, LONGEST = 1000, 300  # entries of a list, characters of a title
-MOST_ITEMS, PAGE = 100, 1000  # recommendations, items of a page
+MAX_ENTRIES, MAX_TITLE = 1000, 300  # entries of a list, characters of a title
+MAX_ITEMS, MAX_PAGE = 100, 1000  # recommendations, items of a page
 ERRORS = {
     400: "Not a request that can be read: its head or its body is malformed, or the body is not JSON.",
     408: "The request did not arrive whole in time.",
@@ -28,21 +28,30 @@ ERRORS = {
     503: "Too many requests at once.",
 }
 ALWAYS = (400, 408, 413, 421, 431, 503)
-Title = Annotated[str, Field(min_length=1, max_length=LONGEST)]
-TitleList = Annotated[tuple[Title, ...], Field(max_length=MOST)]
+Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE)]
+TitleList = Annotated[list[Title], Field(max_length=MAX_ENTRIES)]
+TITLES = f'a list of titles, as in ["A title"]: at most {MAX_ENTRIES:,}, each a text of 1 to {MAX_TITLE} characters'
+MUST_BE = {  # of every field of a request, for errors
+    "likes": TITLES,
+    "dislikes": TITLES,
+    "ratings": f'an object as in {{"A title": 5}}: at most {MAX_ENTRIES:,} numbers, titles of 1 to {MAX_TITLE} characters',
+    "n": f"a whole number from 1 to {MAX_ITEMS}",
+    "adventurous": "a number from -1 to 1",
+    "timed": "true or false",
+    "unknown": '"refuse" or "skip"',
+}
 
 
 class RecommendRequest(JsonModel):
     """The body of POST /v1/recommend."""
 
-    # api.py checks each field by hand, with a sentence for every mistake; this is the description of what it takes.
-
-    likes: TitleList = Field(default=(), description="Titles, or names of items, oldest first.")
-    dislikes: TitleList = Field(default=(), description="For a model that ranks: what should not come.")
+    model_config = ConfigDict(strict=True)
+    likes: TitleList = Field(default=[], description="Titles, or names of items, oldest first.")
+    dislikes: TitleList = Field(default=[], description="For a model that ranks: what should not come.")
     ratings: dict[Title, float] = Field(
-        default={}, max_length=MOST, description="For a model of ratings: stars by title."
+        default={}, max_length=MAX_ENTRIES, description="For a model of ratings: stars by title."
     )
-    n: int = Field(default=10, ge=1, le=MOST_ITEMS)
+    n: int = Field(default=10, ge=1, le=MAX_ITEMS)
     adventurous: float = Field(default=0, ge=-1, le=1, description="-1 leans towards what is popular, 1 away from it.")
     timed: bool = Field(default=False, description="Whether the order is one of time.")
     unknown: Literal["refuse", "skip"] = Field(
@@ -118,7 +127,7 @@ def _items_operation(example: Page) -> Json:
     return _operation("items", summary, _ref("Page"), example.dump(), (422,)) | {
         "parameters": [
             _parameter("start", "How many items to skip.", 0, 999_999_999, 0),
-            _parameter("limit", "How many items at most.", 1, PAGE, 100),
+            _parameter("limit", "How many items at most.", 1, MAX_PAGE, 100),
         ]
     }
 
@@ -179,5 +188,5 @@ def _schemas(low: float, high: float) -> Json:
     models += [(model, "serialization") for model in (Recommendations, Page, Health, Error)]
     schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]
     schemas["RecommendRequest"]["properties"]["ratings"]["additionalProperties"] |= {"minimum": low, "maximum": high}
-    schemas["Recommendations"]["properties"]["items"]["maxItems"] = MOST_ITEMS
+    schemas["Recommendations"]["properties"]["items"]["maxItems"] = MAX_ITEMS
     return dict(schemas)

@@ -6,8 +6,8 @@
     descent    `rounds` times `passes` over the examples in batches, u -= lr gradient; with `moves` the rows of the
                examples move along and are thrown away, as on a device that takes part and sends nothing
 
-A method whose people can be rebuilt so has a Recipe. `rebuild` is its meaning in Python, web/worker.js in JavaScript;
-both compute in double precision and draw the same negatives. A dislike is one more example, with target 0 and the
+A method whose people can be rebuilt in this way has a Recipe. `rebuild` computes it in Python, web/worker.js in
+JavaScript; both use double precision and draw the same negatives. A dislike is one more example, with target 0 and the
 weight of a like. This module needs no torch.
 """
 
@@ -50,12 +50,12 @@ class Tables(NamedTuple):
 
 
 class Taste(NamedTuple):
-    """What a person says: items they like (or rate), oldest first, each once; and items they dislike."""
+    """The items that a person likes (or rates), oldest first, each once; and the items that they dislike."""
 
     likes: Items
     values: Floats
     dislikes: Items
-    timed: bool = False  # whether the order is one of time
+    timed: bool = False  # whether the likes are in order of time
 
 
 class Person(NamedTuple):

@@ -56,7 +56,7 @@ def recommend(
     if person is not None:
         history, scores = _member_scores(run, person, cache)
     else:
-        history, timed = _liked(run, likes) if file is None else _read_history(run, file)
+        history, timed = _history_of_likes(run, likes) if file is None else _read_history(run, file)
         scores = _newcomer_scores(run, history, timed)
     names, titles = run.items["names"], run.items["titles"]
     best = rank_items(scores, history.items, run.titles.groups)
@@ -83,7 +83,7 @@ class Catalogue(TypedDict):
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A finished run folder that was read for serving."""
+    """A finished run folder with its settings, result, facts and catalogue."""
 
     folder: RunFolder
     settings: Settings
@@ -109,7 +109,7 @@ class OpenRun:
 
 
 def one_person(plan: Plan, facts: Facts, history: Histories | None = None) -> Federation:
-    """A federation of one person's own device, with this history or none."""
+    """A federation of one person, with this history or an empty one."""
     history = Histories.empty(1) if history is None else history
     ranking = facts.kind == "ranking"
     return of_histories(
@@ -179,14 +179,14 @@ def _person_number(name: str, data: Interactions) -> int:
     return data.people.index(name)
 
 
-def _liked(run: OpenRun, likes: list[str]) -> tuple[Histories, bool]:
-    """(history, False) of titles, which have no order, so that recency has nothing to weight."""
+def _history_of_likes(run: OpenRun, likes: list[str]) -> tuple[Histories, bool]:
+    """(history, False): titles have no order of time, so recent ones do not count for more."""
     items = np.array(list(dict.fromkeys(run.titles.find(text) for text in likes)), np.int32)
     return Histories(np.array([0, len(items)]), items, np.full(len(items), run.facts.scale[1], np.float32)), False
 
 
 def _read_history(run: OpenRun, file: Path) -> tuple[Histories, bool]:
-    """(history, whether its order is one of time) from a file: a column item or title, optionally rating, timestamp."""
+    """(history, whether it is in order of time) from a file: a column item or title, optionally rating, timestamp."""
     names, ratings, times = read_likes(file)
     items = np.array([run.titles.find(name) for name in names], np.int32)
     if not len(items):

@@ -10,7 +10,7 @@ Json = dict[str, object]
 
 
 class JsonModel(ResultPart):
-    """Base of everything that is answered as JSON. Every declared field is part of the described answer."""
+    """Base of the JSON answers of the API. Its schema names every field as required."""
 
     model_config = ConfigDict(allow_inf_nan=True, json_schema_serialization_defaults_required=True)
 

@@ -20,7 +20,7 @@ from fedtaste.serving.rebuild import Floats, Items, Person, Taste, geometric_med
 from fedtaste.serving.recommendation import Recommendation, Recommendations
 from fedtaste.serving.titles import Titles
 
-MAPPED = 20  # the best items, whose middle is the person's place on the map
+MAPPED = 20  # best items, whose geometric median is the person's place on the map
 REASONS = 2  # likes that are named for an item
 
 
@@ -29,18 +29,18 @@ class Ranking(NamedTuple):
 
     items: Items
     scores: Floats  # of these items
-    popular: bool  # there was nothing to go by: these are the most popular items
+    popular: bool  # whether nothing was known of the person: these are the most popular items
     because: list[list[int]]  # for every item, the likes that add most to its score
     place: tuple[float, float] | None  # of the person on the map
     left: int  # how many items could be listed
 
 
 class Recommender:
-    """Recommends from a bundle. It keeps nothing between two calls; several threads may call at once."""
+    """Recommends from a bundle. Calls change nothing in it, so several threads may call at once."""
 
     def __init__(self, bundle: Bundle, files: Mapping[str, bytes] | None = None) -> None:
         self.bundle = bundle
-        self.files = dict(files or {})  # what `fedtaste serve` hosts
+        self.files = dict(files or {})  # by name, for `fedtaste serve`
         self.task, self.scale = bundle.manifest.task, bundle.manifest.scale
         self.recipe, self.tables = bundle.manifest.recipe, bundle.tables
         self.popularity: Floats = bundle.popularity / 255.0
@@ -93,7 +93,7 @@ class Recommender:
         ratings: Mapping[str, float] | None = None,
         timed: bool = False,
     ) -> Taste:
-        """What a person says, as item numbers. Of an item that is named twice the last value counts."""
+        """The person's likes, ratings and dislikes as item numbers. Of an item named twice the last value counts."""
         if isinstance(likes, str) or isinstance(dislikes, str):
             raise SettingError("likes and dislikes must each be a list of titles, as in likes=['Toy Story'].")
         if self.task == "ranking" and ratings:
@@ -103,14 +103,14 @@ class Recommender:
             item = self.titles.find(str(text))
             values.pop(item, None)
             values[item] = self._rating(value)
-        against = dict.fromkeys(self.titles.find(str(text)) for text in dislikes)
-        if self.task == "ratings" and against:
+        disliked = dict.fromkeys(self.titles.find(str(text)) for text in dislikes)
+        if self.task == "ratings" and disliked:
             raise SettingError("This model knows ratings, and no dislikes. Give low ratings instead.")
-        for item in against:
+        for item in disliked:
             if item in values:
                 raise SettingError(f'"{self.bundle.titles[item]}" is among the likes and the dislikes. Choose one.')
-        items = np.array(list(values), np.int64), np.array(list(values.values()), np.float64)
-        return Taste(*items, np.array(list(against), np.int64), timed)
+        likes_and_ratings = np.array(list(values), np.int64), np.array(list(values.values()), np.float64)
+        return Taste(*likes_and_ratings, np.array(list(disliked), np.int64), timed)
 
     def _rating(self, value: object) -> float:
         low, high = self.scale
@@ -121,15 +121,14 @@ class Recommender:
     def rank(self, taste: Taste, n: int, adventurous: float = 0.0) -> Ranking:
         """The n best items for somebody with this taste, the same items as on the page."""
         person = rebuild(self.recipe, self.tables, self.gram, taste)
-        mentioned = np.concatenate([taste.likes, taste.dislikes])
-        if person is None:
-            order = rank_items(self.popularity, mentioned, self.titles.groups)
-            best = order[:n]
-            return Ranking(best, self.popularity[best], True, [[] for _ in best], None, len(order))
-        scores = lean(self.tables.scores(person.user), self.popularity, adventurous)
-        order = rank_items(scores, mentioned, self.titles.groups)
-        place = geometric_median(self.bundle.places[order[:MAPPED]]) if len(order) else None
+        scores = self.popularity
+        if person is not None:
+            scores = lean(self.tables.scores(person.user), self.popularity, adventurous)
+        order = rank_items(scores, np.concatenate([taste.likes, taste.dislikes]), self.titles.groups)
         best = order[:n]
+        if person is None:
+            return Ranking(best, scores[best], True, [[] for _ in best], None, len(order))
+        place = geometric_median(self.bundle.places[order[:MAPPED]]) if len(order) else None
         return Ranking(best, scores[best], False, self._because(person, taste, best), place, len(order))
 
     def _because(self, person: Person, taste: Taste, items: Items) -> list[list[int]]:

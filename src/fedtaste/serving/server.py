@@ -16,6 +16,7 @@ import socket
 import socketserver
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
@@ -46,7 +47,7 @@ CONTENT_TYPES = {
 
 
 class File(NamedTuple):
-    """A file as it is sent: as it is, and compressed where that is shorter."""
+    """A file with its content type and its tag for caches, and compressed where that is shorter."""
 
     kind: str
     body: bytes
@@ -54,20 +55,20 @@ class File(NamedTuple):
     tag: str
 
 
-def in_memory(files: Mapping[str, bytes]) -> dict[str, File]:
-    """The files by address."""
+def files_by_address(files: Mapping[str, bytes]) -> dict[str, File]:
+    """The files as they are sent, by their address; text is compressed here once."""
     by_address = {}
     for name, body in files.items():
         kind = CONTENT_TYPES.get(PurePath(name).suffix)
-        packed = gzip.compress(body, 9, mtime=0) if kind else b""
-        smaller = packed if 0 < len(packed) < len(body) else None
+        packed = gzip.compress(body, 9, mtime=0) if kind else body
         tag = hashlib.sha256(body).hexdigest()[:32]
+        smaller = packed if len(packed) < len(body) else None
         by_address[f"/{name}"] = File(kind or "application/octet-stream", body, smaller, tag)
     return by_address | {"/": by_address["/index.html"]}
 
 
 def check_host(name: str) -> str:
-    """A name for --allow-host, in lower case."""
+    """A value of --allow-host in lower case; refuses what is no host name."""
     if not re.fullmatch(r"([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", name):
         raise SettingError(
             "--allow-host must be the name that browsers ask for, as in films.example or films.example:8443, without "
@@ -95,7 +96,7 @@ class Server(socketserver.ThreadingTCPServer):
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         allowed = [check_host(name) for name in hosts]
-        self.files, self.api, self.patience, self.log = in_memory(files), api, patience, log
+        self.files, self.api, self.patience, self.log = files_by_address(files), api, patience, log
         self.work, self.connections = threading.Semaphore(parallel), threading.Semaphore(2 * parallel)
         try:
             super().__init__(("127.0.0.1", port), Connection)
@@ -108,8 +109,8 @@ class Server(socketserver.ThreadingTCPServer):
             ) from None
         self.port = int(self.server_address[1])
         self.url = f"http://127.0.0.1:{self.port}/"
-        own = ("127.0.0.1", "localhost", "[::1]")
-        self.hosts = {*allowed, *(f"{name}:{self.port}" for name in own), *(own if self.port == 80 else ())}
+        loopback = ("127.0.0.1", "localhost", "[::1]")
+        self.hosts = {*allowed, *(f"{name}:{self.port}" for name in loopback), *(loopback if self.port == 80 else ())}
 
     def process_request(self, request: Accepted, client_address: object) -> None:
         if not self.connections.acquire(blocking=False):
@@ -133,14 +134,12 @@ class Server(socketserver.ThreadingTCPServer):
     def handle_error(self, request: Accepted, client_address: object) -> None:
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, OSError):
-            self._bug(error)
+            self._log_bug(error)
 
-    def _bug(self, error: BaseException) -> None:
+    def _log_bug(self, error: BaseException) -> None:
         """Log where an error was raised, and not its text, which may hold what was sent."""
-        at = error.__traceback__
-        while at is not None and at.tb_next is not None:
-            at = at.tb_next
-        place = f"{PurePath(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else "?"
+        *_, last = traceback.extract_tb(error.__traceback__)
+        place = f"{PurePath(last.filename).name}:{last.lineno}"
         self.log(f"A bug in fedtaste, at {place}: {type(error).__name__}. Please report it.")
 
     def reply(self, request: Request) -> Reply:
@@ -158,7 +157,7 @@ class Server(socketserver.ThreadingTCPServer):
         except Refused as refused:
             return refusal(refused, kind)
         except Exception as error:  # noqa: BLE001 (a bug must not end the server)
-            self._bug(error)
+            self._log_bug(error)
             return refusal(Refused(500, "This is a bug in fedtaste. Please report what was sent."), kind)
         finally:
             self.work.release()

@@ -14,7 +14,7 @@ ARTICLES = "the|a|an|la|le|les|il|der|die|das|el"
 
 
 def plain(title: str) -> str:
-    """A title as people type it: no year, no case, the article in front, single spaces.
+    """A title in the form that lookups compare: lower case, no year, the article in front, single spaces.
 
     >>> plain("Lion King, The (1994)")
     'the lion king'
@@ -25,7 +25,7 @@ def plain(title: str) -> str:
 
 
 def bare(title: str) -> str:
-    """A plain title without its article: somebody who types "lion king" means "Lion King, The (1994)"."""
+    """A plain title without its article, so that "lion king" finds "Lion King, The (1994)"."""
     return re.sub(rf"^({ARTICLES}) (?=.)", "", plain(title))
 
 
@@ -62,16 +62,16 @@ class Titles:
     def find(self, text: str) -> int:
         """The item; where there is none, an error that names similar titles."""
         item = self.get(text)
-        if item is not None:
-            return item
-        close = " or ".join(f'"{title}"' for title in self.close(text))
-        todo = f"Did you mean {close}?" if close else "Give a title or the name of an item, as they stand in the data."
-        shown = text if len(text) <= 80 else text[:79] + "…"
-        raise DataError(f'"{shown}" is not in the catalogue of {len(self.titles):,} items. {todo}')
+        if item is None:
+            raise self.not_found(text)
+        return item
 
-    def close(self, text: str) -> list[str]:
-        """Up to three titles that look like the text."""
+    def not_found(self, text: str) -> DataError:
+        """The error for a title that is not in the catalogue, with up to three similar ones."""
         by_plain, sought = dict(zip(self.plain, self.titles)), plain(text)[:80]
         inside = sorted((key for key in by_plain if sought and sought in key), key=len)
         similar = difflib.get_close_matches(sought, by_plain, n=3, cutoff=0.5)
-        return [by_plain[key] for key in list(dict.fromkeys(inside[:2] + similar))[:3]]
+        close = " or ".join(f'"{by_plain[key]}"' for key in list(dict.fromkeys(inside[:2] + similar))[:3])
+        hint = f"Did you mean {close}?" if close else "Give a title or the name of an item, as they stand in the data."
+        shown = text if len(text) <= 80 else text[:79] + "…"
+        return DataError(f'"{shown}" is not in the catalogue of {len(self.titles):,} items. {hint}')
