@@ -183,8 +183,8 @@ def crossover(found: Table) -> str:
     seeds = np.array(found["errors"]["0"]["fedavg"]).shape[1]
     return flow(
         "## Who wins, with the intended method",
-        f"fedtaste's `logistic` data, {seeds} seeds, {found['rounds']} rounds of 150 steps for all, each client's own L "
-        f"(the largest: {found['largest_L']:.0f}), the intended server step. FedAvg steps by 1 / the largest L and "
+        f"fedtaste's `logistic` data, {seeds} seeds, {found['rounds']} rounds of 150 steps for all, each client's own "
+        f"L (the largest: {found['largest_L']:.0f}), the intended server step. FedAvg steps by 1 / the largest L and "
         "serves g. Local is FedCLUP without a spring.",
         *body,
         "Whether a small lambda beats training alone depends on how long one trains alone: labels without noise can be "
@@ -251,8 +251,8 @@ def write(page: Table) -> None:
     head = flow(
         "# How personal should a model be?",
         "FedCLUP keeps a model v_i for everybody on a spring of strength lambda to a shared g: lambda 0 is alone, a "
-        "large one is one model for all. This page asks fedtaste's methods what its paper claims (Yu, He, Sun, Xue, Li; "
-        f"ICML 2025), and what the released code gives. Written by `{page['command']}` ({page['date']}) from "
+        "large one is one model for all. This page asks fedtaste's methods what its paper claims (Yu, He, Sun, Xue, "
+        f"Li; ICML 2025), and what the released code gives. Written by `{page['command']}` ({page['date']}) from "
         "docs/evidence/degree.json: no measured figure or verdict is typed by hand.",
     )
     parts = {"spring": spring, "rounds": rounds, "parity": parity, "crossover": crossover, "sampled": sampled}

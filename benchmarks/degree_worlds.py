@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 def two_classes(features: int, start: Array) -> Model:
-    """fedtaste.logistic from a given start, with its loss written for two classes: the same numbers in half the time."""
+    """fedtaste.logistic from a given start, with the loss of two classes: the same numbers in half the time."""
 
     def loss(params: fedtaste.Params, batch: Examples) -> torch.Tensor:
         apart = batch.inputs @ (params["weight"][1] - params["weight"][0])

@@ -1,6 +1,6 @@
 """What hostile people achieve on ML-100K, with a plain sum and with robust ones, into docs/evidence/poisoning.json.
 
-python benchmarks/poisoning.py [name ...]      all, or some of JOBS; every figure is of `fedtaste poison`'s own simulator
+python benchmarks/poisoning.py [name ...]      all, or some of JOBS; the simulator is that of `fedtaste poison`
 
 The settings of `bound` were chosen on seed 0 and its first target, by these same measures; so everything here is on
 other seeds: other hostile people, other targets, another split. Every seed that was run is here. `crude` is an attack

@@ -1,7 +1,7 @@
 """Clients whose features differ: who gains from the others, on made and on real domains of digits.
 
-`python benchmarks/shift.py` runs `fedtaste compare` for three seeds on the shifted digits, and once more on real domains
-where they are at hand (../shared/data/digits: MNIST, USPS, MNIST-M; and scikit-learn's optdigits), and writes
+`python benchmarks/shift.py` runs `fedtaste compare` for three seeds on the shifted digits, and once more on real
+domains where they are at hand (../shared/data/digits: MNIST, USPS, MNIST-M; and scikit-learn's optdigits), and writes
 docs/evidence/shift.json and the tables of docs/shift.md.
 """
 

@@ -25,9 +25,8 @@ for spread in (0.1, 2.0):
     data = fedtaste.load(f"least-squares:R={spread}")
     measured = fedtaste.heterogeneity(data)
     pays = "sharing should pay" if measured.noise > measured.R else "models of one's own should pay"
-    print(
-        f"\nClients differ by R = {spread} (measured {measured.R:.2f}), an own fit errs by {measured.noise:.2f}: {pays}."
-    )
+    distance = f"R = {spread} (measured {measured.R:.2f})"
+    print(f"\nClients differ by {distance}, an own fit errs by {measured.noise:.2f}: {pays}.")
     found = {lam: error(data, lam)[0] for lam in TRIED}
     best = min(found, key=found.get)
     for lam, rmse in found.items():
