@@ -25,7 +25,7 @@ import fedtaste
 from fedtaste.engine.run import State, begin, run
 from fedtaste.errors import FedtasteError
 from fedtaste.experiment.plan import plan
-from fedtaste.experiment.resources import threads
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.tasks.base import Served
@@ -128,7 +128,7 @@ def main() -> None:
     ask.add_argument("--amazon", default=AMAZON)
     ask.add_argument("--out")
     asked, began = ask.parse_args(), time.perf_counter()
-    threads(1)
+    set_threads(1)
     out = asked.out or (None if asked.quick else ROOT / "docs" / "evidence" / "additive.json")
     draws, rounds = (3, 8) if asked.quick else (15, 40)
     seeds = {"ml-100k": 1, "amazon-video": 1} if asked.quick else {"ml-100k": 3, "amazon-video": 2}

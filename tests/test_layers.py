@@ -89,7 +89,6 @@ def test_no_test_module_is_imported(path):
 # Functions that import modules of the package. The command line imports its commands when they are called, in one place.
 LATE_IMPORTS = {"cli/main.py", "__init__.py"}
 TO_BE_CLEANED = {  # to be emptied
-    "experiment/folder.py",
     "flower/__init__.py",
     "flower/client_app.py",
     "flower/server_app.py",

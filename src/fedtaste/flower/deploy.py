@@ -31,9 +31,9 @@ from fedtaste.data.sources import SOURCES
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import BroughtSplit, labels, stem, vocabulary
 from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.folder import Data
 from fedtaste.experiment.plan import plan
 from fedtaste.experiment.settings import FederationSettings, Settings
-from fedtaste.experiment.train import Data
 from fedtaste.flower.app_files import write_app, write_template, write_text
 from fedtaste.flower.certificates import (
     LOOPBACK,

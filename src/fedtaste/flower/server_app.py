@@ -66,7 +66,7 @@ def _serve(grid: Grid, config: RunConfig, folder: RunFolder, status: StatusWrite
     settings, catalogue = folder.settings(), folder.read("items.json")
     names = catalogue["names"]
     refuse_unfit(settings)
-    folder.same_version(__version__)
+    folder.require_same_version(__version__)
     nodes, least = int(_config_number(config, "nodes", 1)), _config_number(config, "least", 0.5)
     membership = Membership(
         grid,
