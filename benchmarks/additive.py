@@ -26,7 +26,7 @@ import fedtaste
 from fedtaste.engine.run import State, begin, run
 from fedtaste.errors import FedtasteError
 from fedtaste.experiment.plan import plan
-from fedtaste.experiment.resources import threads
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.tasks.base import Served
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--amazon", default=AMAZON)
     parser.add_argument("--out")
     arguments, start = parser.parse_args(), time.perf_counter()
-    threads(1)
+    set_threads(1)
     out = arguments.out or (None if arguments.quick else ROOT / "docs" / "evidence" / "additive.json")
     draws, rounds = (3, 8) if arguments.quick else (15, 40)
     seeds = {"ml-100k": 1, "amazon-video": 1} if arguments.quick else {"ml-100k": 3, "amazon-video": 2}

@@ -85,7 +85,6 @@ def test_no_test_module_is_imported(path):
 # Functions that import modules of the package. The command line imports its commands when they are called, in one place.
 # Flower's apps import torch for the messages that need it only: Flower starts a process for every message.
 LATE_IMPORTS = {"cli/main.py", "__init__.py", "flower/__init__.py", "flower/node_app.py"}
-TO_BE_CLEANED = {"experiment/folder.py"}  # to be emptied
 
 
 def function_imports(path: Path) -> list[int]:
@@ -104,7 +103,7 @@ def function_imports(path: Path) -> list[int]:
 
 def test_imports_are_at_the_top_of_files():
     late = {str(path.relative_to(PACKAGE)): function_imports(path) for path in sorted(PACKAGE.rglob("*.py"))}
-    unexpected = {name: lines for name, lines in late.items() if lines and name not in LATE_IMPORTS | TO_BE_CLEANED}
+    unexpected = {name: lines for name, lines in late.items() if lines and name not in LATE_IMPORTS}
     assert not unexpected, "import at the top of the file"
 
 

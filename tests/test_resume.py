@@ -26,13 +26,13 @@ from fedtaste.data.sources import load
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import save
 from fedtaste.engine.checkpoint import save_params
-from fedtaste.errors import DataError, RunError
+from fedtaste.errors import DataError, DivergedError, RunError
 from fedtaste.experiment import train as experiment
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import Progress
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import execute, prepare
+from fedtaste.experiment.train import Phase, execute, prepare
 from fedtaste.files.atomic import write_atomically
 from support.command import fedtaste, without_times
 
@@ -81,7 +81,7 @@ def run_to_the_end(path: Path, settings: Settings, data, watch: Watch, monkeypat
         except KeyboardInterrupt:
             folder, resumptions = RunFolder.open(path), resumptions + 1
             assert folder.settings() == settings  # another process would prepare the same run
-            folder.same_data(data)
+            folder.require_same_data(data)
 
 
 WORLD = "synthetic:30x24x240"
@@ -272,3 +272,21 @@ def test_run_on_a_full_disk_can_be_resumed(tmp_path, monkeypatch):
     assert fedtaste("resume", "run", "--json").code == 0
     for name in WEIGHTS:
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("rejected", "kind", "advice"),
+    [
+        ({"non-finite": 3}, DivergedError, "learning rate"),
+        ({"shape": 2, "too large": 1}, DivergedError, "learning rate"),
+        ({"shape": 3}, RunError, "parameters of another shape.*same version"),
+    ],
+)
+def test_advice_after_refused_uploads_follows_the_reasons(rejected, kind, advice):
+    saved = []
+    phase = Phase.__new__(Phase)
+    phase.training = SimpleNamespace(folder=SimpleNamespace(save=lambda *checkpoint: saved.append(checkpoint)))
+    phase.progress, phase.state, phase.first_refused = Progress(phase="final", rejected=rejected), None, ""
+    with pytest.raises(kind, match=advice) as error:
+        phase._require_uploads()
+    assert len(saved) == 1 and ("learning rate" in str(error.value)) == (kind is DivergedError)

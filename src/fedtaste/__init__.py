@@ -24,8 +24,8 @@ _MODULES = {  # module -> its public names; tests/test_public.py compares this t
     "data.supervised": "Supervised",
     "federation": "of_histories of_arrays",
     "models": "factorization additive linear logistic cnn wrap",
-    "methods": "METHODS popularity local centralised fedsgd fedavg fedprox fedper fedrep fedbn ditto pfedme apfl fedclup"
-    " lgmix fedrecon fedals fedrap fedtrail fedveil fcf fedmf fedncf pfedrec",
+    "methods": "METHODS popularity local centralised fedsgd fedavg fedprox fedper fedrep fedbn ditto pfedme apfl"
+    " fedclup lgmix fedrecon fedals fedrap fedtrail fedveil fcf fedmf fedncf pfedrec",
     "engine.run": "run State Round",
     "tasks.serve": "top_items",
     "tasks.clients": "personal_outputs",

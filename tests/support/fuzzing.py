@@ -335,10 +335,10 @@ def _read_folder(trial: Path, name: str, slow: bool) -> None:
     with contextlib.suppress(FedtasteError):  # as resume begins
         folder = RunFolder.open(trial / "run")
         settings = folder.settings()
-        folder.same_data(data)
-        folder.same_version(__version__)
+        folder.require_same_data(data)
+        folder.require_same_version(__version__)
         made = plan(settings, make_task(settings, data).facts)
-        folder.same_plan(made.settings)
+        folder.require_same_plan(made.settings)
     with contextlib.suppress(FedtasteError):
         recommend(trial / "run", likes=[RunFolder(run_folder() / "run").items(10)["titles"][0]], n=3)
     if name in ("result.json", "compare.json"):

@@ -1,5 +1,5 @@
-"""The HTML page of an audit, for people who are responsible for privacy and not for code: the result in words, in a
-table, in a plot and in one example, and what it does not show.
+"""The HTML page of an audit, for people who are responsible for privacy and not for code: the result in sentences, as
+a table, as a plot and as one example, and what it does not show.
 
 The template audit.html.jinja escapes everything and uses the report's style. The page loads nothing.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedtaste.attacks.membership import ALL_ROUNDS, FINAL_MODEL, GAUSSIAN
 from fedtaste.attacks.result import SumFigures
-from fedtaste.audit.result import AuditResult, Example
+from fedtaste.audit.result import AuditResult, Example, refutations
 from fedtaste.errors import RunError
 from fedtaste.files.atomic import write_atomically
 from fedtaste.report.numbers import NONE, plain
@@ -32,11 +32,7 @@ MEANING = {
     "counts": "The counts of all sums of all rounds are equations in people’s lists, and they are solved.",
 }
 EXPOSED = 0.5  # share of canaries found at one false alarm in 1,000 that counts as exposed
-SOURCES = {
-    ALL_ROUNDS: "releases of all rounds",
-    FINAL_MODEL: "final model",
-    GAUSSIAN: "releases of all rounds",
-}
+SOURCES = {ALL_ROUNDS: "releases of all rounds", GAUSSIAN: "releases of all rounds", FINAL_MODEL: "final model"}
 LIMITS = (
     "Other attacks. A better one may exist; these figures are a floor for what leaks, never a ceiling.",
     "Later rounds. Lists were guessed from the rounds named above. Whoever keeps the uploads of more rounds can "
@@ -79,8 +75,8 @@ def render(result: AuditResult, plot: Plot) -> str:
 
 def title(result: AuditResult) -> str:
     """The title of the page."""
-    what = f"{method_name(result.method)} on {result.data}" if result.method else "saved uploads"
-    return f"What uploads give away: {what}"
+    uploads = f"{method_name(result.method)} on {result.data}" if result.method else "saved uploads"
+    return f"What uploads give away: {uploads}"
 
 
 def subject(result: AuditResult) -> str:
@@ -139,17 +135,7 @@ def verdict(result: AuditResult) -> list[tuple[bool, str]]:
         good, text = False, "This gives people’s lists away: “only model updates are sent” does not protect them here."
     else:
         good, text = False, "This reveals more about a person than popularity does."
-    return [*refuted(result), (good, text)]
-
-
-def refuted(result: AuditResult) -> list[tuple[bool, str]]:
-    """Where the membership test refutes the printed epsilon or the stated noise, as verdicts."""
-    member, epsilon, out = result.membership, result.epsilon, []
-    if member and epsilon is not None and member.epsilon_lower > epsilon:
-        out.append((False, f"The printed epsilon {epsilon:.3g} is refuted: it is at least {member.epsilon_lower:.3g}."))
-    if member and member.noise_ratio and member.noise_ratio[2] < 0.99:
-        out.append((False, f"The noise has {member.noise_ratio[0]:.3g} times the stated standard deviation."))
-    return out
+    return [*((False, text) for text in refutations(result.epsilon, member)), (good, text)]
 
 
 def membership_text(result: AuditResult) -> str | None:
@@ -168,9 +154,9 @@ def membership_text(result: AuditResult) -> str | None:
 
 
 def tiles(result: AuditResult) -> list[tuple[str, str, str]]:
-    """(value, what it is, small print) of the main numbers."""
+    """(value, its name, small print) of the main numbers."""
     low, high = result.intervals["f1"]
-    out = [
+    numbers = [
         (of_100(result.f1), "items recovered (F1)", f"95 % interval {100 * low:.0f} to {100 * high:.0f}"),
         (of_100(result.worst_f1), "of the most exposed person", ""),
         (of_100(result.popularity_f1), "by knowing what is popular", "no upload needed"),
@@ -178,11 +164,11 @@ def tiles(result: AuditResult) -> list[tuple[str, str, str]]:
     ]
     epsilon, member = result.epsilon, result.membership
     small = "no promise" if epsilon is None else f"for all {result.planned_rounds} rounds, delta {result.delta:.1g}"
-    out.append((NONE if epsilon is None else f"{epsilon:.3g}", "epsilon of the run", small))
+    numbers.append((NONE if epsilon is None else f"{epsilon:.3g}", "epsilon of the run", small))
     if member:
         small = f"measured, {100 * member.confidence:.0f} % confidence"
-        out.append((f"{member.epsilon_lower:.3g}", "epsilon is at least", small))
-    return out
+        numbers.append((f"{member.epsilon_lower:.3g}", "epsilon is at least", small))
+    return numbers
 
 
 class Cell(NamedTuple):
@@ -208,9 +194,9 @@ def grid(result: AuditResult, kind: str) -> FigureTable:
     """The table of one figure: f1, auc or matched_auc."""
     sizes = sorted({row.in_sum for row in result.rows})
     rows = []
-    for stage, mine in rows_by_stages(result).items():
-        by_size = {row.in_sum: row for row in mine}
-        rows.append((stage, [_cell(by_size[size], kind, result) if size in by_size else None for size in sizes]))
+    for stage, figures in rows_by_stages(result).items():
+        cells = {row.in_sum: _cell(row, kind, result) for row in figures}
+        rows.append((stage, [cells.get(size) for size in sizes]))
     return FigureTable([f"{size:,}" for size in sizes], rows)
 
 
@@ -228,7 +214,7 @@ def _cell(row: SumFigures, kind: str, result: AuditResult) -> Cell:
 
 
 def explain(attack: str) -> list[tuple[str, str]]:
-    """(the attack, what it does) for each attack in the name of a figure's attacks."""
+    """(the attack, how it works) for each attack that is named in `attack`."""
     popularity = " Popularity decides where the upload is unclear."
     names = attack.split(" / ")
     return [(name, MEANING.get(name.split()[0], "") + (popularity if "+" in name else "")) for name in names]
@@ -251,17 +237,13 @@ def ratings_text(result: AuditResult) -> str | None:
 
 
 def examples(result: AuditResult) -> list[tuple[str, Example, str, int]]:
-    """(stages, the example, where it comes from, right guesses) of every example."""
-    return [
-        (
-            stages,
-            each,
-            "one upload" if each.in_sum == 1 else f"a sum of {each.in_sum:,}",
-            sum(i.hit for i in each.guessed),
-        )
-        for stages, each in result.example.items()
-        if each.guessed
-    ]
+    """(stages, the example, its source, the number of right guesses) of every example."""
+    rows = []
+    for stages, example in result.example.items():
+        if example.guessed:
+            source = "one upload" if example.in_sum == 1 else f"a sum of {example.in_sum:,}"
+            rows.append((stages, example, source, sum(item.hit for item in example.guessed)))
+    return rows
 
 
 def facts(result: AuditResult) -> list[tuple[str, str]]:
@@ -277,11 +259,11 @@ def draw(result: AuditResult) -> Plot:
     with quiet_style():
         drawing, axes = figure("Items recovered", "people whose uploads are added up", "F1")
         width = 0.8 / len(by_stages)
-        for i, (stage, mine) in enumerate(by_stages.items()):
-            at = [sizes.index(row.in_sum) + (i - (len(by_stages) - 1) / 2) * width for row in mine]
+        for i, (stage, rows) in enumerate(by_stages.items()):
+            places = [sizes.index(row.in_sum) + (i - (len(by_stages) - 1) / 2) * width for row in rows]
             colour, name = COLOURS[i % len(COLOURS)], f"+ {stage.split(' + ')[-1]}" if i > 1 else stage
             axes.bar([0], [0], width, color=colour, label=drawable(name))  # for the legend: never pale
-            for bar, row in zip(axes.bar(at, [row.f1 for row in mine], 0.92 * width, color=colour), mine):
+            for bar, row in zip(axes.bar(places, [row.f1 for row in rows], 0.92 * width, color=colour), rows):
                 bar.set_alpha(1.0 if row.seen else 0.25)
         axes.axhline(result.popularity_f1, color=INK, ls="--", lw=1.6, label="popularity")
         axes.axhline(result.random_f1, color=MUTED, ls=":", lw=1.6, label="blind guess")
@@ -296,7 +278,7 @@ def draw(result: AuditResult) -> Plot:
 def alternative_text(result: AuditResult) -> str:
     """The plot in words."""
     parts = [
-        f"{stage}: " + ", ".join(f"{row.f1:.2f} from {row.in_sum}" for row in mine)
-        for stage, mine in rows_by_stages(result).items()
+        f"{stage}: " + ", ".join(f"{row.f1:.2f} from {row.in_sum}" for row in rows)
+        for stage, rows in rows_by_stages(result).items()
     ]
     return f"Bars of F1. {'; '.join(parts)}. Popularity {result.popularity_f1:.2f}, blind {result.random_f1:.2f}."

@@ -7,6 +7,8 @@ from pydantic import Field
 from fedtaste.attacks.result import BaselineFigures, Figures, MembershipResult, RatingError, SumFigures
 from fedtaste.result_part import Count, Interval, ResultPart
 
+WEAK_NOISE = 0.99  # of the stated standard deviation: noise that is certainly less is reported
+
 
 class GuessedItem(ResultPart):
     """An item that an attack guessed, and whether the person has it."""
@@ -66,3 +68,21 @@ class AuditResult(ListRecovery):
     seconds: float
     command: str = ""
     report: str = ""
+
+
+def refutations(epsilon: float | None, member: MembershipResult | None) -> list[str]:
+    """Notes where the membership test shows that the noise is not what the configuration states."""
+    if member is None:
+        return []
+    notes = []
+    if epsilon is not None and member.epsilon_lower > epsilon:
+        notes.append(
+            f"The printed epsilon {epsilon:.3g} is refuted: epsilon is at least {member.epsilon_lower:.3g} "
+            f"({100 * member.confidence:.0f} % confidence)."
+        )
+    if member.noise_ratio and member.noise_ratio[2] < WEAK_NOISE:
+        ratio = member.noise_ratio[0]
+        notes.append(f"The noise that was really added has {ratio:.3g} times the stated standard deviation.")
+    if member.on_grid is False:
+        notes.append("Released numbers are not on the public grid: which values occur depends on the data.")
+    return notes

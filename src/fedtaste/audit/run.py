@@ -33,7 +33,7 @@ from fedtaste.attacks.uploads import (
     shuffle,
     stage_context,
 )
-from fedtaste.audit.result import AuditResult, Example, GuessedItem, ListRecovery
+from fedtaste.audit.result import AuditResult, Example, GuessedItem, ListRecovery, refutations
 from fedtaste.audit.saved import SavedUploads, UploadWriter
 from fedtaste.core import Method, People, StageContext, Upload
 from fedtaste.engine.run import State, begin, run
@@ -49,7 +49,6 @@ from fedtaste.wire.parse import ORDER, parse
 
 NO_STAGES, SAVED = "no stages", "as saved"
 SHOWN = 15  # guessed items of the example
-WEAK_NOISE = 0.99  # of the stated noise: what is certainly less is reported
 BARE = {"wire": "", "epsilon": None, "delta": None, "noise_seed": None}  # settings without stages
 HANDED_OVER = "The data themselves are handed over: nothing has to be attacked."
 NOTHING_SENT = "Nothing is sent, so nothing is revealed: the figures are those of popularity."
@@ -63,8 +62,9 @@ SERVER_NOISE = (
 
 @dataclass(frozen=True)
 class AuditScope:
-    """How much is attacked: uploads of rounds 1 to `rounds` (None: of the first) about `people`, and membership with at
-    most `canaries` in a run (None: the default, 0: no membership test). The attacked uploads are written to `save`."""
+    """The extent of an audit: lists of `people` are guessed from uploads of rounds 1 to `rounds` (None: the first), and
+    membership is tested with at most `canaries` in a run (None: the default, 0: no test). The attacked uploads are
+    written to `save`."""
 
     rounds: int | None = None
     people: int = 300
@@ -101,7 +101,7 @@ def check_settings(settings: Settings, task: Task, rounds: int | None) -> tuple[
     """(the settings with the audited rounds, the plan without stages); SettingError where no audit is possible."""
     if task.facts.kind not in ("ranking", "ratings"):
         raise SettingError(
-            f"fedtaste audit looks for lists of items, and {settings.data} has none: its task is {task.facts.kind}. Use "
+            f"fedtaste audit guesses lists of items, and {settings.data} has none: its task is {task.facts.kind}. Use "
             "data of people and items, such as ml-100k."
         )
     plain = plan(settings.model_copy(update=BARE | {"rounds": None}), task.facts)
@@ -185,31 +185,36 @@ class _Audit:
         """Attack steps whose devices compute the same, over all rounds that are seen."""
         sizes = [size for size in (*SIZES, *(step.group for step in steps)) if size <= len(self.everybody)]
         senders = self.everybody[: max(self.scope.people, *sizes)]
-        many, seed, method = len(senders), self.noise_seed, steps[0].method
-        attacks = [StepAttacks.of(step, self.targets, many, self.rounds) for step in steps]
-        writer = self._writer() if self.scope.save and steps[-1] is self.steps[-1] else None
+        people, seed, method = len(senders), self.noise_seed, steps[0].method
+        attacks = [StepAttacks.of(step, self.targets, people, self.rounds) for step in steps]
+        writer = None
+        if self.scope.save and steps[-1] is self.steps[-1]:
+            writer = UploadWriter(
+                self.scope.save,
+                self.holdings,
+                self.targets,
+                self.titles,
+                round=self.rounds - 1,
+                seed=self.settings.seed,
+            )
         if method is None or method.pooled:
             data = handed_over(self.holdings, senders, self.federation.catalogue)
-            attack_round(attacks, RoundUploads(data, many, seed=seed), self.targets.knowledge, self.watch)
+            attack_round(attacks, RoundUploads(data, people, seed=seed), self.targets.knowledge, self.watch)
         for number, state in enumerate(self._states(steps[0])):
             assert method is not None
             uploads: Iterable[tuple[int, Upload]] = produce_uploads(method, self.federation, state, senders)
             if writer is not None and number == self.rounds - 1:
                 writer.write_download(state.shared)
-                uploads = write_while_reading(uploads, writer, steps[-1], stage_context(seed, "devices", number, many))
+                uploads = write_while_reading(
+                    uploads, writer, steps[-1], stage_context(seed, "devices", number, people)
+                )
             shared = {name: value.numpy() for name, value in state.shared.items()}
             knowledge = replace(self.targets.knowledge, shared=shared)
-            attack_round(attacks, RoundUploads(uploads, many, number, seed), knowledge, self.watch)
+            attack_round(attacks, RoundUploads(uploads, people, number, seed), knowledge, self.watch)
         for _, by_size in attacks:
             for attack in by_size:
                 attack.finish()
         return attacks
-
-    def _writer(self) -> UploadWriter:
-        assert self.scope.save is not None
-        return UploadWriter(
-            self.scope.save, self.holdings, self.targets, self.titles, round=self.rounds - 1, seed=self.settings.seed
-        )
 
     def _states(self, step: Step) -> Iterator[State]:
         """The state before each of the rounds; none where the data themselves are handed over."""
@@ -251,20 +256,19 @@ def audit(
     who sees all releases of the whole planned run guesses who took part."""
     began = time.perf_counter()
     settings, plain = check_settings(settings, task, scope.rounds)
-    job = _Audit(settings, task, titles, scope, plain, watch or Silent())
-    attacks, member = job.attack_lists(), job.test_membership()
-    final, epsilon, delta = job.plan, None, None
+    run_audit = _Audit(settings, task, titles, scope, plain, watch or Silent())
+    attacks, member = run_audit.attack_lists(), run_audit.test_membership()
+    final, epsilon, delta = run_audit.plan, None, None
     if final.wire.noisy:
         promise = statement(final.wire.mechanism, final.rounds, final.delta)
         epsilon, delta = promise.epsilon, promise.delta
     notes = [*refutations(epsilon, member), *([HANDED_OVER] if plain.method.pooled else []), *task.notes, *final.notes]
     return AuditResult(
         data=settings.data, task=task.facts.kind, method=settings.method, settings=final.settings, wire=settings.wire,
-        rounds=job.rounds, planned_rounds=final.rounds, seed=settings.seed, epsilon=epsilon, delta=delta,
+        rounds=run_audit.rounds, planned_rounds=final.rounds, seed=settings.seed, epsilon=epsilon, delta=delta,
         epsilon_lower=member.epsilon_lower if member else None, tpr_at_fpr=member.tpr_at_fpr if member else None,
-        membership=member,
-        seconds=round(time.perf_counter() - began, 3),
-        **fields_of(list_recovery(attacks, job.targets, titles, notes)),
+        membership=member, seconds=round(time.perf_counter() - began, 3),
+        **fields_of(list_recovery(attacks, run_audit.targets, titles, notes)),
     )  # fmt: skip
 
 
@@ -281,24 +285,6 @@ def audit_saved(saved: SavedUploads, watch: Watch | None = None) -> AuditResult:
     )  # fmt: skip
 
 
-def refutations(epsilon: float | None, member: MembershipResult | None) -> list[str]:
-    """Notes where the membership test shows that the noise is not what the configuration states."""
-    if member is None:
-        return []
-    notes = []
-    if epsilon is not None and member.epsilon_lower > epsilon:
-        notes.append(
-            f"The printed epsilon {epsilon:.3g} is refuted: epsilon is at least {member.epsilon_lower:.3g} "
-            f"({100 * member.confidence:.0f} % confidence)."
-        )
-    if member.noise_ratio and member.noise_ratio[2] < WEAK_NOISE:
-        ratio = member.noise_ratio[0]
-        notes.append(f"The noise that was really added has {ratio:.3g} times the stated standard deviation.")
-    if member.on_grid is False:
-        notes.append("Released numbers are not on the public grid: which values occur depends on the data.")
-    return notes
-
-
 def steps_alike(steps: list[Step], rounds: int) -> list[list[Step]]:
     """Steps in groups whose devices compute the same: in the first round all of them, except where a stage is part of
     the method (sparsify), or the method knows the noise."""
@@ -310,14 +296,16 @@ def steps_alike(steps: list[Step], rounds: int) -> list[list[Step]]:
 
 
 def handed_over(holdings: Holdings, people: People, items: int) -> Iterator[tuple[int, Upload]]:
-    """What each of these people gives to a place that holds everybody's data: all of it."""
+    """(person, all of that person's data) for a pooled method, which holds everybody's data."""
     for who in people.tolist():
         mine = holdings.person == who
-        count, stars = torch.zeros(items), torch.zeros(items)
-        count[torch.from_numpy(holdings.item[mine])] = 1.0
+        rows = torch.from_numpy(holdings.item[mine])
+        data = {"count": torch.zeros(items)}
+        data["count"][rows] = 1.0
         if holdings.rating is not None:
-            stars[torch.from_numpy(holdings.item[mine])] = torch.from_numpy(holdings.rating[mine]).float()
-        yield who, Upload({"count": count} | ({"stars": stars} if holdings.rating is not None else {}), torch.ones(()))
+            data["stars"] = torch.zeros(items)
+            data["stars"][rows] = torch.from_numpy(holdings.rating[mine]).float()
+        yield who, Upload(data, torch.ones(()))
 
 
 def write_while_reading(
@@ -333,7 +321,7 @@ def write_while_reading(
 def list_recovery(
     attacks: list[StepAttacks], targets: Targets, titles: Sequence[str], notes: list[str]
 ) -> ListRecovery:
-    """The figures of all steps, and first of what the server sees in the last one."""
+    """The figures of all steps; the main figures are of the sums that the server sees in the last step."""
     step, last = attacks[-1]
     rows = [attack.figures() for _, by_size in attacks for attack in by_size if attack.places]
     mine = [row for row in rows if row.stages == step.label]

@@ -1,8 +1,8 @@
-"""Folders of saved uploads, to be attacked later or elsewhere: one message per person, and the truth beside them.
+"""Folders of saved uploads, to be attacked later or elsewhere: one message per person, and people's real lists.
 
     NAME.safetensors        a message as wire/messages.py writes it; its header names the person
     truth.csv               user, item (the item's row in the tables, from 0), perhaps rating and title: of everybody
-    download.safetensors    what the devices had received, where that is known
+    download.safetensors    the download that the devices had received, where it is known
     about.json              {"items": how many, "audited": how many of the people}, where that is known
 Reading such a folder runs no code from it, and errors name the file.
 """
@@ -36,7 +36,7 @@ TRUTH, DOWNLOAD, ABOUT = "truth.csv", "download.safetensors", "about.json"
 
 @dataclass(frozen=True, eq=False)
 class SavedUploads:
-    """Uploads in a folder, with the truth about their people."""
+    """Uploads in a folder, with the real lists of their people."""
 
     targets: Targets
     files: dict[int, Path]  # by person
@@ -56,6 +56,7 @@ class SavedUploads:
 
 
 def read_message(path: Path) -> tuple[Upload, Head]:
+    """The upload in a file, and the header that names its person."""
     try:
         return decode(path.read_bytes())
     except (ValueError, OSError) as error:
@@ -146,7 +147,7 @@ def _download(path: Path) -> Params:
 
 
 class UploadWriter:
-    """Writes such a folder, one upload at a time."""
+    """Writes a folder of uploads, one upload at a time."""
 
     def __init__(
         self, folder: Path, holdings: Holdings, targets: Targets, titles: Sequence[str], *, round: int, seed: int
@@ -164,7 +165,7 @@ class UploadWriter:
             raise RunError(f"Uploads cannot be written to {folder}: {error}. Choose another folder.") from error
 
     def write_download(self, shared: Params) -> None:
-        """Write what devices received before these uploads."""
+        """Write the download that devices received before these uploads."""
         write_atomically(self.folder / DOWNLOAD, encode(Download(shared, torch.tensor(float(self.round)))))
 
     def write_upload(self, who: int, upload: Upload) -> None:
@@ -174,10 +175,9 @@ class UploadWriter:
 
 def _table(holdings: Holdings, titles: Sequence[str]) -> str:
     """The text of truth.csv."""
-    rated = holdings.rating is not None
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["user", "item", "title", *(["rating"] if rated else [])])
-    for at, (who, item) in enumerate(zip(holdings.person.tolist(), holdings.item.tolist())):
-        lines.writerow([who, item, titles[item], *([holdings.rating[at]] if holdings.rating is not None else [])])
+    lines.writerow(["user", "item", "title", *([] if holdings.rating is None else ["rating"])])
+    for row, (who, item) in enumerate(zip(holdings.person.tolist(), holdings.item.tolist())):
+        lines.writerow([who, item, titles[item], *([] if holdings.rating is None else [holdings.rating[row]])])
     return text.getvalue()

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtaste.bench.result import SpeedRow
-from fedtaste.core import Method, Model
+from fedtaste.bench.timing import one_round
+from fedtaste.core import Model
 from fedtaste.federation import Federation, of_arrays
 from fedtaste.methods import build
 from fedtaste.models import cnn, logistic
 
 CLIENTS = 100
-Timer = Callable[[Method, Model, Federation, str, int], float]
 
 
 class Network(NamedTuple):
@@ -42,14 +42,15 @@ NETWORKS = {
 METHODS: dict[str, dict[str, float]] = {"fedavg": {}, "lgmix": {}, "fedclup": {"lam": 0.1, "rate": 1.0}}
 
 
-def measure_clients(job: str, seed: int, timer: Timer, log: Callable[[str], None]) -> list[SpeedRow]:
-    """One row per method."""
+def measure_clients(job: str, seed: int, log: Callable[[str], None]) -> list[SpeedRow]:
+    """Measure one round of every method on this network."""
     network, rows = NETWORKS[job], []
     federation = network.federation(seed)
     for name, settings in METHODS.items():
         log(f"{job}, {name}: one round of {CLIENTS} clients with loop and vmap")
         method = build(name, network.model, {"lr": 0.1, "passes": network.passes, **settings})
-        vmap, loop = (timer(method, network.model, federation, backend, n) for backend, n in (("vmap", 3), ("loop", 2)))
+        vmap = one_round(method, network.model, federation, "vmap", repeats=3)
+        loop = one_round(method, network.model, federation, "loop", repeats=2)
         rows.append(
             SpeedRow(
                 data=f"{job} on {' x '.join(map(str, network.shape))}", people=CLIENTS, method=name,

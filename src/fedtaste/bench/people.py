@@ -7,25 +7,24 @@ only ratios of such figures are reliable.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numba
 import numpy as np
 import torch
 from rich.table import Table
 
 from fedtaste.bench.clients import NETWORKS, measure_clients
 from fedtaste.bench.result import BenchResult, Fit, Growth, GrowthPoint, SpeedRow
+from fedtaste.bench.timing import fastest, one_round, single_thread
 from fedtaste.core import Download, Examples, Method, Model
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import distinct_negatives, key_of
 from fedtaste.data.sources import load
 from fedtaste.data.splits import leave_last
 from fedtaste.data.synthetic import synthetic
-from fedtaste.engine.run import begin, run
+from fedtaste.engine.run import State, run
 from fedtaste.errors import SettingError
 from fedtaste.evaluation.protocol import rank_sampled
 from fedtaste.evaluation.scoring import Personalised
@@ -47,19 +46,6 @@ LATER = 5  # a round in which people have rows of their own from earlier rounds
 REPEATS = {"loop": 1, "vmap": 3, "kernel": 5}
 
 
-def one_round(method: Method, model: Model, federation: Federation, backend: str, repeats: int) -> float:
-    """CPU seconds of one whole round: examples, clients, validation, sum, server."""
-
-    def times() -> Iterator[float]:
-        for _ in range(repeats):
-            state = begin(method, model, federation)
-            before = time.process_time()
-            next(run(method, model, federation, rounds=1, backend=backend, state=state))
-            yield time.process_time() - before
-
-    return min(times())
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """A method on data of people and items."""
@@ -72,17 +58,14 @@ class Job:
 
     @staticmethod
     def of(name: str, histories: Histories, items: int) -> Job:
+        """The method of this name with its model and its examples."""
+        model, negatives, batch = factorization(items, k=K), 0, 16
         if name == "fedrap":
-            model = additive(items, k=K)
-            method = build(name, model, JOBS[name])
-            return Job(name, method, model, of_histories(histories, items, negatives=4, batch=2048), histories)
-        ratings = name == "fedrecon"
-        model = factorization(items, k=K)
-        if ratings:
+            model, negatives, batch = additive(items, k=K), 4, 2048
+        elif name == "fedrecon":
             model = factorization(items, k=K, loss="squared", biases=True, mean=3.0)
-        method = build(name, model, JOBS[name])
-        federation = of_histories(histories, items, negatives=0, batch=16)
-        return Job(name, method, model, federation, histories)
+        federation = of_histories(histories, items, negatives=negatives, batch=batch)
+        return Job(name, build(name, model, JOBS[name]), model, federation, histories)
 
     def one_round(self, backend: str, repeats: int) -> float:
         """CPU seconds of one whole round."""
@@ -99,13 +82,15 @@ class Job:
 
     def later_round(self) -> float:
         """CPU seconds of the kernel's round number LATER."""
-        best = float("inf")
-        for _ in range(3):
-            *_, done = run(self.method, self.model, self.federation, rounds=LATER - 1, backend="kernel")
-            before = time.process_time()
-            next(run(self.method, self.model, self.federation, rounds=LATER, backend="kernel", state=done.state))
-            best = min(best, time.process_time() - before)
-        return best
+
+        def earlier_rounds() -> State:
+            *_, last = run(self.method, self.model, self.federation, rounds=LATER - 1, backend="kernel")
+            return last.state
+
+        def train(state: State) -> None:
+            next(run(self.method, self.model, self.federation, rounds=LATER, backend="kernel", state=state))
+
+        return fastest(3, earlier_rounds, train)
 
     def evaluation(self) -> float:
         """CPU seconds of ranking one item of everybody against 99 others, after one round."""
@@ -114,13 +99,12 @@ class Job:
         examples = self.federation.examples(people, 0, self.method.examples)
         negatives = distinct_negatives(self.histories, self.model.catalogue, 99, key_of(0, 1, 0)).take(people)
         positives = leave_last(self.histories)[1].take(people)
-        best = float("inf")
-        for _ in range(3):
-            before = time.process_time()
-            ready = Personalised(self.method, self.model, state.shared, state.private, people, examples)
-            rank_sampled(ready, positives, negatives)
-            best = min(best, time.process_time() - before)
-        return best
+
+        def evaluate(state: State) -> None:
+            personalised = Personalised(self.method, self.model, state.shared, state.private, people, examples)
+            rank_sampled(personalised, positives, negatives)
+
+        return fastest(3, lambda: state, evaluate)
 
     def messages(self) -> float:
         """CPU seconds of a loop's round that go into messages: every upload is encoded, and decoded by the server."""
@@ -136,8 +120,8 @@ class Job:
 
 
 def warm_up(job: str) -> float:
-    """Compile and load everything on tiny data. Seconds until the first round with the kernel was done: what a person
-    waits for, once a process, where the compiled code is on disk already."""
+    """Compile and load everything on tiny data. Returns the wall-clock seconds of the first round with the kernel,
+    which a user waits for once in every process, also where the compiled code is on disk already."""
     tiny = Job.of(job, synthetic(30, 40, 300).histories(), 40)
     before = time.perf_counter()
     tiny.one_round("kernel", 1)
@@ -147,19 +131,6 @@ def warm_up(job: str) -> float:
     return first
 
 
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Run torch and numba on one thread."""
-    threads = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads[0])
-        numba.set_num_threads(threads[1])
-
-
 def measure(method: str | None = None, *, quick: bool, seed: int, log: Log, cache: Path | None) -> BenchResult:
     """Ratios of backends on ML-100K's size and on 6,040 x 3,706, and CPU time against interactions with a fit."""
     jobs = (*JOBS, *NETWORKS)
@@ -167,7 +138,7 @@ def measure(method: str | None = None, *, quick: bool, seed: int, log: Log, cach
         raise SettingError(did_you_mean(str(method), jobs, "thing that is measured"))
     people, networks = ([job for job in part if method in (None, job)] for part in (JOBS, NETWORKS))
     with single_thread():
-        rows = [row for job in networks for row in measure_clients(job, seed, one_round, log)]
+        rows = [row for job in networks for row in measure_clients(job, seed, log)]
         if not people:
             return BenchResult(threads=1, speed=tuple(rows), growth=())
         first = load("ml-100k", cache=cache, log=log)
@@ -192,16 +163,16 @@ def measure_speed(name: str, data: Interactions, log: Log) -> SpeedRow:
         log(f"{name} on {people:,} people: one round with {backend}")
         repeats = REPEATS[backend] if backend == "kernel" or people < 2_000 else 1
         seconds[backend] = round(job.one_round(backend, repeats), 5)
-    more = {}
+    extra = {}
     if name == "fedrap":
-        more = {"kernel_round_5_cpu_seconds": round(job.later_round(), 5)}
-        more["evaluate_cpu_seconds"] = round(job.evaluation(), 5)
+        extra = {"kernel_round_5_cpu_seconds": round(job.later_round(), 5)}
+        extra["evaluate_cpu_seconds"] = round(job.evaluation(), 5)
     return SpeedRow(
         data=data.name, people=people, items=len(data.items), interactions=len(data), method=name,
         first_call_seconds=round(first, 3), loop_cpu_seconds=loop, loop_people=loop_people,
         vmap_cpu_seconds=seconds["vmap"], kernel_cpu_seconds=seconds["kernel"],
         loop_messages_cpu_seconds=round(job.messages(), 5), vmap_times_loop=round(loop / seconds["vmap"], 1),
-        kernel_times_loop=round(loop / seconds["kernel"], 1), **more,
+        kernel_times_loop=round(loop / seconds["kernel"], 1), **extra,
     )  # fmt: skip
 
 
@@ -229,16 +200,16 @@ def measure_growth(name: str, quick: bool, seed: int, log: Log) -> Growth:
 def table(result: BenchResult) -> Table:
     """The result as a table for the terminal."""
     title = "CPU seconds of one round for all people, one thread; then times as fast as loop"
-    out = Table("data", "method", "loop", "vmap", "kernel", "vmap", "kernel", title=title)
+    rows = Table("data", "method", "loop", "vmap", "kernel", "vmap", "kernel", title=title)
     for row in result.speed:
         seconds = (row.loop_cpu_seconds, row.vmap_cpu_seconds, row.kernel_cpu_seconds)
         times = (row.vmap_times_loop, row.kernel_times_loop)
         size = f"{row.people} x {row.data}" if row.items is None else f"{row.people:,} x {row.items:,}"
         cells = ["" if value is None else f"{value:.3f}" for value in seconds]
-        out.add_row(size, row.method, *cells, *("" if value is None else f"{value} x" for value in times))
+        rows.add_row(size, row.method, *cells, *("" if value is None else f"{value} x" for value in times))
     for growth in result.growth:
         first, last = growth.points[0], growth.points[-1]
         sizes = f"{first.interactions:,} to {last.interactions:,}"
         span = f"{first.cpu_seconds:.3f} to {last.cpu_seconds:.3f}"
-        out.add_row(sizes, growth.method, "", "", span, "", f"exponent {growth.fit.exponent}")
-    return out
+        rows.add_row(sizes, growth.method, "", "", span, "", f"exponent {growth.fit.exponent}")
+    return rows

@@ -17,7 +17,7 @@ from fedtaste.cli.options import AuditOptions
 from fedtaste.cli.output import Bars, emit, out, put
 from fedtaste.cli.run import load_data, new_folder
 from fedtaste.errors import RunError, SettingError
-from fedtaste.experiment.resources import threads
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.methods import find_method
@@ -29,14 +29,14 @@ def audit(settings: Settings, options: AuditOptions) -> None:
     names = [options.uploads.name] if options.uploads else [settings.data, settings.method]
     path = options.out or new_folder(*names, "audit")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"{path} is there already, and not empty. Choose another --out.")
+        raise RunError(f"{path} exists already and is not empty. Choose another --out.")
     with Bars() as bars:
         if options.uploads:
             result = audit_saved(read_uploads(options.uploads, options.truth), bars)
         else:
             result = audit_configuration(settings, options, bars)
-    made = {"command": command_line(settings, options), "report": str(path / "audit.html")}
-    result = result.model_copy(update=made)
+    origin = {"command": command_line(settings, options), "report": str(path / "audit.html")}
+    result = result.model_copy(update=origin)
     write_audit(result, path)
     if options.as_json:
         emit(result.dump())
@@ -64,7 +64,7 @@ def audit_configuration(settings: Settings, options: AuditOptions, bars: Bars) -
     find_method(settings.method)
     settings = settings.model_copy(update={"rounds": options.run_rounds})
     data = load_data(settings)
-    threads(settings.threads)
+    set_threads(settings.threads)
     titles = getattr(getattr(data, "train", data), "titles", ())
     scope = AuditScope(options.rounds, options.people, options.canaries, options.save)
     return audit_uploads(settings, make_task(settings, data), titles, scope, bars)

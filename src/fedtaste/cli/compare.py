@@ -1,4 +1,4 @@
-"""`fedtaste compare`: train several methods, or one over a sweep of a setting, and weigh them."""
+"""`fedtaste compare`: train several methods, or one over a sweep of a setting, and compare them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedtaste.experiment.compare import (
     train_in_parallel,
     train_in_turn,
 )
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy_ledger import LedgerFolder
 from fedtaste.experiment.result import ComparisonResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import Data, Prepared
+from fedtaste.experiment.train import Prepared
 from fedtaste.methods import METHODS, find_method
 from fedtaste.report.comparison import conclude
 from fedtaste.report.html import shape

@@ -15,9 +15,7 @@ def export(options: ExportOptions) -> None:
         facts = manifest.model_dump(mode="json", exclude={"recipe", "about"})
         emit({"bundle": str(options.to), "bytes": size, **facts})
         return
-    put(
-        f"{options.to}: {manifest.items:,} items as {manifest.precision}, {size / 1e6:.2f} MB in {len(manifest.files) + 3} "
-        "files, each with its hash."
-    )
+    table = f"{manifest.items:,} items as {manifest.precision}"
+    put(f"{options.to}: {table}, {size / 1e6:.2f} MB in {len(manifest.files) + 3} files, each with its hash.")
     put(f"Before you publish it: {manifest.about.licence[0]}")
     put(f"Look at it: fedtaste serve {options.to}")

@@ -8,11 +8,11 @@ from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import Data, prepare
+from fedtaste.experiment.train import prepare
 from fedtaste.flower.deploy import read_catalogue, write_deployment
 from fedtaste.flower.federate import prepare_federation, run_federation
 from fedtaste.flower.validation import refuse_unfit
@@ -59,7 +59,7 @@ def write_app(settings: Settings, options: FederateOptions) -> None:
 
 
 def resume_federation(folder: RunFolder, data: Data, as_json: bool) -> None:
-    """Run, or go on with, the federation of a run folder, and show its result."""
+    """Start or resume the federation of a run folder, and show its result."""
     settings = folder.settings()
     if adds_noise(settings):
         LedgerFolder(ledger_folder()).enter({folder: prepare(settings, data)}, say)

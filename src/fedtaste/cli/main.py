@@ -1,7 +1,7 @@
 """Entry point of the command line: the list of commands, and how errors end.
 
-`fedtaste --help` is printed from the table below alone. The options of a command are imported when its help is asked for
-or its arguments are read; the command itself, with torch and all, when it is called (parser.load_function).
+`fedtaste --help` is printed from the table below alone. The options of a command are imported when its help is printed
+or its arguments are read; the command itself, and torch with it, when it is called (parser.load_function).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from fedtaste.text import did_you_mean
 
 COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "run": "Train one method on one data set: a result table, and a run folder that can be resumed.",
-    "compare": "Train several methods, or one over a sweep of a setting: same data, same protocol, one table and one report.",
-    "resume": "Go on with a run that was interrupted; the result is the same, byte for byte, as without the interruption.",
+    "compare": "Train several methods, or one over a sweep of a setting, on the same data: one table and one report.",
+    "resume": "Resume a run that was interrupted; the result is byte for byte the same as without the interruption.",
     "report": "Write the HTML report of a finished run or comparison again, and show its table.",
-    "federate": "Train as `fedtaste run` does, as a real federation over Flower: one SuperLink, several SuperNodes, TLS, node keys.",
+    "federate": "Train as `fedtaste run` does, as a real federation over Flower, with TLS and node keys.",
     "recommend": "Recommend items to a person of the data, or to a new one from what they like.",
     "export": "Write a static folder with a page that recommends in the browser.",
     "serve": "Host the page on this machine alone: everything is computed in the browser.",
-    "audit": "Attack the uploads that a configuration really produces: what a server learns about people, and a page of it.",
-    "poison": "Let some of the people turn hostile, and measure what they achieve: with a plain sum, and with a robust one.",
-    "bench": "Measure the CPU time of one round for all people: loop, vmap and kernel, and how it grows with interactions.",
+    "audit": "Attack the uploads that a configuration really produces, and show what a server learns about people.",
+    "poison": "Let some people turn hostile, and measure what they achieve with a plain sum and with a robust one.",
+    "bench": "Measure the CPU time of one round by loop, vmap and kernel, and how it grows with the interactions.",
     "data": "Data sets: list, fetch, import, describe.",
     "data list": "List the data sets that have a name.",
     "data fetch": "Fetch a data set into the cache, and check it; or say where to get one that fedtaste may not fetch.",
     "data import": "Check a file of your own, and write it in the form that fedtaste reads fastest.",
     "data describe": "Count people, items and interactions; of labelled examples: clients, features, classes.",
     "privacy": "Privacy: what private runs released about the same people.",
-    "privacy ledger": "Show the private runs on the same people and their total epsilon; without --data and --ledger, every ledger.",
+    "privacy ledger": "Show the private runs on the same people and their total epsilon.",
 }
 STOPPED = "Stopped while no run was being trained; nothing is lost."
 
@@ -50,12 +50,10 @@ def show_help(context: click.Context) -> None:
 class LazyGroup(click.Group):
     """A group of commands that are built when they are needed."""
 
-    def __init__(self, prefix: str, help: str, params: list[click.Parameter] | None = None) -> None:
+    def __init__(self, prefix: str, help: str) -> None:
         settings = {"help_option_names": ["-h", "--help"]}
         name = prefix.strip() or "fedtaste"
-        super().__init__(
-            name, help=help, params=params, callback=show_help, invoke_without_command=True, context_settings=settings
-        )
+        super().__init__(name, help=help, callback=show_help, invoke_without_command=True, context_settings=settings)
         self.prefix = prefix
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -81,18 +79,9 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[self.prefix + name]) for name in self.list_commands(ctx)])
 
 
-def print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    """The callback of --version."""
-    if value:
-        click.echo(f"fedtaste {__version__}")
-        ctx.exit()
-
-
-app = LazyGroup(
-    "",
-    "fedtaste: personalised federated recommendation. Start with `fedtaste run`.",
-    [click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Print the version.")],
-)  # fmt: skip
+app = click.version_option(__version__, message="fedtaste %(version)s", help="Print the version.")(
+    LazyGroup("", "fedtaste: personalised federated recommendation. Start with `fedtaste run`.")
+)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict
 
 from fedtaste.cli.parser import Cli, Command
-from fedtaste.experiment.settings import FederationSettings, Positive, Seed, Settings
+from fedtaste.experiment.settings import FederationSettings, Options, Positive, Seed, Settings
 
 FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
-
-
-class Options(BaseModel):
-    """Options of one command."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class JsonOptions(Options):
@@ -49,7 +42,7 @@ class RunOptions(TrainingOptions):
 
 
 class CompareOptions(TrainingOptions):
-    """Train several methods, or one over a sweep of a setting: same data, same protocol, one table and one report."""
+    """Train several methods, or one over a sweep of a setting, on the same data: one table and one report."""
 
     methods: Annotated[tuple[str, ...], Cli(commas=True)] = ()
     """Names of methods with commas between them, or all."""
@@ -60,7 +53,7 @@ class CompareOptions(TrainingOptions):
     epsilon: Annotated[tuple[Positive | Literal["none", "inf"], ...], Cli(commas=True, metavar="NUMBER,...")] = ()
     """One privacy budget or several, as in 1,3,10,none: every method is trained with each of them."""
     axes: Annotated[tuple[str, ...], Cli(commas=True)] = ()
-    """Weigh these at once: accuracy,bytes,epsilon (also rounds, gradients)."""
+    """Compare runs on these axes at once: accuracy,bytes,epsilon (also rounds, gradients)."""
     jobs: Annotated[int, Ge(1)] | None = None
     """Runs at a time (default: one for few runs, otherwise one per core)."""
 
@@ -71,7 +64,7 @@ class CompareOptions(TrainingOptions):
 
 
 class FederateOptions(FederationSettings, TrainingOptions):
-    """Train as `fedtaste run` does, as a real federation over Flower: one SuperLink, several SuperNodes, TLS, node keys."""
+    """Train as `fedtaste run` does, as a real federation over Flower, with TLS and node keys."""
 
     write_app: Path | None = None
     """Run nothing: write the Flower app, keys and commands for real machines into this folder."""
@@ -85,7 +78,7 @@ class FederateOptions(FederationSettings, TrainingOptions):
 
 
 class AuditOptions(OutOptions):
-    """Attack the uploads that a configuration really produces: what a server learns about people, and a page of it."""
+    """Attack the uploads that a configuration really produces, and show what a server learns about people."""
 
     rounds: Annotated[int, Ge(1)] | None = None
     """Items are guessed from the uploads of rounds 1 to this one (default: 1)."""
@@ -98,13 +91,13 @@ class AuditOptions(OutOptions):
     uploads: Path | None = None
     """Attack saved uploads: a folder with one message per person, or one file."""
     truth: Path | None = None
-    """With --uploads: the truth, a CSV with columns user and item (default: truth.csv in the folder)."""
+    """With --uploads: people's real lists, a CSV with columns user and item (default: truth.csv in the folder)."""
     save: Path | None = None
-    """Write the uploads that are attacked into this folder, with the truth."""
+    """Write the uploads that are attacked into this folder, with people's real lists."""
 
 
 class PoisonOptions(JsonOptions):
-    """Let some of the people turn hostile, and measure what they achieve: with a plain sum, and with a robust one."""
+    """Let some people turn hostile, and measure what they achieve with a plain sum and with a robust one."""
 
     method: str = "fedmf"
     """A method that shares item factors."""
@@ -123,7 +116,7 @@ class PoisonOptions(JsonOptions):
 
 
 class ResumeOptions(JsonOptions):
-    """Go on with a run that was interrupted; the result is the same, byte for byte, as without the interruption."""
+    """Resume a run that was interrupted; the result is byte for byte the same as without the interruption."""
 
     path: FolderArgument
     worker: Annotated[bool, Cli(hidden=True)] = False
@@ -172,7 +165,7 @@ class ServeOptions(JsonOptions):
 
 
 class BenchOptions(JsonOptions):
-    """Measure the CPU time of one round for all people: loop, vmap and kernel, and how it grows with interactions."""
+    """Measure the CPU time of one round by loop, vmap and kernel, and how it grows with the interactions."""
 
     quick: bool = False
     """Smaller data sets: a minute instead of several."""
@@ -183,7 +176,10 @@ class BenchOptions(JsonOptions):
 
 
 class LedgerOptions(JsonOptions):
-    """Show the private runs on the same people and their total epsilon; without --data and --ledger, every ledger."""
+    """Show the private runs on the same people and their total epsilon.
+
+    Without --data and --ledger, every ledger is shown.
+    """
 
     data: str | None = None
     """The data set, or its path."""
@@ -224,27 +220,27 @@ class DescribeOptions(JsonOptions):
     """The seed of data that are generated."""
 
 
-def _command(function: str, options: type[BaseModel], accepts: tuple[str, ...] = (), without: str = "") -> Command:
-    """A command that accepts settings: the named ones, or all but those that it excludes or defines itself."""
-    excluded = {*without.split(), *options.model_fields}
-    names = accepts or tuple(name for name in Settings.model_fields if name not in excluded)
-    return Command(function, options, names, Settings)
+def _all_settings(options: type[Options], *without: str) -> tuple[str, ...]:
+    """The names of all settings but those that a command excludes or defines itself."""
+    return tuple(name for name in Settings.model_fields if name not in {*without, *options.model_fields})
 
 
 COMMANDS = {
-    "run": _command("run:run", RunOptions),
-    "compare": _command("compare:compare", CompareOptions, without="promise"),
+    "run": Command("run:run", RunOptions, _all_settings(RunOptions)),
+    "compare": Command("compare:compare", CompareOptions, _all_settings(CompareOptions, "promise")),
     "resume": Command("resume:resume", ResumeOptions),
     "report": Command("report:report", ReportOptions),
-    "federate": _command("federate:federate", FederateOptions, without="protocol store promise"),
+    "federate": Command(
+        "federate:federate", FederateOptions, _all_settings(FederateOptions, "protocol", "store", "promise"),
+    ),
     "recommend": Command("recommend:recommend", RecommendOptions),
     "export": Command("export:export", ExportOptions),
     "serve": Command("serve:serve", ServeOptions),
-    "audit": _command(
+    "audit": Command(
         "audit:audit", AuditOptions, ("data", "task", "method", "set", "cohort", "dropout", "wire", "epsilon", "delta",
                                       "noise_seed", "seed", "threads"),
     ),
-    "poison": _command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads")),
+    "poison": Command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads")),
     "bench": Command("bench:bench", BenchOptions),
     "data list": Command("data:list_sources", SourceListOptions),
     "data fetch": Command("data:fetch", FetchOptions),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import tomllib
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedtaste.errors import SettingError
+from fedtaste.experiment.settings import Settings
 from fedtaste.result_part import JsonObject
 from fedtaste.text import did_you_mean
 
@@ -29,6 +30,7 @@ CONFIG_HELP = (
     "settings of the method stand in a table [set]. Options on the command line win. The `settings` of a run folder's "
     "settings.json have the same names and can be copied into such a file."
 )
+BOUNDS = (Ge, Gt, Le, Lt)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Cli:
     """How a field appears on the command line, where that differs from its name and type."""
 
     names: tuple[str, ...] = ()  # in place of --field-name
-    argument: bool = False  # given by its place, and not by a name
+    argument: bool = False  # positional
     commas: bool = False  # several values in one word, with commas between them
     hidden: bool = False  # not in the help
     metavar: str = ""
@@ -49,7 +51,6 @@ class Command:
     function: str  # "module:function" below fedtaste.cli; imported when the command is called
     options: type[BaseModel]
     settings: tuple[str, ...] = ()
-    settings_model: type[BaseModel] | None = None
 
 
 def load_function(name: str) -> Callable[..., None]:
@@ -72,31 +73,29 @@ def build_command(name: str, command: Command) -> click.Command:
     def call(**values: object) -> None:
         context = click.get_current_context()
         default = click.core.ParameterSource.DEFAULT
-        given = {n: v for n, v in values.items() if context.get_parameter_source(n) is not default}
-        load_function(command.function)(*read_models(command, given))
+        typed = {n: v for n, v in values.items() if context.get_parameter_source(n) is not default}
+        load_function(command.function)(*read_models(command, typed))
 
     return click.Command(name, params=params, callback=call, help=command.options.__doc__)
 
 
-def read_models(command: Command, given: Mapping[str, object]) -> list[BaseModel]:
-    """Instances of the command's models from what was given on the command line and in the --config file."""
-    fields, own = _fields(command), dict(given)
-    path = own.pop("config", None)
+def read_models(command: Command, typed: Mapping[str, object]) -> list[BaseModel]:
+    """The settings, where the command accepts any, and its own options: from the values that were typed on the command
+    line and those of the --config file."""
+    fields = _fields(command)
+    path = typed.get("config")
     config = {} if path is None else read_config(Path(str(path)), fields)
-    values = config | {name: _split(fields[name], value) for name, value in own.items()}
+    values = config | {name: _split(fields[name], value) for name, value in typed.items() if name != "config"}
     for name, value in config.items():
-        if isinstance(value, dict) and name in own:  # a table: single keys are overridden
+        if isinstance(value, dict) and name in typed:  # a table: single keys are overridden
             values[name] = value | values[name]
-    models = []
-    for model in (command.settings_model, command.options):
-        if model is None:
-            continue
-        names = [n for n in model.model_fields if n in values and (model is command.options or n in command.settings)]
-        try:
-            models.append(model(**{name: values[name] for name in names}))
-        except ValidationError as error:
-            raise _refusal(error, fields, None if str(error.errors()[0]["loc"][0]) in own else path) from None
-    return models
+    models: list[tuple[type[BaseModel], Iterable[str]]] = [(command.options, command.options.model_fields)]
+    if command.settings:
+        models.insert(0, (Settings, command.settings))
+    try:
+        return [model(**{name: values[name] for name in names if name in values}) for model, names in models]
+    except ValidationError as error:
+        raise _refusal(error, fields, None if str(error.errors()[0]["loc"][0]) in typed else path) from None
 
 
 def read_config(path: Path, fields: Mapping[str, FieldInfo]) -> JsonObject:
@@ -112,7 +111,8 @@ def read_config(path: Path, fields: Mapping[str, FieldInfo]) -> JsonObject:
         if key not in by_key:
             raise SettingError(f"{path}: {did_you_mean(key, by_key, 'option')}")
         if isinstance(value, dict):
-            content[key] = {name: _text(part) for name, part in value.items()}
+            # values of a [set] table as --set spells them
+            content[key] = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in value.items()}
     return {by_key[key]: _split(fields[by_key[key]], value) for key, value in content.items()}
 
 
@@ -123,24 +123,22 @@ def option_name(name: str, info: FieldInfo) -> str:
 
 
 def expectation(info: FieldInfo) -> str:
-    """What a value of this field must be, such as "a whole number from 0 to 10"."""
-    bounds = {type(part): part for part in _metadata(info) if isinstance(part, Ge | Gt | Le | Lt)}
-    low, high = bounds.get(Ge), bounds.get(Le)
-    if isinstance(low, Ge) and isinstance(high, Le):
-        limits = [f"from {low.ge} to {high.le}"]
+    """What a value of this field must be, such as "a whole number from 0 to 10" or "a number above 0, or none"."""
+    marks = [*info.metadata, *(mark for _, metadata in _walk(info.annotation) for mark in metadata)]
+    bounds = {type(mark): getattr(mark, type(mark).__name__.lower()) for mark in marks if isinstance(mark, BOUNDS)}
+    if Ge in bounds and bounds.keys() & {Le, Lt}:
+        limits = f"from {bounds[Ge]} to {bounds[Le] if Le in bounds else f'below {bounds[Lt]}'}"
     else:
         words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
-        limits = [f"{words[kind]} {getattr(bound, kind.__name__.lower())}" for kind, bound in bounds.items()]
+        limits = " and ".join(f"{words[kind]} {bound}" for kind, bound in bounds.items())
     names = {int: "a whole number", float: "a number", bool: "true or false", dict: "a table of settings"}
     kind = next((text for each, text in names.items() if each in _types(info.annotation)), "text")
-    return " ".join([kind, " and ".join(limits)]).strip()
+    return ", or ".join([f"{kind} {limits}".strip(), *_choices(info.annotation)])
 
 
 def _fields(command: Command) -> dict[str, FieldInfo]:
     """The fields behind a command's options: the settings that it accepts, and its own."""
-    model = command.settings_model
-    settings = {} if model is None else {name: model.model_fields[name] for name in command.settings}
-    return settings | command.options.model_fields
+    return {name: Settings.model_fields[name] for name in command.settings} | command.options.model_fields
 
 
 def _parameter(name: str, info: FieldInfo) -> click.Parameter:
@@ -193,11 +191,6 @@ def _pair(option: str, word: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _text(value: object) -> str:
-    """A value of a [set] table as --set spells it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _refusal(error: ValidationError, fields: Mapping[str, FieldInfo], file: object) -> SettingError:
     """The first problem in words. `file`: the --config file that the value came from, if it did."""
     first = error.errors()[0]
@@ -230,10 +223,6 @@ def _walk(annotation: object) -> Iterator[tuple[object, tuple[object, ...]]]:
 
 def _types(annotation: object) -> set[object]:
     return {kind for kind, _ in _walk(annotation)}
-
-
-def _metadata(info: FieldInfo) -> list[object]:
-    return [*info.metadata, *(part for _, metadata in _walk(info.annotation) for part in metadata)]
 
 
 def _choices(annotation: object) -> list[str]:

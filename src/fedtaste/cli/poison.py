@@ -10,7 +10,7 @@ from fedtaste.cli.output import Bars, emit, out, put
 from fedtaste.cli.run import load_data
 from fedtaste.data.supervised import Supervised
 from fedtaste.errors import SettingError
-from fedtaste.experiment.resources import threads
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.methods import find_method
 from fedtaste.poisoning.result import PoisonResult
@@ -20,7 +20,7 @@ from fedtaste.poisoning.simulate import AttackSettings, simulate
 def poison(settings: Settings, options: PoisonOptions) -> None:
     """Let some of the people turn hostile, and measure what they achieve."""
     find_method(options.method)
-    threads(settings.threads)
+    set_threads(settings.threads)
     settings = settings.model_copy(update={"method": options.method, "new_people": 0.0, "threads": None})
     data = load_data(settings)
     if isinstance(data, Supervised):

@@ -12,7 +12,8 @@ from fedtaste.cli.output import cache, emit, ledger_folder, out, put, say
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError
 from fedtaste.experiment.folder import fingerprint
-from fedtaste.experiment.privacy_ledger import LedgerFolder, PrivacyLedger, Total
+from fedtaste.experiment.privacy_ledger import LedgerFolder, PrivacyLedger
+from fedtaste.experiment.result import LedgerTotal
 from fedtaste.text import count
 from fedtaste.wire.accounting import check_budget
 
@@ -76,7 +77,7 @@ def show_one(ledger: PrivacyLedger, delta: float | None) -> None:
 
 
 def show_all(folder: LedgerFolder, options: LedgerOptions) -> None:
-    """Show every ledger of the folder. One that cannot be trusted does not hide the others; it is an error at the end."""
+    """Show every ledger of the folder. Those that cannot be trusted are named in an error at the end."""
     ledgers, refused = [], []
     for file in folder.files():
         try:
@@ -103,7 +104,7 @@ def _data_names(ledger: PrivacyLedger) -> str:
     return ", ".join(dict.fromkeys(entry.data for entry in ledger.entries))
 
 
-def _total_line(total: Total) -> str:
+def _total_line(total: LedgerTotal) -> str:
     if total.epsilon is None or not total.runs:
         return "No run is counted."
     return f"{count(total.runs, 'run')} in all: epsilon {total.epsilon:.3g} (delta {total.delta:.2g})."

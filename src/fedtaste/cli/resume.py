@@ -1,4 +1,4 @@
-"""`fedtaste resume`: go on with an interrupted run; comparisons start their parallel runs with it, too."""
+"""`fedtaste resume`: resume an interrupted run. Comparisons also start their parallel runs with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtaste.experiment.train import prepare
 
 
 def resume(options: ResumeOptions) -> None:
-    """Go on with the run of a folder, or show the result of one that has finished."""
+    """Resume the run of a folder, or show the result of one that has finished."""
     if options.worker:
         stop_with_parent()
     folder = RunFolder.open(options.path)
@@ -24,8 +24,8 @@ def resume(options: ResumeOptions) -> None:
         result = folder.result()
     else:
         data = load_data(settings)
-        folder.same_data(data)
-        folder.same_version(__version__)
+        folder.require_same_data(data)
+        folder.require_same_version(__version__)
         if (options.path / "federation.json").exists():
             load_function("federate:resume_federation")(folder, data, options.as_json)
             return

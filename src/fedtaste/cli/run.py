@@ -1,4 +1,4 @@
-"""`fedtaste run`: train one method; and what all commands that train share."""
+"""`fedtaste run`: train one method. The functions that all training commands share are here, too."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from fedtaste.cli.output import Bars, cache, ledger_folder, say
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
-from fedtaste.experiment.folder import RunFolder, fingerprint, next_folder
-from fedtaste.experiment.plan import Plan
+from fedtaste.experiment.folder import Data, RunFolder, fingerprint, next_folder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import Data, Prepared, execute, prepare
+from fedtaste.experiment.train import Prepared, execute, prepare
 from fedtaste.methods import find_method
 from fedtaste.report.html import shape, write_report
 from fedtaste.text import count
@@ -52,14 +51,14 @@ def new_folder(*names: str) -> Path:
 
 
 def create_folder(path: Path, prepared: Prepared, data: Data, ledger: Path | None) -> RunFolder:
-    """Make the run folder, which remembers a ledger other than the default."""
+    """Create the run folder; a ledger other than the default is remembered in it."""
     folder = RunFolder.create(path, prepared.settings.model_dump(), data, __version__)
     name_ledger(folder, ledger)
     return folder
 
 
 def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True) -> RunResult:
-    """Train, or go on with, the run of a folder, write its report, and return its result."""
+    """Start or resume the run of a folder, write its report, and return its result."""
     try:
         LedgerFolder(ledger_folder()).enter({folder: prepared}, say)
         result = execute(prepared, folder, bars)
@@ -85,23 +84,18 @@ def check_ledger(file: Path | None, runs: list[Prepared], data: Data) -> None:
 def name_ledger(folder: RunFolder, file: Path | None) -> None:
     """Remember a ledger other than the default with the run, for `fedtaste resume`."""
     if file is not None:
-        write_note(folder, file=str(file.resolve()))
+        write_note(folder, str(file.resolve()))
 
 
 def announce_privacy(prepared: Prepared) -> None:
-    """Say before a run with noise what it will promise, and how noise and data go together."""
+    """Print before a run with noise which epsilon it will promise, and what its method predicts."""
     plan = prepared.plan
     if plan.wire.mechanism is None:
         return
-    promise = _promise(plan)
+    epsilon = epsilons(plan.wire.mechanism, plan.rounds, plan.delta).epsilon
+    promise = f"epsilon {epsilon:.3g}, delta {plan.delta:.2g} after {count(plan.rounds, 'round')}"
     if prepared.settings.noise_seed is not None:
         promise = f"no epsilon is promised, since the noise is repeatable (with secret noise: {promise})"
     say(f"Noise {plan.wire.mechanism.noise:.3g} x the bound: {promise}.")
     if plan.predictor:
         say(str(plan.predictor["advice"]))
-
-
-def _promise(plan: Plan) -> str:
-    assert plan.wire.mechanism is not None
-    epsilon = epsilons(plan.wire.mechanism, plan.rounds, plan.delta).epsilon
-    return f"epsilon {epsilon:.3g}, delta {plan.delta:.2g} after {count(plan.rounds, 'round')}"

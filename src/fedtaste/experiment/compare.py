@@ -18,11 +18,11 @@ from pathlib import Path
 
 from fedtaste.errors import DivergedError, RunError, SettingError
 from fedtaste.experiment.duplicate_runs import copy_run, find_duplicates
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import Data, Prepared, make_task, prepare
+from fedtaste.experiment.train import Prepared, make_task, prepare
 from fedtaste.tasks.base import Task
 
 FEW_RUNS = 6  # fewer runs than these are not worth starting processes
@@ -82,7 +82,7 @@ def label_runs(settings: Settings, variants: Sequence[Variant], budgets: Sequenc
 def plan_comparison(
     requested: Mapping[str, Settings], data: Data, path: Path, *, all_methods: bool, log: Log
 ) -> ComparisonPlan:
-    """Prepare every run, and raise SettingError for what can be known to be wrong before training.
+    """Prepare every run, and raise SettingError for every mistake that can be detected before training.
 
     With `all_methods` the runs that do not fit the data are left out, and those that equal an earlier run are copied.
     """
@@ -140,7 +140,7 @@ def train_in_parallel(
         finally:
             pool.stop()
     if not any(plan.folder(label).finished for label in plan.trained):
-        raise RunError("None of the runs came to an end; the reasons are above.")
+        raise RunError("None of the runs finished; the reasons are above.")
     return failed
 
 
@@ -166,8 +166,9 @@ class WorkerPool:
         problems = []
         for label in ended:
             process, log = self.running.pop(label)
-            _close(process)
-            problems.append((label, _last_message(log) if process.returncode else ""))
+            with process:  # closes its standard input
+                lines = log.read_text(errors="replace").strip().splitlines() or ["it ended without a message"]
+            problems.append((label, lines[-1].removeprefix("error: ") if process.returncode else ""))
         return problems
 
     def stop(self) -> None:
@@ -175,7 +176,8 @@ class WorkerPool:
         for process, _ in self.running.values():
             process.send_signal(signal.SIGINT)
         for process, _ in self.running.values():
-            _close(process)
+            with process:  # closes its standard input afterwards
+                process.wait()
 
 
 def stop_with_parent() -> None:
@@ -205,21 +207,10 @@ def choose_jobs(runs: int, requested: int | None) -> int:
 
 
 def longest_first(runs: Mapping[str, Prepared]) -> list[str]:
-    """Labels, those of runs that are likely long first: the last run should not keep one core busy alone."""
+    """Labels, those of long runs first, so that no long run is left for the end, when other cores are idle."""
 
     def rounds(label: str) -> int:
         plan = runs[label].plan
         return plan.rounds if plan.method.fast.kernel is None else 0
 
     return sorted(runs, key=rounds, reverse=True)
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
-
-
-def _last_message(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("error: ") if lines else "it ended without a message"

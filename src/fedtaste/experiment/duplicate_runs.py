@@ -1,7 +1,7 @@
 """Detect configurations that produce bit-identical runs, and train each once.
 
-On some data different methods are the same computation: FedAvg with one local step is FedSGD, and a proximal term has no
-effect in the first local step. A comparison of all methods trains one of them; the others are copies that say so.
+On some data different methods are the same computation: FedAvg with one local step is FedSGD, and a proximal term has
+no effect in the first local step. A comparison of all methods trains one of them; the others are copies with a note.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedtaste.engine.run import run
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.train import Prepared
 
-PEOPLE, ROUNDS = 6, 2  # of the trial that runs are compared by; after two rounds private parameters have been used
+PEOPLE, ROUNDS = 6, 2  # of the trial that runs are compared by; the second round reads private parameters
 
 
 def find_duplicates(runs: Mapping[str, Prepared]) -> dict[str, str]:
@@ -47,7 +47,8 @@ def copy_run(original: RunFolder, folder: RunFolder, prepared: Prepared) -> None
 
 
 def _trial_digest(prepared: Prepared) -> str:
-    """A hash of all that a few people learn, keep and are served after a few rounds, and of the training loop."""
+    """A hash of the shared, private and personalised parameters after a few rounds with a few people, and of the
+    settings of the training loop."""
     plan = prepared.plan
     federation = prepared.task.federation("search", plan.method, plan.sampling, None)
     federation = replace(federation, members=federation.members[:PEOPLE])

@@ -9,23 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedtaste.tasks.base import Facts
 
-Whole = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 Finite = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 
 
 class FactsJson(BaseModel):
-    """The fields of `Facts` except its features, within limits that no data of ours exceed."""
+    """The fields of `Facts` except its features, within limits that real data do not exceed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     kind: Literal["ranking", "ratings", "regression", "labels"]
-    items: Whole = 0
+    items: Count = 0
     timed: bool = False
     scale: Annotated[list[Finite], Field(min_length=2, max_length=2)]
     width: int = Field(0, ge=0, le=10**7)
     shape: Annotated[list[Annotated[int, Field(ge=1, le=10**7)]], Field(max_length=4)]
     classes: int = Field(0, ge=0, le=10**6)
-    people: Whole = 0
+    people: Count = 0
     feature_count: int = Field(0, ge=0, le=10**4)
 
     @model_validator(mode="after")

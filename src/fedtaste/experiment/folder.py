@@ -18,9 +18,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedtaste.core import Params
 from fedtaste.data.interactions import Interactions
@@ -44,6 +45,7 @@ from fedtaste.wire.rng import KEY_BYTES, fresh_key
 FORMAT = "fedtaste-run-1"
 RESTORE = "Restore it from a copy, or run again."
 Data = Interactions | BroughtSplit | Supervised
+Content = TypeVar("Content", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,12 @@ class RunFolder:
         try:
             path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(
-                f"The run folder {path} cannot be made ({error.strerror}). Choose another with --out."
-            ) from error
+            problem = f"The run folder {path} cannot be made ({error.strerror})."
+            raise RunError(f"{problem} Choose another with --out.") from error
         with lock_folder(path):
             if (path / "settings.json").exists():
                 raise RunError(
-                    f"{path} holds a run already. Go on with it by `fedtaste resume {path}`, or choose another --out."
+                    f"{path} holds a run already. Continue it with `fedtaste resume {path}`, or choose another --out."
                 )
             if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
                 raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")
@@ -94,9 +95,9 @@ class RunFolder:
                 f"{path} is not a run folder: it has no settings.json. Give a folder that `fedtaste run` made."
             )
         header = folder.read("settings.json")
-        form = str(header.get("format"))
-        if form != FORMAT:  # versions up to 0.7.0 were called tacit
-            writer = f"{'tacit' if form.startswith('tacit-') else 'fedtaste'} {header.get('version')}"
+        if header.get("format") != FORMAT:  # versions up to 0.7.0 were called tacit
+            program = "tacit" if str(header.get("format")).startswith("tacit-") else "fedtaste"
+            writer = f"{program} {header.get('version')}"
             raise RunError(f"{path} was written by {writer}, which fedtaste does not read. Use {writer}, or run again.")
         return folder
 
@@ -117,6 +118,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
+        """Whether the run has a result."""
         return (self.path / "result.json").exists()
 
     @property
@@ -131,7 +133,7 @@ class RunFolder:
         return self._id(with_nonce=False)
 
     def _id(self, with_nonce: bool) -> int:
-        if not (self.path / "settings.json").exists():  # a state without a run: nothing could be mixed up
+        if not (self.path / "settings.json").exists():  # checkpoints without a run have no other run's messages
             return 0
         header = self.read("settings.json")
         machine = ("backend", "threads", "store")  # settings that change no number
@@ -157,12 +159,13 @@ class RunFolder:
     # JSON files
 
     def write(self, name: str, content: Mapping[str, object]) -> None:
+        """Write a file's JSON object."""
         text = json.dumps(content, indent=1, allow_nan=False, default=str).encode()
         mode = 0o600 if name == "settings.json" else self._mode  # settings may hold the seed of the noise
         write_atomically(self.path / name, text, mode)
 
     def read(self, name: str) -> JsonObject:
-        """A file's JSON object."""
+        """Read a file's JSON object."""
         try:
             content = json.loads((self.path / name).read_text("utf-8"), parse_int=_integer, parse_constant=_integer)
             if not isinstance(content, dict):
@@ -191,31 +194,26 @@ class RunFolder:
 
     def facts(self) -> Facts:
         """The facts of the run's task, without item features."""
-        try:
-            return FactsJson.model_validate(self.read("facts.json")).facts()
-        except ValidationError as error:
-            raise RunError(f"{self.path / 'facts.json'} has no usable {_fields(error)}. {RESTORE}") from error
+        return self._validated("facts.json", FactsJson).facts()
 
     def result(self) -> RunResult:
         """The result of a finished run."""
-        content = json.dumps(self.read("result.json"))
-        try:
-            return RunResult.model_validate_json(content, strict=True)
-        except ValidationError as error:
-            raise RunError(f"{self.path / 'result.json'} has no usable {_fields(error)}. {RESTORE}") from error
+        return self._validated("result.json", RunResult)
 
     def comparison(self) -> Comparison:
         """compare.json of a folder of several runs."""
-        content = json.dumps(self.read("compare.json"))
+        return self._validated("compare.json", Comparison)
+
+    def _validated(self, name: str, model: type[Content]) -> Content:
+        content = json.dumps(self.read(name))
         try:
-            return Comparison.model_validate_json(content, strict=True)
+            return model.model_validate_json(content, strict=True)
         except ValidationError as error:
-            raise RunError(
-                f"{self.path / 'compare.json'} has no usable {_fields(error)}. Restore it, or compare again."
-            ) from error
+            places = dict.fromkeys(str(place["loc"][0]) if place["loc"] else "content" for place in error.errors())
+            raise RunError(f"{self.path / name} has no usable {', '.join(places)}. {RESTORE}") from error
 
     def items(self, number: int) -> JsonObject:
-        """items.json, with a name, a title and a count for each of so many items; counts are 0 in a private run."""
+        """items.json, which must have `number` names, titles and counts; counts are 0 in a private run."""
         items = self.read("items.json")
         if self.private:
             items = items | {"counts": [0] * number}
@@ -227,8 +225,8 @@ class RunFolder:
 
     # What a resumed run must agree with
 
-    def same_data(self, data: Data) -> None:
-        """Refuse to go on with other data than the run began with; and write the catalogue, if a crash came before."""
+    def require_same_data(self, data: Data) -> None:
+        """Refuse to resume with other data than the run began with. Write the catalogue where a crash prevented it."""
         if self.read("settings.json").get("data_hash") != fingerprint(data):
             raise RunError(
                 f"The data have changed since {self.path} was begun; a resumed run would mix the two. "
@@ -237,8 +235,8 @@ class RunFolder:
         if not (self.path / "items.json").exists():
             self.write("items.json", catalogue(data, counts=not self.private))
 
-    def same_version(self, version: str) -> None:
-        """Refuse to go on with another version than the run began with: its defaults and arithmetic may differ."""
+    def require_same_version(self, version: str) -> None:
+        """Refuse to resume with another version than the run began with: its defaults and arithmetic may differ."""
         begun = self.read("settings.json").get("version")
         if begun != version:
             raise RunError(
@@ -246,11 +244,10 @@ class RunFolder:
                 "Use that version, or run again."
             )
 
-    def same_plan(self, shown: JsonObject, facts: Facts | None = None) -> None:
-        """Store every setting in force, and the facts of the task, with the run; refuse to go on under other settings,
-        as a version with other defaults would end elsewhere. Weights by age may be off where somebody new brings no
-        order."""
-        now = json.loads(json.dumps(shown))
+    def require_same_plan(self, settings: JsonObject, facts: Facts | None = None) -> None:
+        """Write plan.json and facts.json where they are missing, and refuse settings in force that differ from those of
+        plan.json. Weights by age may differ: they are off where a new person's history has no order."""
+        now = json.loads(json.dumps(settings))
         if facts is not None and not (self.path / "facts.json").exists():
             self.write("facts.json", facts.words())
         if not (self.path / "plan.json").exists():
@@ -268,26 +265,26 @@ class RunFolder:
 
     def save(self, state: State | None, progress: Progress) -> None:
         """Write a checkpoint; without a state, one between two phases."""
-        about = {"progress": asdict(progress), "run": self.run_id}
+        header = {"progress": asdict(progress), "run": self.run_id}
         path = self.path / "state.safetensors"
         if state is None:
-            save_params(path, {}, about, self._mode)
+            save_params(path, {}, header, self._mode)
         else:
-            save_state(path, state, about, self._mode)
+            save_state(path, state, header, self._mode)
 
     def restore(self, fresh: Callable[[], State]) -> tuple[State | None, Progress | None]:
         """(state, progress) of the last checkpoint; None where there is none."""
         path = self.path / "state.safetensors"
         if not path.exists():
             return None, None
-        params, about = load_params(path)
-        if about.get("run", 0) != self.run_id:  # other noise, or other people, would make its epsilon untrue
+        params, header = load_params(path)
+        if header.get("run", 0) != self.run_id:  # with other noise, or other people, its epsilon would be wrong
             raise RunError(
                 f"{path} was not written with the settings and the data that {self.path / 'settings.json'} names now. "
                 "Restore the folder from a copy, or run again."
             )
         try:
-            progress = Progress(**about["progress"])
+            progress = Progress(**header["progress"])
             for field, usual in asdict(Progress()).items():
                 if usual is not None and type(getattr(progress, field)) is not type(usual):
                     raise TypeError(f"{field} must be a {type(usual).__name__}")
@@ -296,17 +293,19 @@ class RunFolder:
         return (load_state(path, fresh())[0] if params else None), progress
 
     def save_final(self, state: State) -> None:
+        """Write the trained state, and its shared parameters alone."""
         save_params(self.path / "model.safetensors", state.shared, {"round": state.round}, self._mode)
         save_state(self.path / "final.safetensors", state, {}, self._mode)
 
     def final(self, fresh: State) -> State:
+        """The trained state; `fresh` is one of the same method and people."""
         return load_state(self.path / "final.safetensors", fresh)[0]
 
     def model(self, like: Params) -> Params:
         """The shared parameters, which must have the names and shapes of `like`."""
         params = load_params(self.path / "model.safetensors")[0]
         if {n: v.shape for n, v in params.items()} != {n: v.shape for n, v in like.items()}:
-            raise RunError(f"{self.path}/model.safetensors is of another run. {RESTORE}")
+            raise RunError(f"{self.path}/model.safetensors belongs to another run. {RESTORE}")
         return params
 
 
@@ -315,11 +314,6 @@ def _integer(text: str) -> int:
     if len(text) > 300 or not text.lstrip("-").isdigit():
         raise ValueError(f"{text[:20]} is no number that fedtaste writes")
     return int(text)
-
-
-def _fields(error: ValidationError) -> str:
-    """The names of the fields that did not validate."""
-    return ", ".join(dict.fromkeys(str(place["loc"][0]) if place["loc"] else "content" for place in error.errors()))
 
 
 def catalogue(data: Data, counts: bool = True) -> JsonObject:

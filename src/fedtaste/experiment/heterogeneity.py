@@ -1,9 +1,9 @@
-"""How far apart clients' data are, in the one unit that decides about sharing: against what a client cannot know alone.
+"""Heterogeneity of clients: the distance of their best models, against the error of a fit to one client's data.
 
-    R       how far the models that fit the clients lie from their centre, with the noise taken out
-    noise   how far a client's own fit is off, for having only n examples
-If R is below the noise, sharing pays; above it, a model of one's own. Both are read off the gradients of a linear (or
-softmax) model at the shared one, by the rounds that FedCLUP with lam="auto" runs; nobody's data or fit is looked at.
+    R       the distance of the clients' best models from their centre, without the part that is noise
+    noise   the error of a client's own fit, which has only n examples
+If R is below the noise, sharing pays; above it, a model of one's own does. Both are estimated from the gradients of a
+linear (or softmax) model at the shared one, in rounds of FedCLUP with lam="auto"; nobody's data or fit leaves a client.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 
 from fedtaste.core import Method, Model, UtilityPredictor
 from fedtaste.errors import SettingError
-from fedtaste.experiment.privacy import Candidate, channel_notes, open_channel
+from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
 from fedtaste.experiment.settings import Settings
 from fedtaste.methods import find_method
 from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicValues, RunContext
@@ -29,10 +29,10 @@ from fedtaste.tasks.base import Facts, Sampling
 from fedtaste.text import did_you_mean
 from fedtaste.wire.parse import Wire
 
-# ML-100K, by hand: ranking on the search phase's validation (seed 0); ratings on the held-out people of seeds 1 to 8,
-# who overlap with seed 0's, whose test was read several times on the way. The proximal and the mixed methods had three
-# to six tries each on ranking, 5 to 40 rounds long, and all but lgmix still gained in the last: they cost several times
-# FedAvg's round, so their rounds are a budget and not an optimum.
+# Chosen by hand on ML-100K: for ranking by the validation of the search phase (seed 0); for ratings by the held-out
+# people of seeds 1 to 8, who overlap with those of seed 0, whose test data were read several times meanwhile. The
+# proximal and the mixed methods had three to six trials of 5 to 40 rounds each on ranking, and all but lgmix still
+# improved in the last round: a round costs several times FedAvg's, so their rounds are a budget and not an optimum.
 TASK_DEFAULTS: dict[str, Values] = {
     "ranking": {
         "rounds": 60, "k": 32, "negatives": 4, "batch": 0, "patience": 20,
@@ -51,48 +51,48 @@ UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0}  # weights by age that are 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What will be run: every default is resolved and every refusal is made."""
+    """A run whose defaults are resolved and whose settings are checked."""
 
     model: Model
     method: Method
-    """The method on its wire: it may have a memory of what was not sent."""
+    """The method on its wire, which may add private parameters (what `sparsify` did not send)."""
     sampling: Sampling
     """How histories become examples."""
     rounds: int
     every: int
     """Rounds between two validations."""
     tolerance: float
-    """Training stops when a round moves the shared parameters by less than this, relative to their size."""
+    """Training stops when a round changes the shared parameters by less than this, relative to their size."""
     patience: int
-    """Training stops when validation has not gained for this many rounds; 0: never."""
+    """Training stops when validation has not improved for this many rounds; 0: never."""
     seed: int
     settings: dict[str, object]
     """Every setting of the model, the method, its examples and its server in force, by name."""
     notes: tuple[str, ...]
-    """What the user of the run should know."""
+    """What the user of the run should know, in sentences."""
     wire: Wire
     delta: float
 
     @property
     def predictor(self) -> UtilityPredictor | None:
-        """How useful a private model can be with this noise and this many people, where that is known."""
+        """The method's forecast of how useful a private model will be with this noise, where it has one."""
         return self.method.privacy.predictor
 
     @property
     def searches(self) -> bool:
         """Whether validation chooses the best round. Not in a private run, because a search releases more than one
-        model; and not where every round is a part of one whole."""
+        model; and not where every round releases another part of one model."""
         return self.wire.mechanism is None and not self.method.privacy.bounds
 
 
 def task_kind(task: Facts) -> str:
-    """The kind of task as defaults and methods know it: labels of images are `pictures`."""
+    """The kind of task by which defaults are chosen: labels of images are `pictures`."""
     return "pictures" if task.kind == "labels" and len(task.shape) > 1 else task.kind
 
 
 def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     """Resolve every default, refuse settings that do not exist or would change nothing, and build model and method.
-    `elsewhere`: devices are behind nodes that may come and go."""
+    `elsewhere`: the clients are behind nodes, which may miss rounds."""
     draft = _draft(settings, task)
     model = make_model(task, draft.read)
     _check_private_names(settings, draft.values, model)
@@ -100,16 +100,13 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     public = PublicValues(features=task.features, feature_count=task.feature_count, counts_once=everybody)
     values = _applicable(settings, task, draft, draft.spec(model, **draft.arguments(public)))
     loop = draft.loop | {name: value for name in LOOP if (value := getattr(settings, name)) is not None}
-    rounds = cast(int, loop["rounds"])
-    if rounds < 1:
-        raise SettingError(f"--rounds must be at least 1, got {rounds}.")
 
     def build(public: PublicValues) -> Method:
         return with_server(draft.spec(model, **draft.arguments(public)), settings.method, values)
 
-    channel = open_channel(settings, task, Candidate(model, public, build), rounds)
-    method = channel.wire.method
-    rounds = _fixed_rounds(settings, method, rounds)
+    wire = make_wire(settings, task, model, public, build, cast(int, loop["rounds"]))
+    method = wire.method
+    rounds = _fixed_rounds(settings, method, cast(int, loop["rounds"]))
     return Plan(
         model,
         method,
@@ -120,9 +117,9 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
         patience=cast(int, loop.get("patience", 0)),
         seed=settings.seed,
         settings=dict(sorted((values | dict(method.resolved)).items())),
-        notes=draft.notes + channel_notes(settings, task, channel, rounds, elsewhere),
-        wire=channel.wire,
-        delta=channel.delta,
+        notes=draft.notes + wire_notes(settings, task, wire, rounds, elsewhere),
+        wire=wire,
+        delta=delta_of(settings, task),
     )
 
 
@@ -144,8 +141,8 @@ class Draft:
 
     def arguments(self, public: PublicValues) -> dict[str, object]:
         """What the method is called with."""
-        own = settings_of(self.spec)
-        return {n: v for n, v in self.read.items() if n in own} | public.read_by(self.spec)
+        names = settings_of(self.spec)
+        return {n: v for n, v in self.read.items() if n in names} | public.read_by(self.spec)
 
 
 def _draft(settings: Settings, task: Facts) -> Draft:
@@ -155,7 +152,7 @@ def _draft(settings: Settings, task: Facts) -> Draft:
     sources = _sources(spec, kind)
     values = {name: source.default for name, source in sources.items() if name not in SERVER}
     values |= {name: value for name, value in defaults.items() if name in sources}
-    values |= {name: sources[name].coerce(text, name) for name, text in settings.set.items() if name in sources}
+    values |= {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
     for condition, others in spec.variants.items():
         name, _, value = condition.partition("=")
         defaults |= others if str(values.get(name)) == value else {}
@@ -169,7 +166,7 @@ def _draft(settings: Settings, task: Facts) -> Draft:
 def _fit_to_data(
     settings: Settings, task: Facts, values: dict[str, object]
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Values that the data leave possible, and notes about those that were changed."""
+    """The values, changed where the data do not allow them, and notes about the changes."""
     notes: tuple[str, ...] = ()
     if not task.timed and any(values.get(name, flat) != flat for name, flat in UNTIMED.items()):
         values = values | {name: flat for name, flat in UNTIMED.items() if name in values}
@@ -193,12 +190,9 @@ class Source(NamedTuple):
     def default(self) -> object:
         return inspect.signature(self.function).parameters[self.parameter].default
 
-    def coerce(self, text: str, label: str) -> object:
-        return coerce(self.function, self.parameter, text, label)
-
 
 def _sources(spec: MethodSpec[...], kind: str) -> dict[str, Source]:
-    """Every setting that a method could have on this kind of task, whatever the method turns out to need."""
+    """Every setting that the method, its model, its examples or its server could have on this kind of task."""
     factory, names = MODELS[kind]
     sources = {name: Source(factory, name) for name in names}
     sources |= {name: Source(sampling, name) for name in settings_of(sampling) if kind == "ranking" or name == "batch"}
@@ -207,7 +201,7 @@ def _sources(spec: MethodSpec[...], kind: str) -> dict[str, Source]:
 
 
 def _applicable(settings: Settings, task: Facts, draft: Draft, method: Method) -> dict[str, object]:
-    """The values that this method reads. Refuses what the user set in vain, with the reason."""
+    """The values that this method reads. Refuses settings of the user that it does not read, with the reason."""
     inapplicable = set() if takes_optimizer(method) else set(SERVER)
     if method.examples != "samples" or method.pooled and task.items:
         inapplicable |= settings_of(sampling).keys()
@@ -221,13 +215,13 @@ def _applicable(settings: Settings, task: Facts, draft: Draft, method: Method) -
             raise SettingError(f"{name} would change nothing here: {draft.unread[name]}. Leave it out.")
     if method.pooled and not _everybody(settings):
         raise SettingError(
-            f"--cohort and --dropout mean nothing for {settings.method}, which holds everybody's data. Leave them out."
+            f"--cohort and --dropout would change nothing for {settings.method}: it holds all data. Leave them out."
         )
     return {name: value for name, value in draft.read.items() if name in known}
 
 
 def _everybody(settings: Settings) -> bool:
-    """Whether everybody is asked and answers in every round."""
+    """Whether everybody takes part in every round."""
     return settings.cohort is None and not settings.dropout
 
 
@@ -242,7 +236,7 @@ def _check_private_names(settings: Settings, values: Values, model: Model) -> No
 
 
 def _fixed_rounds(settings: Settings, method: Method, rounds: int) -> int:
-    """The rounds of a method that releases something else in every round; otherwise `rounds`."""
+    """The number of releases of a method that releases another part in every round; otherwise `rounds`."""
     needed = len(method.privacy.bounds) or rounds
     if settings.rounds is not None and rounds != needed:
         raise SettingError(f"--rounds must be {needed} for {settings.method}, got {rounds}. Leave --rounds out.")

@@ -1,10 +1,10 @@
-"""Privacy of a run: from `--wire`, `--epsilon`, `--delta` to the method on its wire, and the notes about epsilon."""
+"""Privacy of a run: the wire that `--wire` and `--epsilon` describe, notes about epsilon, and keys of the noise."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,31 +33,19 @@ if TYPE_CHECKING:
     from fedtaste.experiment.folder import RunFolder
     from fedtaste.experiment.settings import Settings
 
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A method that is still to be told what its wire does."""
-
-    model: Model
-    public: PublicValues  # without the wire
-    build: Callable[[PublicValues], Method]
+BuildMethod = Callable[[PublicValues], Method]
 
 
-@dataclass(frozen=True, eq=False)
-class Channel:
-    """The method on its wire, and the delta of its privacy statement."""
-
-    wire: Wire
-    delta: float
-
-
-def open_channel(settings: Settings, task: Facts, candidate: Candidate, rounds: int) -> Channel:
-    """Solve for the noise that `--epsilon` asks for, tell the method about it, and put the method on its wire."""
-    stages, delta = parse(settings.wire), settings.delta or default_delta(task.people)
+def make_wire(
+    settings: Settings, task: Facts, model: Model, public: PublicValues, build: BuildMethod, rounds: int
+) -> Wire:
+    """Solve for the noise that `--epsilon` needs, build the method with it, and put the method on its wire. `public`
+    holds the public values that do not depend on the wire."""
+    stages, delta = parse(settings.wire), delta_of(settings, task)
     check_budget(settings.epsilon, settings.delta)
-    plain = candidate.build(candidate.public)
+    plain = build(public)
     if not stages and settings.epsilon is None:
-        return Channel(Wire(plain, Stage(), None, False), delta)
+        return Wire(plain, Stage(), None, False)
     people, bounded = max(task.people, 1), bool(plain.privacy.bounds)
     cohort = people if settings.cohort is None else cohort_size(settings.cohort, people)
     if bounded and settings.cohort is not None:
@@ -69,22 +57,22 @@ def open_channel(settings: Settings, task: Facts, candidate: Candidate, rounds: 
     noise = solved or values.get("noise") or values.get("local") or 0.0
     if "local" in values:  # every device adds its own noise: the sum has that of all
         noise *= math.sqrt(cohort)
-    public = replace(candidate.public, noise=noise, people=people, clip=values.get("clip") or 1.0)
-    method = candidate.build(public)
+    method = build(replace(public, noise=noise, people=people, clip=values.get("clip") or 1.0))
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
-    likes: list[Params] = [{}] if method.pooled else uploads_of(method, candidate.model, inputs)
-    wire = assemble(stages, method, likes, everybody=people, rate=cohort / people, multiplier=solved)
-    return Channel(wire, delta)
+    likes: list[Params] = [{}] if method.pooled else uploads_of(method, model, inputs)
+    return assemble(stages, method, likes, everybody=people, rate=cohort / people, multiplier=solved)
 
 
-def channel_notes(settings: Settings, task: Facts, channel: Channel, rounds: int, elsewhere: bool) -> tuple[str, ...]:
-    """Everything that must be said about the wire; refuses a run that cannot keep what it is asked to promise."""
-    return (
-        *channel.wire.notes,
-        *_epsilon_notes(settings, task, channel, rounds),
-        *_secure_sum_notes(settings, channel.wire, rounds, elsewhere),
-    )
+def delta_of(settings: Settings, task: Facts) -> float:
+    """The delta of the privacy statement: that of the settings, or the default for so many people."""
+    return settings.delta or default_delta(task.people)
+
+
+def wire_notes(settings: Settings, task: Facts, wire: Wire, rounds: int, elsewhere: bool) -> tuple[str, ...]:
+    """The notes about the wire; SettingError where the run cannot promise what the settings demand."""
+    epsilon_notes = _epsilon_notes(settings, task, wire, rounds)
+    return (*wire.notes, *epsilon_notes, *_secure_sum_notes(settings, wire, rounds, elsewhere))
 
 
 def _secure_sum_notes(settings: Settings, wire: Wire, rounds: int, elsewhere: bool) -> tuple[str, ...]:
@@ -121,20 +109,20 @@ def require_cohort(mechanism: Mechanism | None, people: int, rounds: int, delta:
         )
 
 
-def _epsilon_notes(settings: Settings, task: Facts, channel: Channel, rounds: int) -> tuple[str, ...]:
-    """What must be said about epsilon; refuses `--promise` where no meaningful epsilon can be promised."""
-    mechanism, repeatable = channel.wire.mechanism, settings.noise_seed is not None
+def _epsilon_notes(settings: Settings, task: Facts, wire: Wire, rounds: int) -> tuple[str, ...]:
+    """The notes about epsilon; SettingError for `--promise` where no meaningful epsilon can be promised."""
+    mechanism, repeatable = wire.mechanism, settings.noise_seed is not None
     if settings.promise and (mechanism is None or repeatable):
         why = REPEATABLE if repeatable else "there is no noise that an epsilon could be computed for"
         raise SettingError(f"--promise was asked for, and no epsilon can be promised: {why}.")
     if mechanism is None:
-        _refuse_idle_options(settings, channel.wire)
-        return (f"No epsilon is printed: {NO_BOUND}.",) if channel.wire.noisy else ()
-    epsilon, delta = epsilons(mechanism, rounds, channel.delta).epsilon, channel.delta
-    if epsilon > MEANINGLESS and settings.promise:
-        raise SettingError(f"--promise was asked for, and epsilon {epsilon:.3g} promises nothing. Use more noise.")
-    notes = []
+        _refuse_options_without_noise(settings, wire)
+        return (f"No epsilon is printed: {NO_BOUND}.",) if wire.noisy else ()
+    delta, notes = delta_of(settings, task), []
+    epsilon = epsilons(mechanism, rounds, delta).epsilon
     if epsilon > MEANINGLESS:
+        if settings.promise:
+            raise SettingError(f"--promise was asked for, and epsilon {epsilon:.3g} promises nothing. Use more noise.")
         notes.append(f"epsilon {epsilon:.3g} promises nothing: use more noise, or fewer rounds.")
     if delta >= 1 / max(task.people, 1):
         notes.append(
@@ -151,7 +139,7 @@ def _epsilon_notes(settings: Settings, task: Facts, channel: Channel, rounds: in
     return tuple(notes)
 
 
-def _refuse_idle_options(settings: Settings, wire: Wire) -> None:
+def _refuse_options_without_noise(settings: Settings, wire: Wire) -> None:
     """Refuse `--delta` and `--noise-seed` where there is no noise that they could change."""
     if wire.noisy:
         return

@@ -1,9 +1,9 @@
 """The privacy ledger: a signed file of all private runs on the same people, and their total epsilon.
 
-Each ledger is one JSON file for one data set, named by the data's fingerprint (folder.fingerprint). A private run writes
-an entry when it begins, before anything is released, and counts from then on whether it ends or not. Entries are
-identified by run id: a resumed run, or the same run again, draws the same noise, releases the same numbers and counts
-once.
+Each ledger is one JSON file for one data set, named by the data's fingerprint (folder.fingerprint). A private run
+writes an entry when it begins, before anything is released, and counts from then on whether it ends or not. Entries
+are identified by run id: a resumed run, or the same run again, draws the same noise, releases the same numbers and
+counts once.
 
 The total holds against somebody who sees everything that the runs released: models, sums and, of runs with local noise,
 single uploads. Entries with repeatable noise are listed but not counted: whoever knows the seed can remove such noise.
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtaste.errors import RunError
+from fedtaste.experiment.result import LedgerTotal
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_file
 from fedtaste.result_part import JsonObject
@@ -49,7 +50,6 @@ FORMAT = "fedtaste-privacy-ledger-1"
 KEY_BYTES = 32
 SHARED_KEY = "ledger.key"  # of all ledgers in one folder
 NOTE = "ledger.json"  # in a run folder: which ledger the run is in, and the total when it was entered
-Json = JsonObject
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,6 @@ class Entry:
     def epsilon(self) -> float:
         """Epsilon of this run alone, at its own delta."""
         return epsilons(self.mechanism, self.rounds, self.delta).epsilon
-
-
-@dataclass(frozen=True)
-class Total:
-    """The composition of several runs. `epsilon` is 0 without entries, and None where all runs are repeatable."""
-
-    runs: int  # that are counted
-    epsilon: float | None
-    delta: float | None
-    repeatable_runs: int  # that promise nothing and are not counted
 
 
 class PrivacyLedger:
@@ -115,17 +105,19 @@ class PrivacyLedger:
                     self._write((*self.entries, *new))
         return len(new)
 
-    def total(self, delta: float | None = None) -> Total:
-        """Compose all entries with secret noise. `delta` is the smallest one of the entries when left out."""
+    def total(self, delta: float | None = None) -> LedgerTotal:
+        """Compose all entries with secret noise. `delta` is the smallest one of the entries when left out. Epsilon is 0
+        without entries, and None where all of them are repeatable."""
         check_budget(None, delta)
         counted = [entry for entry in self.entries if not entry.repeatable]
         repeatable = len(self.entries) - len(counted)
         if delta is None:
             delta = min((entry.delta for entry in counted or self.entries), default=None)
-        if not counted or delta is None:
-            return Total(0, None if repeatable else 0.0, delta, repeatable)
-        releases = Counter((entry.mechanism, entry.rounds) for entry in counted)
-        return Total(len(counted), composed_epsilon(frozenset(releases.items()), delta), delta, repeatable)
+        epsilon = None if repeatable else 0.0
+        if counted and delta is not None:
+            releases = Counter((entry.mechanism, entry.rounds) for entry in counted)
+            epsilon = composed_epsilon(frozenset(releases.items()), delta)
+        return LedgerTotal(runs=len(counted), epsilon=epsilon, delta=delta, repeatable_runs=repeatable)
 
     def _new(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries that are not in the ledger. The same noise at two strengths would cancel, so it is refused."""
@@ -154,9 +146,14 @@ class PrivacyLedger:
             raise self._untrusted(f"needs the key {self.key} of the other ledgers beside it, which does not exist")
         self._read_key()
 
-    def _verified(self) -> Json:
+    def _verified(self) -> JsonObject:
         """The content of the file, if it is what was written for these data with this key."""
-        content = self._content()
+        try:
+            content = json.loads(self.path.read_text("utf-8"))
+        except OSError as error:
+            raise self._untrusted(f"cannot be read ({error.strerror})") from None
+        except (ValueError, RecursionError):
+            raise self._untrusted("is not complete JSON: it was cut off or edited") from None
         if not isinstance(content, dict) or "mac" not in content:
             raise self._untrusted("is not a privacy ledger, or was edited")
         if content.get("format") != FORMAT:
@@ -173,15 +170,6 @@ class PrivacyLedger:
             )
         return content
 
-    def _content(self) -> object:
-        try:
-            content: object = json.loads(self.path.read_text("utf-8"))
-        except OSError as error:
-            raise self._untrusted(f"cannot be read ({error.strerror})") from None
-        except (ValueError, RecursionError):
-            raise self._untrusted("is not complete JSON: it was cut off or edited") from None
-        return content
-
     def _read_key(self) -> bytes | None:
         try:
             key = self.key.read_bytes()
@@ -193,16 +181,14 @@ class PrivacyLedger:
             raise self._untrusted(f"needs a key of {KEY_BYTES} bytes, and {self.key} has {len(key)}")
         return key
 
-    def _entry(self, values: Json) -> Entry:
+    def _entry(self, values: JsonObject) -> Entry:
         """Read one entry. Fields that this version does not have could change the total, so they are refused. A field
         that Mechanism gained later has its default in older entries."""
         names, parameter_names = ({field.name for field in fields(kind)} for kind in (Entry, Mechanism))
         unknown = sorted((values.keys() ^ names) | (values.get("mechanism", {}).keys() - parameter_names))
         if unknown:
             raise self._untrusted(f"has entries of another version of fedtaste (they differ in {', '.join(unknown)})")
-        parameters: Json = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values["mechanism"].items()
-        }
+        parameters: JsonObject = {n: tuple(v) if isinstance(v, list) else v for n, v in values["mechanism"].items()}
         return Entry(**values | {"mechanism": Mechanism(**parameters)})
 
     def _write(self, entries: tuple[Entry, ...]) -> None:
@@ -269,28 +255,25 @@ class LedgerFolder:
 
         A run that is entered already, or has finished, stays as it is. All runs are of the same data and ledger.
         """
-        entries = {}
-        for folder, prepared in runs.items():
-            entry = None if folder.finished else make_entry(folder, prepared)
-            if entry is not None:
-                entries[folder] = entry
+        unfinished = {folder: make_entry(folder, prepared) for folder, prepared in runs.items() if not folder.finished}
+        entries = {folder: entry for folder, entry in unfinished.items() if entry is not None}
         if not entries:
             return
         first, *_ = entries
-        file = read_note(first).get("file")
+        file, _ = read_note(first)
         ledger = self.open(Path(file) if file else None, first.read("settings.json").get("data_hash"))
         added = ledger.add(*entries.values())
-        unannounced = [folder for folder in entries if "runs" not in read_note(folder)]
+        unannounced = [folder for folder in entries if read_note(folder)[1] is None]
         if not unannounced:
             return
         total = ledger.total(min(entry.delta for entry in entries.values()))
         for folder in unannounced:
-            write_note(folder, **asdict(total))
+            write_note(folder, read_note(folder)[0], total)
         log(announce_total(list(entries.values()), added, total))
 
 
 def make_entry(folder: RunFolder, prepared: Prepared) -> Entry | None:
-    """The entry of a run that begins today; None where the run promises nothing that could be composed."""
+    """The entry of a run that begins today; None where the run has no epsilon that could be composed."""
     plan, settings = prepared.plan, prepared.settings
     mechanism, repeatable = plan.wire.mechanism, settings.noise_seed is not None
     if mechanism is None:
@@ -310,16 +293,16 @@ def make_entry(folder: RunFolder, prepared: Prepared) -> Entry | None:
     )
 
 
-def announce_total(entries: list[Entry], added: int, total: Total) -> str:
-    """What the runs that begin add up to with all earlier ones, in sentences."""
-    one = len(entries) == 1
+def announce_total(entries: list[Entry], added: int, total: LedgerTotal) -> str:
+    """The total of the runs that begin and all earlier ones, in sentences."""
+    single = len(entries) == 1
     repeatable = sum(entry.repeatable for entry in entries)
     sentences = []
     if repeatable:
-        subject = "This run is" if one else f"{repeatable} of these runs are"
+        subject = "This run is" if single else f"{repeatable} of these runs are"
         sentences.append(f"{subject} not counted: repeatable noise promises nothing to whoever knows the seed.")
     if not added:
-        sentences.append(f"The privacy ledger had {'this run' if one else 'these runs'} already.")
+        sentences.append(f"The privacy ledger had {'this run' if single else 'these runs'} already.")
     if total.runs:
         counted = len({entry.run for entry in entries if not entry.repeatable})
         sentences.append(
@@ -338,29 +321,29 @@ def _subject(counted: int, earlier: int) -> str:
     return f"{counted} private runs" + (f", with {before}" if earlier else " on these people")
 
 
-def read_note(folder: RunFolder) -> Json:
+def read_note(folder: RunFolder) -> tuple[str | None, LedgerTotal | None]:
     """What a run folder remembers of its ledger: the file, where one was named, and the total, once it was entered."""
     if not (folder.path / NOTE).exists():
-        return {}
+        return None, None
     note = folder.read(NOTE)
-    kinds = {"file": str, "runs": int, "epsilon": int | float, "delta": float, "repeatable_runs": int}
-    if any(name not in kinds or not isinstance(value, kinds[name] | None) for name, value in note.items()):
-        raise RunError(f"{folder.path / NOTE} is not what fedtaste wrote. Restore it from a copy, or run again.")
-    return note
+    file = note.pop("file", None)
+    try:
+        if not isinstance(file, str | None):
+            raise ValueError("file must be text")
+        return file, LedgerTotal.model_validate(note, strict=True) if note else None
+    except ValueError as error:
+        raise RunError(
+            f"{folder.path / NOTE} is not what fedtaste wrote. Restore it from a copy, or run again."
+        ) from error
 
 
-def write_note(folder: RunFolder, **values: object) -> None:
-    """Add values to what a run folder remembers of its ledger."""
-    _write_private(folder.path / NOTE, json.dumps(read_note(folder) | values, indent=1, allow_nan=False).encode())
+def write_note(folder: RunFolder, file: str | None, total: LedgerTotal | None = None) -> None:
+    """Write what a run folder remembers of its ledger."""
+    note = ({} if file is None else {"file": file}) | (total.dump() if total else {})
+    _write_private(folder.path / NOTE, json.dumps(note, indent=1, allow_nan=False).encode())
 
 
-def noted_total(folder: RunFolder) -> Json | None:
-    """`privacy.ledger` of a result: {"runs", "epsilon", "delta", "repeatable_runs"} when the run was entered."""
-    note = read_note(folder)
-    return {name: value for name, value in note.items() if name != "file"} if "runs" in note else None
-
-
-def _mac(key: bytes, content: Json) -> str:
+def _mac(key: bytes, content: JsonObject) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     return hmac.new(key, canonical, hashlib.sha256).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Progress of an experiment: what a checkpoint remembers beside the state, who listens to it, and remote clients."""
+"""Progress of an experiment: the part of a checkpoint beside the state, listeners, and the remote clients' protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtaste.result_part import JsonObject
 
 
 class ProgressListener(Protocol):
-    """Hears of every phase and round: the progress bars of the command line, or nobody."""
+    """Is called at every phase and round, such as the progress bars of the command line."""
 
     def phase(self, name: str, rounds: int, done: int) -> None: ...
     def round(self, number: int, metrics: dict[str, float] | None) -> None: ...
@@ -30,18 +30,17 @@ class Silent:
 
 
 class RemoteClients(Protocol):
-    """Clients that are not in this process (flower/server.py): how a round reaches them, and what a checkpoint must
-    remember of them."""
+    """Clients that are not in this process (flower/server.py)."""
 
-    def clients(self, phase: str) -> Clients: ...
+    def clients(self, phase: str) -> Clients: ...  # which run a round of this phase
     def wire(self, stage: Stage) -> Stage: ...  # the server's part of a wire
-    def note(self) -> JsonObject: ...
-    def recall(self, noted: JsonObject) -> None: ...
+    def note(self) -> JsonObject: ...  # for the checkpoint
+    def recall(self, noted: JsonObject) -> None: ...  # restores what `note` returned
 
 
 @dataclass
 class Progress:
-    """What a resumed run must remember beside the state itself; all of it is plain JSON."""
+    """The part of a checkpoint beside the state of the model; all of it is plain JSON."""
 
     phase: str = "search"
     curve: list[JsonObject] = field(default_factory=list)
@@ -53,7 +52,7 @@ class Progress:
     train_seconds: float = 0.0
     train_cpu: float = 0.0  # CPU seconds, which a busy machine does not change
     laps: list[float] = field(default_factory=list)  # seconds of every round trained, in all phases
-    privacy: JsonObject | None = None  # what was spent so far, where there is noise
+    privacy: JsonObject | None = None  # the privacy statement, where there is noise
     fleet: JsonObject = field(default_factory=dict)  # of remote clients
 
     @contextmanager

@@ -11,9 +11,9 @@ import torch
 from fedtaste.errors import SettingError
 
 
-def threads(number: int | None) -> None:
-    """Set the number of threads. By default kernels use every core and torch one: its operations here are small, and two
-    threads that wait for each other on a busy machine are ten times slower than one."""
+def set_threads(number: int | None) -> None:
+    """Set the number of threads. By default kernels use every core and torch one: its operations here are small, and
+    on a busy machine two threads that wait for each other are ten times slower than one."""
     if number is None:
         torch.set_num_threads(1)
         return

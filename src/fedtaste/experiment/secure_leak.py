@@ -1,4 +1,4 @@
-"""What secure sums without noise give away: the F1 of an attacker who keeps the sums of several rounds of a run.
+"""Leakage of secure sums without noise: the F1 of an attacker who keeps the sums of several rounds of a run.
 
 `run` measures it for its own configuration and puts it into the result and its notes; `fedtaste audit` has more.
 """
@@ -15,16 +15,17 @@ from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import SecureLeak
 from fedtaste.experiment.settings import Settings
 from fedtaste.tasks.base import Task
+from fedtaste.text import count
 from fedtaste.wire.parse import parse
 
-ROUNDS = 6  # that the attacker sees, at most: what one round does not tell, six hardly do
-GROUPS, PEOPLE = 6, 100  # groups that are attacked, and people of one sum of everybody
+ROUNDS = 6  # the most rounds that the attacker sees; more hardly help
+GROUPS, PEOPLE = 6, 100  # the groups that are attacked; the people who are attacked in one sum of everybody
 
 
 def secure_leak(plan: Plan, task: Task, settings: Settings, watch: ProgressListener) -> SecureLeak | None:
-    """What an attacker recovers from the sums of a run; None where there are no secure sums, where they have noise, or
-    where there are no items to guess. Groups are trained independently, so a few of them are trained and attacked; one
-    sum of everybody is trained as a whole."""
+    """Attack the secure sums of a run; None where it has none, where they have noise, or where there are no items to
+    guess. Groups do not depend on each other, so only a few of them are trained and attacked; with one sum of everybody
+    all people are trained."""
     if plan.wire.stage.secure_sum is None or plan.wire.noisy or task.facts.kind not in ("ranking", "ratings"):
         return None
     federation = task.federation("final", plan.method, plan.sampling, None)
@@ -41,10 +42,10 @@ def secure_leak(plan: Plan, task: Task, settings: Settings, watch: ProgressListe
 
 
 def leak_note(leak: SecureLeak) -> str:
-    """The figures in a sentence."""
-    rounds = f"{leak.rounds} round{'s' * (leak.rounds != 1)}"
+    """The leak as a note of the result."""
     return (
-        f"Secure sums without noise promise nothing: a server that keeps the sums of {rounds} recovers people's items "
+        "Secure sums without noise promise nothing: a server that keeps the sums of "
+        f"{count(leak.rounds, 'round')} recovers people's items "
         f"with F1 {leak.f1:.3f} (worst person {leak.worst_f1:.3f}; knowing only what is popular gives "
         f"{leak.popularity_f1:.3f}). Add noise (--wire clip=1,noise=1,secure)."
     )

@@ -6,7 +6,6 @@ threads than cores) are checked later, in `prepare`; the settings of a method (`
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -16,7 +15,7 @@ MAX_SEED = 2**63 - 1
 
 
 def _cohort(value: object) -> object:
-    """Read `10` as a number of people and `0.1` as a share of them."""
+    """Read "10" as a number of people and "1.0" as a share of them, which pydantic would read as one person."""
     try:
         if isinstance(value, str):
             return int(value) if value.lstrip("+-").isdecimal() else float(value)
@@ -27,28 +26,19 @@ def _cohort(value: object) -> object:
     return value
 
 
-def _new_people(value: object) -> object:
-    """Read a share from 0 to below 1, or `folds`."""
-    if value == "folds":
-        return value
-    try:
-        share = float(value) if isinstance(value, str | int | float) else math.nan
-    except ValueError:
-        share = math.nan
-    if not 0 <= share < 1:
-        raise ValueError("must be a share from 0 to below 1, or folds")
-    return share
-
-
 Share = Annotated[float, Ge(0), Le(1), AllowInfNan(False)]
 Seed = Annotated[int, Ge(0), Le(MAX_SEED)]
 Positive = Annotated[float, Gt(0), AllowInfNan(False)]
 
 
-class Settings(BaseModel):
-    """What one experiment is asked to do. Values that are left out get their defaults in `plan`."""
+class Options(BaseModel):
+    """Options whose docstrings are their help texts; unknown ones are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Settings(Options):
+    """The settings of one experiment. Values that are left out get their defaults in `plan`."""
 
     data: str = "ml-100k"
     """A name of `fedtaste data list`, a CSV or Parquet file, or a folder with train.csv and test.csv."""
@@ -68,7 +58,7 @@ class Settings(BaseModel):
     """How results are measured: clean, or published (the rules of the papers, which leak test items)."""
     split: Literal["leave-one-out", "temporal", "random"] = "leave-one-out"
     """How each history is split into training, validation and test."""
-    new_people: Annotated[float | Literal["folds"], BeforeValidator(_new_people)] | None = None
+    new_people: Annotated[float, Ge(0), Lt(1)] | Literal["folds"] | None = None
     """The share of people who take no part in training and are evaluated as new (default 0.1), or `folds`: ten further
     trainings, in which everybody is new once."""
     tolerance: Share | None = None
@@ -86,8 +76,9 @@ class Settings(BaseModel):
     threads: Annotated[int, Ge(1)] | None = None
     """The number of threads; compiled code uses all cores when it is left out."""
     wire: str = ""
-    """What happens to uploads, as in clip=1.0,noise=0.8,secure. In this order: sparsify=0.1, quantise=8, clip=1.0,
-    noise=0.8 (or local=1.0), secure (or secure=10); or, in place of the plain sum: bound, trim=0.1, median, krum=0.1."""
+    """The stages of uploads, as in clip=1.0,noise=0.8,secure. In this order: sparsify=0.1, quantise=8, clip=1.0,
+    noise=0.8 (or local=1.0), secure (or secure=10); or, in place of the plain sum: bound, trim=0.1, median,
+    krum=0.1."""
     epsilon: Positive | None = None
     """The privacy budget of the whole run for each person; the noise is solved for. Smaller is more private."""
     delta: Annotated[float, Gt(0), Lt(1)] | None = None
@@ -111,10 +102,8 @@ class Settings(BaseModel):
         return 0.0 if isinstance(self.new_people, str) else self.new_people
 
 
-class FederationSettings(BaseModel):
-    """What a federation of processes (`fedtaste federate`) needs to know beside the settings of its run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class FederationSettings(Options):
+    """The settings of a federation of processes (`fedtaste federate`) beside those of its run."""
 
     nodes: Annotated[int, Ge(1), Le(1000)] = 4
     """The number of SuperNodes, among which everybody's data are divided."""

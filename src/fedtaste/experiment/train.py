@@ -18,18 +18,16 @@ import torch
 
 from fedtaste.core import People
 from fedtaste.data import splits
-from fedtaste.data.interactions import Interactions
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
 from fedtaste.engine.backends import choose_backend
 from fedtaste.engine.run import Convergence, Round, State, begin, run
-from fedtaste.errors import DivergedError, SettingError
-from fedtaste.experiment.evaluate import Trained, write_result
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.experiment.evaluate import Trained
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.privacy import adds_noise, phase_key, privacy_statement, require_cohort
 from fedtaste.experiment.progress import Progress, ProgressListener, RemoteClients, Silent
-from fedtaste.experiment.resources import threads
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.federation import Federation, cohort_size
@@ -40,13 +38,14 @@ from fedtaste.tasks.ranking import ranking_task
 from fedtaste.tasks.ratings import Ratings, split_for_ratings
 from fedtaste.tasks.serve import passes
 from fedtaste.wire.packing import pack
+from fedtaste.wire.validation import REASONS
 
 FOLDS = 10  # of --new-people folds
-Data = Interactions | BroughtSplit | Supervised
+DIVERGENCE = {"non-finite", "too large"}  # reasons to refuse an upload that a learning rate explains
 
 
 def make_task(settings: Settings, data: Data) -> Task:
-    """The task of these settings and data; raises SettingError for a task or an option that the data do not have."""
+    """The task of these settings and data; SettingError for a task or an option that the data do not allow."""
     possible = [data.task] if isinstance(data, Supervised) else ["ranking", "ratings"]
     kind = settings.task or possible[0]
     if kind not in possible:
@@ -72,61 +71,64 @@ def make_task(settings: Settings, data: Data) -> Task:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One experiment that is ready to run: its settings with the data, the task and the plan made from them, once."""
+    """One experiment that is ready to run: its settings, with the data, the task and the plan that follow from them."""
 
     settings: Settings
     data: Data | None  # None where clients are remote and hold their data themselves
     task: Task
     plan: Plan
-    seconds: float  # what preparing took
+    seconds: float  # that preparing took
 
 
 def prepare(
     settings: Settings, data: Data, *, task: Task | None = None, strict: bool = False, began: float | None = None
 ) -> Prepared:
-    """Make the task and the plan, and raise SettingError for everything that can be known to be wrong before training.
+    """Make the task and the plan, and raise SettingError for every mistake that can be detected before training.
 
-    Pass `task` where several runs share it (a comparison). `strict` also refuses options that this one run would not
-    read; in a comparison some methods may read them. `began` (time.perf_counter) is when loading the data began, where
-    the setup time of the result is to include it.
+    Pass `task` where several runs share it (a comparison). `strict` also refuses options that this run would not read;
+    in a comparison some methods may read them. `began` (time.perf_counter) is when loading the data began, where the
+    setup time of the result should include it.
     """
     began = time.perf_counter() if began is None else began
     task = task or make_task(settings, data)
-    made = plan(settings, task.facts)
-    require_cohort(made.wire.mechanism, max(task.facts.people, 1), made.rounds, made.delta)
-    threads(settings.threads)
-    choose_backend(settings.backend, made.method, made.wire.stage)
+    run_plan = _checked_plan(settings, task)
+    set_threads(settings.threads)
+    choose_backend(settings.backend, run_plan.method, run_plan.wire.stage)
     if not len(task.seen):
         raise SettingError(f"--new-people {settings.new_people} leaves nobody to learn from. Give a smaller share.")
     if settings.cohort is not None:  # it must fit the phase with the fewest people
         fold = splits.folds(task.people, FOLDS, settings.seed)
         left_out = [np.flatnonzero(fold == number) for number in range(FOLDS)] if settings.folds else []
-        parts = [task.federation("search", made.method, made.sampling, without) for without in [None, *left_out]]
+        parts = [task.federation("search", run_plan.method, run_plan.sampling, who) for who in [None, *left_out]]
         cohort_size(settings.cohort, min(len(part.members) for part in parts))
     if strict:
-        _refuse_idle_options(settings, made)
-    return Prepared(settings, data, task, made, time.perf_counter() - began)
+        _refuse_idle_options(settings, run_plan)
+    return Prepared(settings, data, task, run_plan, time.perf_counter() - began)
 
 
-def _refuse_idle_options(settings: Settings, made: Plan) -> None:
+def prepare_remote(settings: Settings, task: Task) -> Prepared:
+    """Prepare an experiment whose clients are remote (flower/server.py) and hold the data; `task` reaches them."""
+    began = time.perf_counter()
+    return Prepared(settings, None, task, _checked_plan(settings, task, elsewhere=True), time.perf_counter() - began)
+
+
+def _checked_plan(settings: Settings, task: Task, elsewhere: bool = False) -> Plan:
+    run_plan = plan(settings, task.facts, elsewhere)
+    require_cohort(run_plan.wire.mechanism, max(task.facts.people, 1), run_plan.rounds, run_plan.delta)
+    return run_plan
+
+
+def _refuse_idle_options(settings: Settings, run_plan: Plan) -> None:
     """Raise SettingError for --store and --download where this method has nothing that they apply to."""
     if settings.store == "memory" and settings.download == "dense":
         return
-    shared, private = made.method.init(made.model.init(torch.Generator()))
-    if settings.store != "memory" and not set(private) & set(made.method.rows):
+    shared, private = run_plan.method.init(run_plan.model.init(torch.Generator()))
+    if settings.store != "memory" and not set(private) & set(run_plan.method.rows):
         raise SettingError(f"--store disk would change nothing: {settings.method} keeps no own rows. Leave it out.")
     if settings.download != "dense" and not any(v.ndim == 2 and v.dtype == torch.float32 for v in shared.values()):
         raise SettingError(
             f"--download {settings.download} would change nothing: {settings.method} downloads no table. Leave it out."
         )
-
-
-def prepare_remote(settings: Settings, task: Task) -> Prepared:
-    """The same for remote clients (flower/server.py), who hold the data and have a task of their own."""
-    began = time.perf_counter()
-    made = plan(settings, task.facts, elsewhere=True)
-    require_cohort(made.wire.mechanism, max(task.facts.people, 1), made.rounds, made.delta)
-    return Prepared(settings, None, task, made, time.perf_counter() - began)
 
 
 def execute(
@@ -136,20 +138,13 @@ def execute(
     *,
     remote: RemoteClients | None = None,
 ) -> RunResult:
-    """Run, or resume, the experiment of this folder; returns the result that `--json` prints. `remote` runs clients that
-    are not in this process."""
+    """Run, or resume, the experiment of this folder; returns the result that `--json` prints. `remote` runs clients
+    that are not in this process."""
     with lock_folder(folder.path):
-        threads(prepared.settings.threads)
-        folder.same_plan(prepared.plan.settings, prepared.task.facts)
+        set_threads(prepared.settings.threads)
+        folder.require_same_plan(prepared.plan.settings, prepared.task.facts)
         training = Training(prepared, folder, listener or Silent(), remote)
-        state = training.run()
-        return write_result(
-            folder,
-            Trained(
-                prepared.plan, prepared.task, prepared.settings, training.progress, training.received(state),
-                prepared.seconds, training.listener, remote,
-            ),
-        )  # fmt: skip
+        return Trained(training, training.served(training.run())).write_result()
 
 
 class Training:
@@ -159,6 +154,7 @@ class Training:
         self, prepared: Prepared, folder: RunFolder, listener: ProgressListener, remote: RemoteClients | None
     ) -> None:
         self.settings, self.task, self.plan = prepared.settings, prepared.task, prepared.plan
+        self.setup_seconds = prepared.seconds
         self.folder, self.listener, self.remote = folder, listener, remote
         self.searches = self.task.validates and self.plan.searches
         self._resumed, progress = folder.restore(lambda: self.begin(self.federation("final")))
@@ -167,7 +163,7 @@ class Training:
             remote.recall(self.progress.fleet)
 
     def run(self) -> State:
-        """Train every phase that is left; returns the final state."""
+        """Train the phases that are left; returns the state after the final phase."""
         final: State | None = None
         if self.progress.phase == "search":
             Phase(self, self._pop_resumed()).run()
@@ -177,7 +173,7 @@ class Training:
             self.folder.save_final(final)
             self.enter("fold-0")
         if self.settings.folds:
-            final = None  # ten more trainings: two states at once may be too many
+            final = None  # ten more trainings follow, and two states may not fit into memory
             self._train_folds()
         return final or self.folder.final(self.begin(self.federation("final")))
 
@@ -206,13 +202,10 @@ class Training:
         rows = self.folder.path / "private" if self.settings.store == "disk" else None
         return begin(self.plan.method, self.plan.model, federation, self.plan.seed, rows)
 
-    def received(self, state: State) -> State:
-        """What people are served with: the shared parameters as they come out of a download."""
-        return replace(state, shared=pack(state.shared, self.settings.download)[1])
-
     def served(self, state: State) -> Served:
-        """The method in this state, as people are served with it."""
-        return Served(self.plan.method, self.plan.model, self.received(state), self.plan.sampling)
+        """The method as people are served with it, with the shared parameters that a client decodes from a download."""
+        state = replace(state, shared=pack(state.shared, self.settings.download)[1])
+        return Served(self.plan.method, self.plan.model, state, self.plan.sampling)
 
     def enter(self, phase: str, *, forget_versions: bool = False) -> None:
         """Begin a phase, with nothing trained in it yet."""
@@ -224,7 +217,7 @@ class Training:
 
 
 class Phase:
-    """One phase of the training, from its checkpoint or from the start to its last round."""
+    """One phase of the training, from its checkpoint or its first round to its last round."""
 
     def __init__(self, training: Training, state: State | None, without: People | None = None) -> None:
         self.training, self.plan, self.task = training, training.plan, training.task
@@ -310,7 +303,7 @@ class Phase:
         return [sign * point["valid"][name] if point["valid"] else None for point in self.progress.curve]
 
     def _save_sometimes(self) -> None:
-        """Save a checkpoint: with remote clients after every round, otherwise for a tenth of the time at most."""
+        """Save a checkpoint: with remote clients after every round, otherwise for at most a tenth of the time."""
         if self.training.remote:
             self.progress.fleet = self.training.remote.note()
         if self.training.remote or time.perf_counter() - self.saved > max(1.0, 10 * self.save_seconds):
@@ -320,7 +313,7 @@ class Phase:
             self.save_seconds = self.saved - began
 
     def _require_uploads(self) -> None:
-        """Raise where every upload of the final phase was refused: nothing was learnt."""
+        """Raise an error where every upload of the final phase was refused; its advice follows from the reasons."""
         rejected = self.progress.rejected
         if self.progress.phase != "final" or not rejected or self.progress.traffic["uploads"]:
             return
@@ -332,7 +325,13 @@ class Phase:
                 "(--dropout), or make groups smaller (secure=10)."
             )
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in rejected.items())
-        raise DivergedError(
-            f"Every upload was refused ({reasons}{self.first_refused}): nothing was learnt. A learning rate (lr), or "
-            "lam of fedrap, is likely too large: try a tenth of it."
+        problem = f"Every upload was refused ({reasons}{self.first_refused}): nothing was learnt."
+        if DIVERGENCE & set(rejected):
+            raise DivergedError(
+                f"{problem} A learning rate (lr), or lam of fedrap, is likely too large: try a tenth of it."
+            )
+        meanings = ", ".join(REASONS.get(reason, reason) for reason in rejected)
+        raise RunError(
+            f"{problem} The uploads were: {meanings}. Check that server and clients use the same version of fedtaste, "
+            "the same settings and this run."
         )

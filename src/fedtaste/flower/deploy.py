@@ -34,9 +34,9 @@ from fedtaste.data.sources import SOURCES
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import BroughtSplit, labels, stem, vocabulary
 from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.folder import Data
 from fedtaste.experiment.plan import plan
 from fedtaste.experiment.settings import FederationSettings, Settings
-from fedtaste.experiment.train import Data
 from fedtaste.flower import certificates
 from fedtaste.flower.certificates import private_folder
 from fedtaste.flower.processes import Config, to_toml

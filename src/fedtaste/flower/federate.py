@@ -15,11 +15,10 @@ from pydantic import ValidationError
 
 from fedtaste import __version__
 from fedtaste.errors import RunError, SettingError
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import FederationSettings, Settings
-from fedtaste.experiment.train import Data
 from fedtaste.files.lock import lock_folder
 from fedtaste.flower.certificates import LOOPBACK_HOSTS
 from fedtaste.flower.cluster import Cluster

@@ -34,7 +34,7 @@ from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, FedtasteError, RunError, SettingError
 from fedtaste.evaluation.metric_sums import tally
 from fedtaste.experiment.plan import Plan, plan
-from fedtaste.experiment.resources import threads
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.files.atomic import write_atomically
 from fedtaste.flower.answered_rounds import NodeConfig, answer_once, node_store
@@ -329,7 +329,7 @@ class Node:
         data, settings = self.load(self, order), parse_settings(order)
         if data.plan.method.pooled or not order.phase:
             raise SettingError("The federation asked for something that no node does. Use another method.")
-        threads(settings.threads)
+        set_threads(settings.threads)
         method, model = data.plan.method, data.plan.model
         shared, initial = method.init(model.init(torch.Generator().manual_seed(data.plan.seed)))
         try:

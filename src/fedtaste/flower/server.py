@@ -403,7 +403,7 @@ def _serve(grid: Grid, config: RunConfig, folder: RunFolder, status: StatusWrite
     settings, items = folder.settings(), folder.read("items.json")
     names = items["names"]
     validation.refuse_unfit(settings)
-    folder.same_version(__version__)
+    folder.require_same_version(__version__)
     nodes, least = int(_config_number(config, "nodes", 1)), _config_number(config, "least", 0.5)
     deadline = _config_number(config, "deadline", 600.0)
     common = validation.common_fields(settings, folder.run_id, catalogue_hash(names))

@@ -35,7 +35,7 @@ from fedtaste.tasks.ratings import Ratings, split_for_ratings
 from fedtaste.text import count
 
 if TYPE_CHECKING:
-    from fedtaste.experiment.train import Data  # imports scipy, which a node does not need
+    from fedtaste.experiment.folder import Data  # imports scipy, which a node does not need
 
 FORMAT = "fedtaste-shard-1"
 CUT_SETTINGS = ("task", "protocol", "split", "seed")  # a shard is valid for one value of each

@@ -125,7 +125,7 @@ def one_person(plan: Plan, facts: Facts, history: Histories | None = None) -> Fe
 def _newcomer_scores(run: OpenRun, history: Histories, timed: bool) -> Scores:
     """Scores for somebody new, whose private parameters start as everybody's did and adapt here."""
     plan = run.plan(replace(run.facts, timed=timed))
-    run.folder.same_plan(plan.settings)
+    run.folder.require_same_plan(plan.settings)
     device = one_person(plan, run.facts, history)
     start = begin(plan.method, plan.model, device, plan.seed)
     shared = run.folder.model(start.shared)
@@ -137,12 +137,12 @@ def _member_scores(run: OpenRun, name: str, cache: Path | None) -> tuple[Histori
     """(history, scores) of somebody of the data, with their whole history and their private parameters."""
     settings, folder = run.settings, run.folder
     data = load(settings.data, seed=settings.seed, cache=cache)
-    folder.same_data(data)
+    folder.require_same_data(data)
     interactions = data.train if isinstance(data, BroughtSplit) else data
     assert isinstance(interactions, Interactions)
     number, task = _person_number(name, interactions), make_task(settings, data)
     plan = run.plan(task.facts)
-    folder.same_plan(plan.settings)
+    folder.require_same_plan(plan.settings)
     fresh = begin(plan.method, plan.model, task.federation("final", plan.method, plan.sampling, None), plan.seed)
     if folder.federated and fresh.private.initial:
         raise SettingError(
