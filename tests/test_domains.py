@@ -15,7 +15,7 @@ from fedtaste.data.images import resampling_weights, resize
 from fedtaste.data.options import split_path
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 
 REAL = Path(__file__).parents[1].parent / "shared" / "data" / "digits"
@@ -246,7 +246,7 @@ def test_a_split_of_ratings_stays_one_although_arrays_lie_beside_it(tmp_path):
     for part in ("train", "test"):
         (tmp_path / f"{part}.csv").write_text("user,item\na,x\nb,y\n")
     save(tmp_path / "one.npz")
-    assert isinstance(load(str(tmp_path)), BroughtSplit)
+    assert isinstance(load(str(tmp_path)), UserSplit)
 
 
 def test_paths_with_commas_and_colons(tmp_path):

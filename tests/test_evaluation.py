@@ -165,6 +165,15 @@ def test_ties_count_against_the_positive():
     assert full_ranks(torch.zeros(1, 6), ragged([1, 2]), ragged([3]), np.array([0])).tolist() == [4]
 
 
+def test_undefined_scores_are_the_worst_in_both_rankings():
+    mine, theirs = np.array([[False, False, True]]), np.array([[True, True, False]])
+    for scores in ([1.0, 0.0, torch.nan], [1.0, 0.0, torch.inf], [torch.nan] * 3):
+        assert sampled_ranks(torch.tensor([scores]), mine, theirs).tolist() == [3]
+        assert full_ranks(torch.tensor([scores]), ragged([]), ragged([2]), np.array([0])).tolist() == [3]
+    seen = full_ranks(torch.tensor([[1.0, 0.0, torch.nan]]), ragged([0]), ragged([2]), np.array([0]))
+    assert seen.tolist() == [2]  # the history is not ranked against
+
+
 def test_full_ranks_leave_out_history_and_other_positives():
     scores = torch.tensor([[9.0, 8, 7, 6, 5]])
     assert full_ranks(scores, ragged([0]), ragged([2, 4]), np.array([0])).tolist() == [2, 3]
@@ -244,10 +253,10 @@ def test_the_store_keeps_touched_rows_only():
     assert torch.equal(copy.gather(np.arange(4))["item"], store.gather(np.arange(4))["item"])
 
 
-def test_brought_negatives_are_made_fit():
+def test_user_negatives_are_made_fit():
     """A test item is no negative, a pair counts once, and who was given none gets drawn ones; all of it is said."""
     test, drawn = ragged([1], [2], []), ragged([7, 8], [8, 9], [7])
-    kept, notes = splits._brought_negatives(ragged([1, 5, 5], [], [3]), test, drawn)
+    kept, notes = splits._user_negatives(ragged([1, 5, 5], [], [3]), test, drawn)
     assert lists(kept) == [[5], [8, 9], [3]]
     assert "2 brought negatives are left out" in notes[1] and "1 person has no brought negatives" in notes[2]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import load
-from fedtaste.data.user_files import BroughtSplit, read_interactions, read_split, save
+from fedtaste.data.user_files import UserSplit, read_interactions, read_split, save
 from fedtaste.errors import DataError
 
 GOOD = "user,item,rating,timestamp\nb,10,3,100\na,9,4.5,50\nb,9,1,200\n"
@@ -309,7 +309,7 @@ def test_a_split_of_ones_own(tmp_path):
         items="item,title,genres\n10,Ten,Drama\n60,Sixty,\n",
     )
     split = load(str(folder))
-    assert isinstance(split, BroughtSplit) and split.name == tmp_path.name
+    assert isinstance(split, UserSplit) and split.name == tmp_path.name
     for part in (split.train, split.valid, split.test):
         assert part.people == ("1", "2", "3") and part.items == ("10", "20", "30", "40", "50", "60")
         assert part.titles == ("Ten", "20", "30", "40", "50", "Sixty")

@@ -6,16 +6,16 @@ import numpy as np
 
 from fedtaste.data.interactions import Floats, Interactions
 from fedtaste.data.supervised import Supervised, shape_text
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 
 FEW = 20  # clients or classes that fit a screen
 
 
-def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, object]:
+def facts(data: Interactions | UserSplit | Supervised) -> dict[str, object]:
     """Counts and ranges of a data set, by name."""
     if isinstance(data, Supervised):
         return _client_facts(data)
-    table = data.train if isinstance(data, BroughtSplit) else data
+    table = data.train if isinstance(data, UserSplit) else data
     activity = np.bincount(table.person, minlength=len(table.people))
     popularity = np.sort(np.bincount(table.item, minlength=len(table.items)))[::-1]
     tenth = popularity[: max(1, len(popularity) // 10)].sum() / max(len(table), 1)
@@ -28,13 +28,13 @@ def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, object]:
         "ratings": _span(table.value) if table.value is not None else "none",
         "time": "none" if table.time is None else f"{table.time.min():.0f} to {table.time.max():.0f} (seconds)",
     }  # fmt: skip
-    if isinstance(data, BroughtSplit):
+    if isinstance(data, UserSplit):
         counts |= {
             "valid": 0 if data.valid is None else len(data.valid),
             "test": len(data.test),
             "negatives": 0 if data.negatives is None else len(data.negatives),
         }
-    notes = data.notes if isinstance(data, BroughtSplit) else table.notes
+    notes = data.notes if isinstance(data, UserSplit) else table.notes
     return counts | ({"notes": " ".join(notes)} if notes else {})
 
 

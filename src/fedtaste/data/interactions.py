@@ -117,6 +117,11 @@ class Interactions:
     def __len__(self) -> int:
         return len(self.person)
 
+    @property
+    def table(self) -> Interactions:
+        """The interactions themselves; of a UserSplit, its training part."""
+        return self
+
     def noted(self, *notes: str) -> Interactions:
         return replace(self, notes=self.notes + notes)
 

@@ -32,7 +32,7 @@ from fedtaste.data.publishers import (
 )
 from fedtaste.data.supervised import Supervised, linear
 from fedtaste.data.synthetic import synthetic
-from fedtaste.data.user_files import BroughtSplit, read_interactions, read_split
+from fedtaste.data.user_files import UserSplit, read_interactions, read_split
 from fedtaste.errors import DataError
 from fedtaste.text import did_you_mean
 
@@ -85,7 +85,7 @@ class Source:
 
 def load(
     name_or_path: str, *, seed: int = 0, cache: Path | None = None, log: Log = lambda _: None
-) -> Interactions | BroughtSplit | Supervised:
+) -> Interactions | UserSplit | Supervised:
     """Load a data set by a name of `SOURCES`, or a file with columns, or a folder with a split or with domains.
 
     A name may have a size or options after a colon: `synthetic:60x40x500`, `tafeng:customers`, `logistic:R=0.1`.

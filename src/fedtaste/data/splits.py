@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtaste.core import People
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SPLIT, TEST, VALID, distinct_negatives, key_of, uniform
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
@@ -71,7 +71,7 @@ def random_share(histories: Histories, catalogue: int, seed: int, shares: tuple[
     return _cut(histories, train, valid, _draw_negatives(histories, catalogue, seed))
 
 
-def brought(data: BroughtSplit, seed: int) -> Split:
+def brought(data: UserSplit, seed: int) -> Split:
     """The user's own split, as it is, with the user's negatives where there are any."""
     train, test = data.train.histories(seed), data.test.histories(seed)
     valid = data.valid.histories(seed) if data.valid is not None else Histories.empty(train.people)
@@ -82,12 +82,12 @@ def brought(data: BroughtSplit, seed: int) -> Split:
         train, valid = leave_last(train)
     on_test = negatives.test
     if data.negatives is not None:
-        on_test, more = _brought_negatives(data.negatives, test, on_test)
+        on_test, more = _user_negatives(data.negatives, test, on_test)
         notes += more
     return Split(train, valid, test, negatives.valid, on_test, notes)
 
 
-def _brought_negatives(brought: Histories, test: Histories, drawn: Histories) -> tuple[Histories, tuple[str, ...]]:
+def _user_negatives(brought: Histories, test: Histories, drawn: Histories) -> tuple[Histories, tuple[str, ...]]:
     """(negatives, notes): the user's, less the person's own test items; drawn ones for people without any."""
     negatives = brought.distinct().without(test)
     usual = int(np.median(negatives.lengths[test.lengths > 0]))

@@ -30,8 +30,8 @@ PARTS = ("train", "test", "valid", "negatives", "items")
 
 
 @dataclass(frozen=True, eq=False)
-class BroughtSplit:
-    """A split that the user made, used as it is; all parts share one vocabulary of people and one of items."""
+class UserSplit:
+    """A split into training and test files that the user supplies. All parts have the same vocabularies."""
 
     name: str
     train: Interactions
@@ -39,6 +39,11 @@ class BroughtSplit:
     valid: Interactions | None = None
     negatives: Histories | None = None  # by person, in file order: items to rank the test items against
     notes: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> Interactions:
+        """The training part, from which names, titles and counts are read."""
+        return self.train
 
 
 def read_interactions(path: Path) -> Interactions:
@@ -48,7 +53,7 @@ def read_interactions(path: Path) -> Interactions:
     return build(stem(path), table, people, items, labels([table], "title", items), labels([table], "genres", items))
 
 
-def read_split(folder: Path) -> BroughtSplit:
+def read_split(folder: Path) -> UserSplit:
     """A folder with train, test and optionally valid, negatives (user, item) and items (item, title, genres)."""
     tables = {part: read_table(path, *columns(part)) for part in PARTS if (path := find(folder, part))}
     parts = [tables[part] for part in ("train", "valid", "test") if part in tables]
@@ -65,7 +70,7 @@ def read_split(folder: Path) -> BroughtSplit:
     assert train is not None and test is not None  # `find` has refused the folder otherwise
     negatives = grouped(tables["negatives"], people, items) if "negatives" in tables else None
     notes = tuple(f"{part.name}: {note}" for part in (train, valid, test) if part is not None for note in part.notes)
-    return BroughtSplit(name, train, test, valid, negatives, notes + overlap(train, test))
+    return UserSplit(name, train, test, valid, negatives, notes + overlap(train, test))
 
 
 def read_likes(path: Path) -> tuple[list[str], Floats | None, NDArray[np.float64] | None]:

@@ -20,7 +20,7 @@ from fedtaste.core import People
 from fedtaste.data import splits
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.backends import choose_backend
 from fedtaste.engine.run import Convergence, Round, State, begin, run
 from fedtaste.errors import DivergedError, SettingError
@@ -42,7 +42,7 @@ from fedtaste.tasks.serve import passes
 from fedtaste.wire.packing import pack
 
 FOLDS = 10  # of --new-people folds
-Data = Interactions | BroughtSplit | Supervised
+Data = Interactions | UserSplit | Supervised
 
 
 def make_task(settings: Settings, data: Data) -> Task:

@@ -10,7 +10,7 @@ from fedtaste.core import Method, People
 from fedtaste.data import splits
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.evaluation import protocol
 from fedtaste.evaluation.protocol import HeldOut, RankingMetrics, rank_full, rank_sampled
@@ -124,17 +124,17 @@ class Ranking(Task):
 
 
 def ranking_task(
-    data: Interactions | BroughtSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
+    data: Interactions | UserSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
 ) -> Ranking:
     """The ranking task of a data set, with the public item features that its titles and genres give."""
     parts = split_for_ranking(data, protocol_name, split_name, seed)
     task = Ranking(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
-    about = data.train if isinstance(data, BroughtSplit) else data
+    about = data.train if isinstance(data, UserSplit) else data
     task.facts = task.facts.described(about.titles, about.genres)
     return task
 
 
-def split_for_ranking(data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int) -> TaskData:
+def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_name: str, seed: int) -> TaskData:
     """What is learnt from, what chooses the round and what is evaluated; values are 1."""
     split, timed, about = _ranking_split(data, protocol_name, split_name, seed)
     taken = {"train": split.train, "valid": split.valid, "test": split.test}
@@ -144,10 +144,10 @@ def split_for_ranking(data: Interactions | BroughtSplit, protocol_name: str, spl
 
 
 def _ranking_split(
-    data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int
+    data: Interactions | UserSplit, protocol_name: str, split_name: str, seed: int
 ) -> tuple[splits.Split, bool, Interactions]:
     """(the split, whether the data have time, the data that it is of)."""
-    if isinstance(data, BroughtSplit):
+    if isinstance(data, UserSplit):
         timed = data.train.time is not None
         about = data.train.require().noted(*data.notes, *(() if timed else ("No time in the data: recency is off.",)))
         return splits.brought(data, seed), timed, about

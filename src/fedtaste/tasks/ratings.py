@@ -8,7 +8,7 @@ from fedtaste.core import Method, People
 from fedtaste.data import splits
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE, TRAIN
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.evaluation.protocol import PredictionErrors, rating_errors
 from fedtaste.federation import Federation, of_histories, pooled
@@ -76,9 +76,9 @@ class Ratings(Task):
         return rating_errors(ready, asked.take(people), self.scale)
 
 
-def split_for_ratings(data: Interactions | BroughtSplit, seed: int) -> TaskData:
+def split_for_ratings(data: Interactions | UserSplit, seed: int) -> TaskData:
     """What is learnt from and what is asked: of seen people, of new ones and of those who choose the round."""
-    whole = data.train if isinstance(data, BroughtSplit) else data
+    whole = data.train if isinstance(data, UserSplit) else data
     whole.require()
     if whole.value is None:
         raise DataError(f"{whole.name} has no ratings. Bring a rating column, or use --task ranking.")
@@ -86,7 +86,7 @@ def split_for_ratings(data: Interactions | BroughtSplit, seed: int) -> TaskData:
     if not largest <= LARGEST:
         raise DataError(f"Ratings must be at most {LARGEST:g}, got {largest:g} in {whole.name}. Correct it.")
     notes = whole.notes
-    if isinstance(data, BroughtSplit):
+    if isinstance(data, UserSplit):
         train, asked = whole.histories(seed), data.test.histories(seed)
         train = train if data.valid is None else train.then(data.valid.histories(seed))
         support, query = train, asked
