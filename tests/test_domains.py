@@ -10,10 +10,8 @@ import pytest
 from PIL import Image
 
 from fedtaste.data.digits import load_handwritten
-from fedtaste.data.domains import domains
-from fedtaste.data.images import resampling_weights, resize
-from fedtaste.data.options import split_path
-from fedtaste.data.sources import load
+from fedtaste.data.domains import domains, resampling_weights, resize
+from fedtaste.data.sources import load, split_path
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError

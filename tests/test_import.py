@@ -17,6 +17,8 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import load
 from fedtaste.data.user_files import UserSplit, read_interactions, read_split, save
 from fedtaste.errors import DataError
+from fedtaste.tasks.ranking import split_for_ranking
+from fedtaste.tasks.ratings import split_for_ratings
 
 GOOD = "user,item,rating,timestamp\nb,10,3,100\na,9,4.5,50\nb,9,1,200\n"
 ARRAYS, NAMES = ("person", "item", "value", "time"), ("name", "people", "items", "titles", "genres")
@@ -344,6 +346,14 @@ def test_a_split_that_tests_on_its_training_pairs_says_so(tmp_path):
     split = read_split(split_folder(tmp_path, test="user,item\n1,10\n1,30\n1,30\n"))
     assert split.notes[0].endswith("/test: 1 duplicate pair: the last row of each was kept.")
     assert split.notes[1] == "1 test pair also in train: results will be too good."
+
+
+def test_every_task_reports_the_notes_of_a_split_once(tmp_path):
+    train = "user,item,rating,timestamp\n1,10,4,1\n1,10,3,2\n1,30,3,2\n2,10,5,1\n"
+    split = read_split(split_folder(tmp_path, train=train))
+    assert len(split.notes) == 2
+    for data in (split_for_ranking(split, "clean", "leave-one-out", 0), split_for_ratings(split, 0)):
+        assert data.notes[:2] == split.notes and not any("duplicate" in note for note in data.notes[2:])
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_client_without_examples_is_served_the_shared_model(method, tmp_path):
     x, y = DATA.features, DATA.targets
     data = replace(DATA, features=(*x[:3], x[3][:0]), targets=(*y[:3], y[3][:0]), truth=None, scales=None)
     result, state = ran(data, tmp_path / "run", method)
-    assert any("1 client has no examples and takes no part in learning: 3." in note for note in result.notes)
+    assert any("1 client has no examples and cannot take part in training: 3." in note for note in result.notes)
     last = result.by_client[3]
     expected = shares([state["shared.weight"].numpy()], DATA.test_features[3:], DATA.test_targets[3:])[0]
     assert last.accuracy == last.global_accuracy == pytest.approx(expected, abs=1e-6)
@@ -159,7 +159,7 @@ def test_prediction_does_not_depend_on_who_is_asked_beside():
     home = (DATA.features, DATA.targets)
     inputs = tuple(x[: 3 + 9 * i] for i, x in enumerate(DATA.test_features))
     state = list(run(method, model, of_arrays(*home), rounds=2))[-1].state
-    ask = lambda people: predict(method, model, state.shared, state.private, people, home, inputs)
+    ask = lambda people: predict(Served(method, model, state), people, home, inputs)
     together, apart = ask(np.array([2, 0, 3])), [ask(np.array([person]))[0] for person in (2, 0, 3)]
     assert [len(out) for out in together] == [21, 3, 30]
     assert all(np.allclose(one, two, atol=1e-6) for one, two in zip(together, apart))

@@ -268,6 +268,7 @@ def test_features_are_what_the_last_linear_layer_or_the_named_one_sees():
 
 def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
     """Then what stands beside an example changes its score: people are asked one at a time."""
+    from fedtaste.tasks.base import Served
     from fedtaste.tasks.clients import predict
 
     module = seeded(norm1(track_running_stats=False))
@@ -277,7 +278,7 @@ def test_statistics_that_are_not_kept_leave_no_padding_in_what_is_served():
     home = (inputs, tuple(np.zeros(len(x), np.float32) for x in inputs))
     method = fedavg(model)
     state = begin(method, model, of_arrays(*home))
-    outputs = predict(method, model, state.shared, state.private, np.arange(3), home, inputs)
+    outputs = predict(Served(method, model, state), np.arange(3), home, inputs)
     for x, out in zip(inputs, outputs):
         assert np.allclose(out, module(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
     with pytest.raises(SettingError, match="has no `features`"):
