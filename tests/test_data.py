@@ -11,10 +11,11 @@ import pytest
 
 from fedtaste.data import sources
 from fedtaste.data.archives import Archive, default_cache, fetch_url, obtain
+from fedtaste.data.generated import linear
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.publishers import GENRES_100K, parse_grouplens_100k, parse_recbole_100k
 from fedtaste.data.sources import ML_100K, SOURCES, load
-from fedtaste.data.supervised import Supervised, linear
+from fedtaste.data.supervised import Supervised
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import read_interactions, save
 from fedtaste.errors import ChecksumError, DataError

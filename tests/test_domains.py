@@ -11,12 +11,10 @@ import pytest
 from PIL import Image
 
 from fedtaste.data.digits import load_handwritten
-from fedtaste.data.domains import domains
-from fedtaste.data.images import resampling_weights, resize
-from fedtaste.data.options import split_path
-from fedtaste.data.sources import load
+from fedtaste.data.domains import domains, resampling_weights, resize
+from fedtaste.data.sources import load, split_path
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from support.errors import raises_with
 
@@ -247,7 +245,7 @@ def test_a_split_folder_with_an_array_file_is_read_as_a_split(tmp_path):
     for part in ("train", "test"):
         (tmp_path / f"{part}.csv").write_text("user,item\na,x\nb,y\n")
     save(tmp_path / "one.npz")
-    assert isinstance(load(str(tmp_path)), BroughtSplit)
+    assert isinstance(load(str(tmp_path)), UserSplit)
 
 
 def test_paths_may_contain_commas_and_colons(tmp_path):

@@ -74,11 +74,9 @@ def test_temporal_split_cuts_at_the_same_times_for_everybody():
 
 def test_support_and_query_divide_every_history():
     data = histories()
-    support, query = splits.support_query(data, 0.5)
-    assert lists(support.then(query)) == lists(data)
+    support, query = splits.support_query(data, 0.5, seed=1)
     assert (support.lengths >= 1).all() and (query.lengths >= 1).all()
-    again = splits.support_query(data, 0.5, seed=1)
-    assert [sorted(a + b) for a, b in zip(lists(again[0]), lists(again[1]))] == [sorted(row) for row in lists(data)]
+    assert [sorted(row) for row in lists(support.then(query))] == [sorted(row) for row in lists(data)]
 
 
 def test_held_out_people_and_folds_have_the_right_sizes():
@@ -155,6 +153,15 @@ def test_ties_count_against_the_positive():
     assert sampled_ranks(scores, positives, negatives).tolist() == [3]
     assert sampled_ranks(torch.full((1, 4), torch.nan), positives, negatives).tolist() == [4]  # NaN never wins
     assert full_ranks(torch.zeros(1, 6), ragged([1, 2]), ragged([3]), np.array([0])).tolist() == [4]
+
+
+def test_undefined_scores_are_the_worst_in_both_rankings():
+    mine, theirs = np.array([[False, False, True]]), np.array([[True, True, False]])
+    for scores in ([1.0, 0.0, torch.nan], [1.0, 0.0, torch.inf], [torch.nan] * 3):
+        assert sampled_ranks(torch.tensor([scores]), mine, theirs).tolist() == [3]
+        assert full_ranks(torch.tensor([scores]), ragged([]), ragged([2]), np.array([0])).tolist() == [3]
+    seen = full_ranks(torch.tensor([[1.0, 0.0, torch.nan]]), ragged([0]), ragged([2]), np.array([0]))
+    assert seen.tolist() == [2]  # the history is not ranked against
 
 
 def test_full_ranks_leave_out_history_and_other_positives():
@@ -238,9 +245,9 @@ def test_the_store_keeps_touched_rows_only():
 def test_negatives_of_the_user_are_cleaned_and_completed():
     """Test items and repeated pairs are left out, people without negatives get drawn ones, and notes report it."""
     test, drawn = ragged([1], [2], []), ragged([7, 8], [8, 9], [7])
-    kept, notes = splits._brought_negatives(ragged([1, 5, 5], [], [3]), test, drawn)
+    kept, notes = splits._user_negatives(ragged([1, 5, 5], [], [3]), test, drawn)
     assert lists(kept) == [[5], [8, 9], [3]]
-    assert "2 brought negatives are left out" in notes[1] and "1 person has no brought negatives" in notes[2]
+    assert "2 supplied negatives are left out" in notes[1] and "1 person has no supplied negatives" in notes[2]
 
 
 def test_negatives_exclude_pairs_that_are_in_train_and_test():

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import load
-from fedtaste.data.user_files import BroughtSplit, read_interactions, read_split, save
+from fedtaste.data.user_files import UserSplit, read_interactions, read_split, save
 from fedtaste.errors import DataError
+from fedtaste.tasks.ranking import split_for_ranking
+from fedtaste.tasks.ratings import split_for_ratings
 from support.errors import raises_with
 from support.files import same_interactions
 
@@ -299,7 +301,7 @@ def test_a_split_folder_with_all_parts_is_read(tmp_path):
         items="item,title,genres\n10,Ten,Drama\n60,Sixty,\n",
     )
     split = load(str(folder))
-    assert isinstance(split, BroughtSplit) and split.name == tmp_path.name
+    assert isinstance(split, UserSplit) and split.name == tmp_path.name
     for part in (split.train, split.valid, split.test):
         assert part.people == ("1", "2", "3") and part.items == ("10", "20", "30", "40", "50", "60")
         assert part.titles == ("Ten", "20", "30", "40", "50", "Sixty")
@@ -334,6 +336,14 @@ def test_test_pairs_that_are_also_in_train_are_noted(tmp_path):
     split = read_split(split_folder(tmp_path, test="user,item\n1,10\n1,30\n1,30\n"))
     assert split.notes[0].endswith("/test: 1 duplicate pair: the last row of each was kept.")
     assert split.notes[1] == "1 test pair also in train: results will be too good."
+
+
+def test_every_task_reports_the_notes_of_a_split_once(tmp_path):
+    train = "user,item,rating,timestamp\n1,10,4,1\n1,10,3,2\n1,30,3,2\n2,10,5,1\n"
+    split = read_split(split_folder(tmp_path, train=train))
+    assert len(split.notes) == 2
+    for data in (split_for_ranking(split, "clean", "leave-one-out", 0), split_for_ratings(split, 0)):
+        assert data.notes[:2] == split.notes and not any("duplicate" in note for note in data.notes[2:])
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_predictions_do_not_depend_on_the_other_clients_of_a_call():
     home = (DATA.features, DATA.targets)
     inputs = tuple(x[: 3 + 9 * i] for i, x in enumerate(DATA.test_features))
     state = list(run(method, model, of_arrays(*home), rounds=2))[-1].state
-    ask = lambda people: predict(method, model, state.shared, state.private, people, home, inputs)
+    ask = lambda people: predict(Served(method, model, state), people, home, inputs)
     together, separate = ask(np.array([2, 0, 3])), [ask(np.array([person]))[0] for person in (2, 0, 3)]
     assert [len(out) for out in together] == [21, 3, 30]
     assert all(np.allclose(joint, single, atol=1e-6) for joint, single in zip(together, separate))

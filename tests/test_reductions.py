@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtaste.core import Download, Examples, Stage, StageContext, Upload, chain
-from fedtaste.data.supervised import linear as linear_data
+from fedtaste.data.generated import linear as linear_data
 from fedtaste.engine.run import Convergence, run
 from fedtaste.errors import DivergedError, SettingError
 from fedtaste.evaluation.scoring import personal_scores

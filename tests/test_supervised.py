@@ -11,8 +11,7 @@ import pytest
 from fedtaste.data.describe import facts
 from fedtaste.data.digits import digits, load_handwritten, shifted_digits
 from fedtaste.data.generated import least_squares, logistic
-from fedtaste.data.options import read_options
-from fedtaste.data.sources import SOURCES, load
+from fedtaste.data.sources import SOURCES, load, read_options
 from fedtaste.data.supervised import Supervised
 from fedtaste.errors import DataError
 from support.errors import raises_with
@@ -251,10 +250,10 @@ def test_images_of_two_sizes_are_refused_with_the_names_of_clients():
 
 def test_clients_without_examples_are_allowed_and_noted_once():
     data = user_data(features=(X, X[:0]), targets=(Y, Y[:0]), clients=("here", "away"))
-    assert data.notes == ("1 client has no examples and takes no part in learning: away.",)
+    assert data.notes == ("1 client has no examples and cannot take part in training: away.",)
     assert replace(data, name="copy").notes == data.notes and data.features[1].shape == (0, 3)
     data = user_data(test_features=(X[:0],) * 2, test_targets=(Y[:0],) * 2)
-    assert data.notes == ("2 clients have no test examples and cannot be judged: 0, 1.",)
+    assert data.notes == ("2 clients have no test examples and cannot be evaluated: 0, 1.",)
 
 
 # Options in names
@@ -297,7 +296,7 @@ def test_wrong_options_are_refused_with_a_suggestion(name, parts):
 
 
 def test_options_may_be_left_out():
-    assert read_options("digits", "", {}) == {}
+    assert read_options("digits", "", digits) == {}
 
 
 def test_facts_of_labels_count_examples_of_each_class():

@@ -20,6 +20,7 @@ from fedtaste.federation import of_arrays
 from fedtaste.methods import fedavg, fedbn, lgmix
 from fedtaste.methods.descent import batch_gradient, descend
 from fedtaste.models import wrap
+from fedtaste.tasks.base import Served
 from fedtaste.tasks.clients import predict
 from support.errors import raises_with
 from support.states import assert_close
@@ -277,7 +278,7 @@ def test_without_running_statistics_people_are_scored_one_at_a_time():
     home = (inputs, tuple(np.zeros(len(x), np.float32) for x in inputs))
     method = fedavg(model)
     state = begin(method, model, of_arrays(*home))
-    outputs = predict(method, model, state.shared, state.private, np.arange(3), home, inputs)
+    outputs = predict(Served(method, model, state), np.arange(3), home, inputs)
     for x, out in zip(inputs, outputs):
         assert np.allclose(out, module(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
     with pytest.raises(SettingError, match="has no `features`"):

@@ -34,11 +34,6 @@ def settings_of(function: Callable[..., object]) -> dict[str, inspect.Parameter]
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def default_values(function: Callable[..., object]) -> dict[str, object]:
-    """Every setting of the function with its default."""
-    return {name: parameter.default for name, parameter in settings_of(function).items()}
-
-
 def check_bounds(function: Callable[..., object], values: Values) -> None:
     """Refuse numbers outside the bounds that the function's signature states."""
     hints = get_type_hints(inspect.unwrap(function), include_extras=True)

@@ -11,7 +11,7 @@ from fedtaste.data.describe import facts
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import SOURCES, load
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit, read_interactions, save
+from fedtaste.data.user_files import UserSplit, read_interactions, save
 from fedtaste.errors import DataError
 
 SHOWN = ("name", "about", "how", "people", "items", "interactions", "terms")
@@ -59,7 +59,7 @@ def describe(options: DescribeOptions) -> None:
         show_facts(data)
 
 
-def show_facts(data: Interactions | BroughtSplit | Supervised) -> None:
+def show_facts(data: Interactions | UserSplit | Supervised) -> None:
     """Print the facts of a data set, one per line."""
     for key, value in facts(data).items():
         if isinstance(value, dict):

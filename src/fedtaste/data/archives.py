@@ -1,4 +1,4 @@
-"""Download published archives of data sets, verify their checksums, and keep them in a cache.
+"""Download published archives of data sets, verify their checksums, and store them in a cache.
 
 The cache holds the archive itself, whose published checksum is checked every time it is read; so a damaged cache is
 noticed, and an archive put there by hand is as good as a downloaded one. Files that a program may not download are only
@@ -16,8 +16,8 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtaste.data.interactions import Interactions
@@ -45,6 +45,7 @@ class ByHand:
     files: tuple[str, ...]  # its names in the cache, also with .gz; the publisher's first
     where: str
     parse: Callable[[str, bytes], Interactions]  # file name, content
+    variants: Mapping[str, Callable[[str, bytes], Interactions]] = field(default_factory=dict)  # other readings of it
 
 
 def default_cache() -> Path:
@@ -58,7 +59,10 @@ def default_cache() -> Path:
 
 
 def obtain(name: str, archives: tuple[Archive, ...], terms: str, cache: Path, log: Log) -> Interactions:
-    """The data set from the cache, else from the first origin that answers; `log` is told of downloads and terms."""
+    """Load the data set from the cache, or download it from the first origin that answers.
+
+    `log` receives messages for the user: downloads, terms and damaged files.
+    """
     broken = []
     for archive in archives:
         path = cache / archive.file
@@ -90,8 +94,8 @@ def obtain(name: str, archives: tuple[Archive, ...], terms: str, cache: Path, lo
     )
 
 
-def read_by_hand(name: str, by_hand: ByHand, cache: Path) -> Interactions:
-    """The file that a person has put into the cache; where there is none, an error says where to get it."""
+def read_by_hand(name: str, by_hand: ByHand, variant: str, cache: Path) -> Interactions:
+    """Read the file that a person has put into the cache, or say where to get it; `variant` may be empty."""
     names = [name + ending for name in by_hand.files for ending in ("", ".gz")]
     path = next((cache / name for name in names if (cache / name).is_file()), None)
     if path is None:
@@ -103,18 +107,18 @@ def read_by_hand(name: str, by_hand: ByHand, cache: Path) -> Interactions:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). Check its permissions.") from error
-    return by_hand.parse(str(path), content)
+    return by_hand.variants.get(variant, by_hand.parse)(str(path), content)
 
 
 def read_archive(archive: Archive, content: bytes) -> Interactions:
-    """Verify, then parse."""
+    """Verify the checksum of an archive and parse it."""
     verify(archive.file, content, archive.sha256)
     with zipfile.ZipFile(io.BytesIO(content)) as opened:
         return archive.parse(opened)
 
 
 def verify(what: str, content: bytes, expected: str) -> bytes:
-    """The content, if it is the one that was published."""
+    """Return the content; raise ChecksumError where it is not the published one."""
     got = hashlib.sha256(content).hexdigest()
     if got != expected:
         raise ChecksumError(f"{what} has sha256 {got}, expected {expected}.")

@@ -32,8 +32,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "title": ("title", "movietitle", "itemtitle"),
     "genres": ("genres", "genre", "class"),
 }
+GZIP = b"\x1f\x8b"  # how such a file begins
 ENDINGS = (".csv", ".tsv", ".txt", ".inter", ".csv.gz", ".tsv.gz", ".parquet")
-ROOM, GROWS = 1 << 28, 200  # a compressed file may take ROOM + GROWS x its size bytes in memory
+FREE_BYTES, LARGEST_RATIO = 1 << 28, 200  # a compressed file may take FREE_BYTES + LARGEST_RATIO x its size in memory
 TRIAL = """
 import sys
 import polars
@@ -83,7 +84,7 @@ def read_table(path: Path, needed: tuple[str, ...], useful: tuple[str, ...]) -> 
     text = not path.name.lower().endswith(".parquet")
     try:
         frame = read_text(path) if text else read_parquet(path)
-        columns = assign(str(path), frame.columns, needed, useful)
+        columns = assign_columns(str(path), frame.columns, needed, useful)
         unused = tuple(column for column in frame.columns if column not in columns.values())
         frame = frame.select(pl.col(column).alias(role) for role, column in columns.items()).with_row_index("row")
         frame = frame.with_columns(as_text(frame[role]) for role in columns if role not in ("rating", "timestamp"))
@@ -94,10 +95,10 @@ def read_table(path: Path, needed: tuple[str, ...], useful: tuple[str, ...]) -> 
         kind, again = ("CSV", "CSV in UTF-8, values with commas in quotes") if text else ("Parquet", "Parquet or CSV")
         what = f"{path} is not a {kind} file that can be read: {str(error).splitlines()[0]}"
         raise DataError(f"{what}. Write it again as {again}.") from error
-    return complete(Table(str(path), frame, columns, unused, text), needed)
+    return drop_empty_rows(Table(str(path), frame, columns, unused, text), needed)
 
 
-def complete(table: Table, needed: tuple[str, ...]) -> Table:
+def drop_empty_rows(table: Table, needed: tuple[str, ...]) -> Table:
     """Treat empty text as missing and drop empty lines; refuse gaps in the needed columns."""
     texts = [pl.col(column) for column, kind in table.frame.schema.items() if kind == pl.String]
     frame = table.frame.with_columns(pl.when(column.str.contains(r"\S")).then(column) for column in texts)
@@ -116,7 +117,7 @@ def read_text(path: Path) -> pl.DataFrame:
     """A CSV or TSV file, every column as text; the header line decides the separator."""
     with path.open("rb") as file:
         start = file.read(1 << 16)
-        packed = start[:2] == b"\x1f\x8b"
+        packed = start.startswith(GZIP)
         if path.name.lower().endswith(".gz") and start and not packed:
             raise DataError(f"{path} is not a gzip file, as its name says. Rename it, or compress it again.")
         if packed:
@@ -128,14 +129,14 @@ def read_text(path: Path) -> pl.DataFrame:
     if b"\0" in start:
         raise DataError(f"{path} is not a text file in UTF-8. Expected a CSV; save it as CSV in UTF-8, or as Parquet.")
     header = start.split(b"\n")[0].decode("utf-8", "replace")
-    return separate(str(path), content if packed else path, max(",\t;", key=header.count))
+    return read_separated(str(path), content if packed else path, max(",\t;", key=header.count))
 
 
 def read_parquet(path: Path) -> pl.DataFrame:
     """A Parquet file, after a trial in a process of its own: a damaged file may make polars ask for exabytes, which
     ends the process without an error."""
     size = path.stat().st_size
-    trial = [sys.executable, "-P", "-c", TRIAL, str(path), str(ROOM + size * GROWS)]
+    trial = [sys.executable, "-P", "-c", TRIAL, str(path), str(FREE_BYTES + size * LARGEST_RATIO)]
     try:
         done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 + size / 1e6)
     except subprocess.TimeoutExpired:
@@ -146,19 +147,23 @@ def read_parquet(path: Path) -> pl.DataFrame:
 
 
 def gunzip(file: str, content: bytes) -> bytes:
-    """Decompress, within limits on the size."""
-    most = ROOM + len(content) * GROWS
+    """Decompress gzip, within limits on the size; other content stays as it is."""
+    if not content.startswith(GZIP):
+        return content
+    most = FREE_BYTES + len(content) * LARGEST_RATIO
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
             text = packed.read(most + 1)
         if len(text) > most:
-            raise DataError(f"{file} unpacks to more than {GROWS} times its size. Unpack it, and see what is in it.")
+            raise DataError(
+                f"{file} unpacks to more than {LARGEST_RATIO} times its size. Unpack it, and see what is in it."
+            )
         return text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{file} is a damaged gzip file ({error}). Compress or copy it again.") from error
 
 
-def separate(file: str, source: Path | bytes, separator: str, header: bool = True) -> pl.DataFrame:
+def read_separated(file: str, source: Path | bytes, separator: str, header: bool = True) -> pl.DataFrame:
     """The columns of separated text, as text."""
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
@@ -170,7 +175,7 @@ def separate(file: str, source: Path | bytes, separator: str, header: bool = Tru
         raise
 
 
-def long_line(content: bytes, separator: str, header: bool = True) -> str:
+def long_line(content: bytes, separator: str, header: bool) -> str:
     """Find the line with too many fields, by reading a second time with line numbers."""
     rows = csv.reader(io.StringIO(content.decode("utf-8", "replace"), newline=""), delimiter=separator)
     width, first = len(next(rows)), "header" if header else "first line"
@@ -181,16 +186,16 @@ def long_line(content: bytes, separator: str, header: bool = True) -> str:
     return f": a line has more fields than the {first}, which has {width}. Name every column."
 
 
-def plain(column: str) -> str:
+def normalise_name(column: str) -> str:
     """`userId`, `USER_ID` and `user_id:token` are one name."""
     return re.sub(r"[\s_-]", "", column.split(":")[0]).lower()
 
 
-def assign(file: str, got: list[str], needed: tuple[str, ...], useful: tuple[str, ...]) -> dict[str, str]:
+def assign_columns(file: str, got: list[str], needed: tuple[str, ...], useful: tuple[str, ...]) -> dict[str, str]:
     """Our names -> the file's. Refuses a needed column that is missing and an optional one that is misspelt."""
     by_name: dict[str, str] = {}
     for column in got:
-        by_name.setdefault(plain(column), column)
+        by_name.setdefault(normalise_name(column), column)
     columns = {
         role: next(by_name[name] for name in NAMES[role] if name in by_name)
         for role in needed + useful
@@ -224,41 +229,41 @@ def as_text(column: pl.Series) -> pl.Series:
     return column.cast(pl.String)
 
 
-def present(table: Table, role: str) -> pl.Series | None:
+def optional_column(table: Table, role: str) -> pl.Series | None:
     """A column of numbers or dates; None where it is missing or empty. Refuses gaps."""
-    if role not in table.frame.columns or table.frame[role].null_count() == len(table.frame):
+    if role not in table.frame.columns:
         return None
     column = table.frame[role]
     if column.dtype.is_float() and role == "timestamp":
         column = column.fill_nan(None)
-    if column.null_count() == len(column):
+    gaps = column.is_null()
+    if gaps.all():
         return None
-    if column.null_count():
+    if gaps.any():
         todo = f"Fill it in, remove the row, or leave the whole column {table.columns[role]} out."
-        raise table.wrong(role, column.is_null(), "the value is missing", todo)
+        raise table.wrong(role, gaps, "the value is missing", todo)
     return column.str.strip_chars() if column.dtype == pl.String else column
 
 
-def numbers(table: Table) -> Floats | None:
+def read_ratings(table: Table) -> Floats | None:
     """The ratings as finite numbers, or None."""
-    column = present(table, "rating")
+    column = optional_column(table, "rating")
     if column is None:
         return None
     parsed = as_floats(column)
-    if (bad := parsed.is_null()).any():
-        raise table.wrong("rating", bad, f"{first_bad(column, bad)} is not a number", "Expected a rating such as 3.5.")
     with np.errstate(over="ignore"):
-        values = parsed.to_numpy().astype(np.float32)
-    if not np.isfinite(values).all():
-        bad = pl.Series(~np.isfinite(values))
-        what = f"{first_bad(column, bad)} is not a finite number"
+        values = parsed.to_numpy().astype(np.float32)  # NaN where there is no number
+    bad = pl.Series(~np.isfinite(values))
+    if bad.any():
+        kind = "a number" if parsed.filter(bad)[0] is None else "a finite number"
+        what = f"{first_bad(column, bad)} is not {kind}"
         raise table.wrong("rating", bad, what, "Expected a rating such as 3.5; correct it or remove the row.")
     return values
 
 
-def times(table: Table) -> NDArray[np.float64] | None:
+def read_times(table: Table) -> NDArray[np.float64] | None:
     """The times in seconds, from numbers or ISO dates (UTC where there is no zone), or None."""
-    column = present(table, "timestamp")
+    column = optional_column(table, "timestamp")
     if column is None:
         return None
     if column.dtype.is_temporal():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtaste.data.interactions import Floats, Interactions
+from fedtaste.data.interactions import Interactions
 from fedtaste.data.supervised import Supervised, shape_text
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 
 FEW = 20  # clients or classes that fit a screen
 
 
-def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, object]:
+def facts(data: Interactions | UserSplit | Supervised) -> dict[str, object]:
     """Counts and ranges of a data set, by name."""
     if isinstance(data, Supervised):
         return _client_facts(data)
-    table = data.train if isinstance(data, BroughtSplit) else data
+    table = data.table
     activity = np.bincount(table.person, minlength=len(table.people))
     popularity = np.sort(np.bincount(table.item, minlength=len(table.items)))[::-1]
     tenth = popularity[: max(1, len(popularity) // 10)].sum() / max(len(table), 1)
@@ -25,17 +25,19 @@ def facts(data: Interactions | BroughtSplit | Supervised) -> dict[str, object]:
         "median_per_person": float(np.median(activity)),
         "least_per_person": int(activity.min()), "most_per_person": int(activity.max()),
         "top_tenth_of_items_percent": round(100 * float(tenth), 1),
-        "ratings": _span(table.value) if table.value is not None else "none",
-        "time": "none" if table.time is None else f"{table.time.min():.0f} to {table.time.max():.0f} (seconds)",
+        "ratings": "none", "time": "none",
     }  # fmt: skip
-    if isinstance(data, BroughtSplit):
+    if table.value is not None:
+        counts["ratings"] = f"{table.value.min():g} to {table.value.max():g}, mean {table.value.mean():.3f}"
+    if table.time is not None:
+        counts["time"] = f"{table.time.min():.0f} to {table.time.max():.0f} (seconds)"
+    if isinstance(data, UserSplit):
         counts |= {
             "valid": 0 if data.valid is None else len(data.valid),
             "test": len(data.test),
             "negatives": 0 if data.negatives is None else len(data.negatives),
         }
-    notes = data.notes if isinstance(data, BroughtSplit) else table.notes
-    return counts | ({"notes": " ".join(notes)} if notes else {})
+    return counts | ({"notes": " ".join(data.notes)} if data.notes else {})
 
 
 def _client_facts(data: Supervised) -> dict[str, object]:
@@ -58,7 +60,3 @@ def _client_facts(data: Supervised) -> dict[str, object]:
             name: np.bincount(y.astype(int), minlength=data.classes).tolist() for name, y in zip(names, data.targets)
         }
     return counts | ({"notes": " ".join(data.notes)} if data.notes else {})
-
-
-def _span(values: Floats) -> str:
-    return f"{values.min():g} to {values.max():g}, mean {values.mean():.3f}"

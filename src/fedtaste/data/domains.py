@@ -19,16 +19,17 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import is_table
 from fedtaste.data.digits import load_handwritten
-from fedtaste.data.images import ENDINGS, Pixels, channels_first, from_zero_to_one, read_image, resize
 from fedtaste.data.interactions import Floats
-from fedtaste.data.supervised import Supervised
+from fedtaste.data.supervised import Supervised, shape_text
 from fedtaste.data.user_files import stem
 from fedtaste.errors import DataError
 
@@ -36,6 +37,8 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 PICKLED = ".pkl"
 MOST_CLASSES = 10_000
 Rows = NDArray[np.int64]
+Pixels = NDArray[Any]  # of any number type
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,8 @@ def domains(
     parts_of = {name: open_domain(path, size, seed) for name, path in domain_paths(folder).items()}
     if optdigits:
         parts_of["optdigits"] = split_digits(size, seed)
-    numbers = vocabulary([label for parts in parts_of.values() for part in parts for label in set(part.labels)], folder)
+    labels = [label for parts in parts_of.values() for part in parts for label in set(part.labels)]
+    numbers = class_numbers(labels, folder)
     chosen: list[tuple[Floats, Floats]] = []
     for place, parts in enumerate(parts_of.values()):
         rng = np.random.default_rng((seed, place))
@@ -90,12 +94,14 @@ def domains(
 def _unshared(parts_of: dict[str, tuple[Part, Part]]) -> list[str]:
     """A note on domains that share no class with another one."""
     classes = {name: {label for part in parts for label in part.labels} for name, parts in parts_of.items()}
-    alone = [name for name, own in classes.items() if not any(own & other for n, other in classes.items() if n != name)]
-    return [f"No other domain has a class of: {', '.join(alone)}."] if alone and len(classes) > 1 else []
+    isolated = [
+        name for name, own in classes.items() if not any(own & other for n, other in classes.items() if n != name)
+    ]
+    return [f"No other domain has a class of: {', '.join(isolated)}."] if isolated and len(classes) > 1 else []
 
 
 def looks_like_domains(folder: Path) -> bool:
-    """Whether a folder that is given by its path alone holds domains rather than a split of ratings."""
+    """Whether a folder that is given by its path isolated holds domains rather than a split of ratings."""
     try:
         entries = list_folder(folder)
     except DataError:
@@ -108,7 +114,7 @@ def looks_like_domains(folder: Path) -> bool:
 def _holds_images(folder: Path) -> bool:
     """Whether there are images or pickles among the first files of a folder and of the folders in it."""
     depths = (itertools.islice(folder.glob(depth), 101) for depth in ("*", "*/*", "*/*/*"))
-    return any(path.suffix.lower() in (*ENDINGS, PICKLED) for paths in depths for path in paths)
+    return any(path.suffix.lower() in (*IMAGE_ENDINGS, PICKLED) for paths in depths for path in paths)
 
 
 def domain_paths(folder: Path) -> dict[str, Path]:
@@ -116,7 +122,7 @@ def domain_paths(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for path in list_folder(folder):
         if path.suffix.lower() == PICKLED:
-            raise pickled(path)
+            raise pickle_error(path)
         if path.is_dir() or path.suffix.lower() == ".npz":
             name = path.name if path.is_dir() else path.stem
             if name in paths:
@@ -141,7 +147,7 @@ def list_folder(folder: Path) -> list[Path]:
         ) from error
 
 
-def pickled(path: Path) -> DataError:
+def pickle_error(path: Path) -> DataError:
     return DataError(
         f"{path} is pickled. Such a file can run any program when it is opened, so fedtaste reads none. Open it with the "
         "code that it came with, if you trust it, join the parts of a domain, and save them: "
@@ -157,7 +163,7 @@ def open_domain(path: Path, size: int, seed: int) -> tuple[Part, Part]:
     for root, _, files in os.walk(path):
         for file in sorted(files):
             if file.lower().endswith(PICKLED):
-                raise pickled(Path(root) / file)
+                raise pickle_error(Path(root) / file)
     inside = {entry.name.lower(): entry for entry in list_folder(path) if entry.is_dir()}
     if "train" in inside and "test" in inside:
         return image_part(image_files(inside["train"]), size), image_part(image_files(inside["test"]), size)
@@ -205,11 +211,13 @@ def array_part(arrays: dict[str, Pixels], part: str, path: Path, size: int) -> P
 def image_files(folder: Path) -> list[tuple[str, Path]]:
     """(class, file) of every image in the folders of the classes."""
     folders = [entry for entry in list_folder(folder) if entry.is_dir()]
-    files = [(entry.name, file) for entry in folders for file in list_folder(entry) if file.suffix.lower() in ENDINGS]
+    files = [
+        (entry.name, file) for entry in folders for file in list_folder(entry) if file.suffix.lower() in IMAGE_ENDINGS
+    ]
     if not files:
         raise DataError(
             f"{folder} has no images in folders of classes. Expected DOMAIN/CLASS/*.png, or DOMAIN/train/CLASS/*.png "
-            f"and DOMAIN/test/CLASS/*.png; images end in {', '.join(ENDINGS)}."
+            f"and DOMAIN/test/CLASS/*.png; images end in {', '.join(IMAGE_ENDINGS)}."
         )
     return files
 
@@ -245,7 +253,7 @@ def hold_out_fifth(labels: list[str], seed: int) -> tuple[Rows, Rows]:
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def vocabulary(labels: list[str], folder: Path) -> dict[str, int]:
+def class_numbers(labels: list[str], folder: Path) -> dict[str, int]:
     """A number for every class over all domains: numbers stay, other names are numbered alphabetically."""
     names = sorted(set(labels))
     if not all(name.isascii() and name.isdigit() for name in names):
@@ -254,3 +262,70 @@ def vocabulary(labels: list[str], folder: Path) -> dict[str, int]:
     if len(largest) > 9 or int(largest) >= MOST_CLASSES:
         raise DataError(f"{folder} has a class {largest}. Expected classes below {MOST_CLASSES:,}; number them from 0.")
     return {name: int(name) for name in names}
+
+
+def channels_first(images: Pixels, where: str) -> Pixels:
+    """[n, h, w], [n, h, w, 1 or 3] or [n, 1 or 3, h, w] -> [n, 3, h, w]; grey is repeated."""
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[1:]:
+        raise DataError(
+            f"{where} is an array of {shape_text(images.shape)}. Expected images: [n, height, width], or with 1 or 3 channels "
+            "as the last axis or the second; reshape it before it is saved."
+        )
+    return np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
+
+
+def from_zero_to_one(images: Pixels, where: str) -> Floats:
+    """Whole numbers from 0 to 255 divided by 255; other numbers must be from 0 to 1 already."""
+    top = 255 if images.dtype.kind in "ui" else 1
+    if images.dtype.kind not in "uifb":
+        raise DataError(f"{where} holds {images.dtype}, not numbers. Expected bytes from 0 to 255 or numbers to 1.")
+    if images.size and not (images.min() >= 0 and images.max() <= top):
+        raise DataError(
+            f"{where} has values from {images.min():g} to {images.max():g}. Expected whole numbers from 0 to 255, or "
+            "others from 0 to 1; scale them before they are saved."
+        )
+    scaled: Floats = (images / np.float32(top)).astype(np.float32)
+    return scaled
+
+
+def resize(images: Floats, size: int) -> Floats:
+    """[n, c, h, w] -> [n, c, size, size]; bilinear, and averaged over all pixels that a new one covers."""
+    height, width = images.shape[2:]
+    out: Floats = np.matmul(
+        np.matmul(resampling_weights(height, size), images), resampling_weights(width, size).T, dtype=np.float32
+    )
+    return out
+
+
+@lru_cache(maxsize=256)
+def resampling_weights(old: int, new: int) -> Floats:
+    """[new, old] weights of the old pixels in each new one: a triangle around its centre, rows sum to one.
+
+    >>> (7 * resampling_weights(4, 2)).round().tolist()
+    [[3.0, 3.0, 1.0, 0.0], [0.0, 1.0, 3.0, 3.0]]
+    """
+    scale = old / new
+    centres = (np.arange(new) + 0.5) * scale - 0.5
+    weights = np.maximum(0, 1 - np.abs(np.arange(old) - centres[:, None]) / max(1.0, scale))
+    normalised: Floats = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return normalised
+
+
+def read_image(path: Path, size: int) -> Floats:
+    """One file as [3, size, size]."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise DataError(f"{path} has more than 8 bits for a pixel ({opened.mode}). Save it with 8 bits.")
+            pixels = opened.convert("RGBA") if "transparency" in opened.info else opened
+            image = np.asarray(pixels.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as an image ({error}). Replace it, or remove it.") from error
+    out: Floats = resize(from_zero_to_one(channels_first(image[None], str(path)), str(path)), size)[0]
+    return out

@@ -50,10 +50,10 @@ def logistic(
         scale = x.std(0)
         rows.append((x / scale, (x @ weights.T).argmax(1), tx / scale, (tx @ weights.T).argmax(1), scale))
     inputs, outputs, test_inputs, test_outputs, scales = zip(*rows)
-    notes: tuple[str, ...] = (f"Made: labels by each client's own weights, entries N(0, {spread:g}^2), seed {seed}.",)
+    note = f"Generated: labels by each client's own weights, entries N(0, {spread:g}^2), seed {seed}."
+    notes: tuple[str, ...] = (note,)
     notes += ("R scales these weights, which changes no label: only errors against them depend on it.",)
-    alike = sum(len(np.unique(y)) == 1 for y in outputs)
-    if alike:
+    if alike := sum(len(np.unique(y)) == 1 for y in outputs):
         notes += (f"{count(alike, 'client')} with training labels of one class only.",)
     weights, divided = truth.astype(np.float32), tuple(scale.astype(np.float32) for scale in scales)
     return Supervised(
@@ -96,11 +96,46 @@ def least_squares(
         x = (deviation * rng.normal(size=(examples, features))).astype(np.float32)
         rows.append((x, x.astype(np.float64) @ weights + noise * rng.normal(size=examples)))
     note = (
-        f"Made: y = Xw + {noise:g} x noise, each client's w at distance {spread:g} from the centre, variances of the "
+        f"Generated: y = Xw + {noise:g} x noise, each client's w at distance {spread:g} from the centre, variances of the "
         f"features from 1 to 1/{condition:g}, seed {seed}."
     )
     (inputs, outputs), (test_inputs, test_outputs) = zip(*rows[::2]), zip(*rows[1::2])
     return Supervised("least-squares", "regression", inputs, outputs, test_inputs, test_outputs, truth, (note,))
+
+
+def linear(clients: int = 10, features: int = 5, examples: int = 100, noise: float = 0.0, seed: int = 0) -> Supervised:
+    """Linear regression with one true weight vector w: y = X w + noise at every client.
+
+    Clients hold between 80 % and 120 % of `examples` examples, and test on a fifth of their own. Without
+    noise (the default) the true weights can be recovered to the precision of the arithmetic.
+
+    >>> data = linear()
+    >>> len(data.features), data.features[0].shape[1], data.truth.shape
+    (10, 5, (5,))
+    """
+    _require(
+        min(clients, features) >= 1 and examples >= 5 and 0 <= noise < np.inf,
+        clients * examples * features,
+        f"linear(clients={clients}, features={features}, examples={examples}, noise={noise})",
+        "1 client, 1 feature and 5 examples, and a finite noise from 0",
+    )
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=features).astype(np.float32)
+    sizes = np.round(examples * rng.uniform(0.8, 1.2, clients)).astype(int)
+    inputs = [rng.normal(size=(size, features)).astype(np.float32) for size in sizes]
+    # The sum is taken in double precision, so that rounding is the only noise left by default.
+    outputs = [(x.astype(np.float64) @ truth + noise * rng.normal(size=len(x))).astype(np.float32) for x in inputs]
+    cuts = [len(x) - len(x) // 5 for x in inputs]
+    return Supervised(
+        name="linear",
+        task="regression",
+        features=tuple(x[:cut] for x, cut in zip(inputs, cuts)),
+        targets=tuple(y[:cut] for y, cut in zip(outputs, cuts)),
+        test_features=tuple(x[cut:] for x, cut in zip(inputs, cuts)),
+        test_targets=tuple(y[cut:] for y, cut in zip(outputs, cuts)),
+        truth=truth,
+        notes=(f"Generated: y = Xw + {noise:g} x noise, seed {seed}.",),
+    )
 
 
 def _require(possible: bool, numbers: int, call: str, least: str) -> None:

@@ -85,6 +85,13 @@ class Histories:
             items[index], values[index] = part.items, part.values
         return Histories(starts, items, values)
 
+    def padded(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(items [people, longest history] with zeros after a person's last, which entries are items)."""
+        filled = np.arange(max(int(self.lengths.max(initial=0)), 1)) < self.lengths[:, None]
+        items = np.zeros(filled.shape, np.int64)
+        items[filled] = self.items
+        return items, filled
+
     @staticmethod
     def empty(people: int) -> Histories:
         return Histories(np.zeros(people + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
@@ -117,6 +124,11 @@ class Interactions:
     def __len__(self) -> int:
         return len(self.person)
 
+    @property
+    def table(self) -> Interactions:
+        """The interactions themselves; of a UserSplit, its training part."""
+        return self
+
     def noted(self, *notes: str) -> Interactions:
         return replace(self, notes=self.notes + notes)
 
@@ -131,12 +143,12 @@ class Interactions:
         values = np.ones(len(self), np.float32) if self.value is None else self.value[order].astype(np.float32)
         return Histories(starts, self.item[order].astype(np.int32), values)
 
-    def require(self, people: int = 2, items: int = 2) -> Interactions:
+    def require(self, people: int = 2) -> Interactions:
         """Refuse data that is too small to learn from."""
-        if len(self.people) < people or len(self.items) < items:
+        if len(self.people) < people or len(self.items) < 2:
             raise DataError(
                 f"{self.name} has {count(len(self.people), 'person', 'people')} and {count(len(self.items), 'item')}; "
-                f"at least {people} people and {items} items are needed. Bring more data."
+                f"at least {people} people and 2 items are needed. Bring more data."
             )
         return self
 

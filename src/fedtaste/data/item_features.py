@@ -58,13 +58,12 @@ def _label_columns(genres: Sequence[str], items: int) -> NDArray[np.float32]:
 def _year_columns(year: NDArray[np.float64]) -> NDArray[np.float32]:
     """Weights of linear interpolation between quantiles of the years; zeros where the year is not known."""
     dated = ~np.isnan(year)
-    if not dated.any():
-        return np.zeros((len(year), 0), np.float32)
     ordered = np.sort(year[dated])
-    knots = np.unique(ordered[(2 * np.arange(KNOTS) + 1) * len(ordered) // (2 * KNOTS)])
+    quantiles = (2 * np.arange(KNOTS) + 1) * len(ordered) // (2 * KNOTS)
+    knots = np.unique(ordered[quantiles]) if len(ordered) else ordered
     if len(knots) < 2:
         return np.zeros((len(year), 0), np.float32)
     table = np.zeros((len(year), len(knots)), np.float32)
-    for number, one in enumerate(np.eye(len(knots))):
-        table[dated, number] = np.interp(year[dated], knots, one)
+    for number, weights in enumerate(np.eye(len(knots))):
+        table[dated, number] = np.interp(year[dated], knots, weights)
     return table

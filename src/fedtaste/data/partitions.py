@@ -32,7 +32,7 @@ def by_label(targets: Labels, clients: int, classes_each: int, seed: int = 0) ->
     >>> [len(part) for part in parts]
     [10, 10, 10, 10]
     """
-    labels, classes = whole_labels(targets)
+    labels, classes = as_labels(targets)
     if clients < 1 or not 1 <= classes_each <= classes:
         raise DataError(
             f"{count(clients, 'client')} with {classes_each} classes each cannot be made. Expected at least 1 client, "
@@ -73,7 +73,7 @@ def dirichlet(targets: Labels, clients: int, alpha: float, seed: int = 0, least:
     >>> sum(len(part) for part in parts), min(len(part) for part in parts) >= 10
     (200, True)
     """
-    labels, classes = whole_labels(targets)
+    labels, classes = as_labels(targets)
     if clients < 1 or least < 0 or not 0.001 <= alpha <= 1e6:
         raise DataError(
             f"{count(clients, 'client')} with Dirichlet shares of alpha {alpha:g} and at least {least} examples cannot "
@@ -135,15 +135,17 @@ def partition(
 
     The only example of a class is for training; a note says how often that leaves a class untested.
     """
-    labels, classes = whole_labels(targets)
+    labels, classes = as_labels(targets)
     if not 0 < test < 1:
         raise DataError(f"The test share must be between 0 and 1, such as 0.2, got {test:g}.")
     rng = np.random.default_rng((seed, 1))  # another stream than the one that made the parts
-    cut = [hold_out(rng.permutation(np.asarray(part, np.int64)), labels, test) for part in parts]
-    train, tests = [own for own, _ in cut], [own for _, own in cut]
-    untested = sum(len(np.setdiff1d(labels[own], labels[rest])) for own, rest in cut)
+    pairs = [hold_out(rng.permutation(np.asarray(part, np.int64)), labels, test) for part in parts]
+    train, tests = [own for own, _ in pairs], [own for _, own in pairs]
+    untested = sum(len(np.setdiff1d(labels[own], labels[rest])) for own, rest in pairs)
     if untested:
-        notes += (f"{count(untested, 'class', 'classes')} of a client with one example only: learnt, not tested.",)
+        notes += (
+            f"{count(untested, 'class', 'classes')} of a client with one example only, which is used for training and not for testing.",
+        )
     return Supervised(
         name=name,
         task="labels",
@@ -165,7 +167,7 @@ def hold_out(own: Indices, labels: Indices, test: float) -> tuple[Indices, Indic
     return own[~last], own[last]
 
 
-def whole_labels(targets: Labels) -> tuple[Indices, int]:
+def as_labels(targets: Labels) -> tuple[Indices, int]:
     """Labels as whole numbers, and how many classes there are."""
     values = np.asarray(targets)
     numbers = values.dtype.kind in "biuf" and bool(np.isfinite(values.astype(np.float64)).all())

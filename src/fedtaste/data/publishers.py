@@ -13,9 +13,9 @@ from dataclasses import replace
 import polars as pl
 
 from fedtaste.data.archives import verify
-from fedtaste.data.columns import Table, complete, gunzip, numbers, separate
+from fedtaste.data.columns import Table, drop_empty_rows, gunzip, read_ratings, read_separated
 from fedtaste.data.interactions import Interactions
-from fedtaste.data.user_files import CONTROL, build, vocabulary
+from fedtaste.data.user_files import CONTROL, build_interactions, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
@@ -31,7 +31,7 @@ Rows = list[tuple[str, str, str]]  # item, title, genres
 def parse_grouplens_100k(archive: zipfile.ZipFile, ratings_sha256: str) -> Interactions:
     """u.item is Latin-1: number|title (year)|date|date|link|19 flags, one for each genre."""
     rows = []
-    for fields in lines("u.item", archive.read("ml-100k/u.item").decode("latin-1"), "|", 6):
+    for fields in read_lines("u.item", archive.read("ml-100k/u.item").decode("latin-1"), "|", 6):
         genres = [genre for genre, flag in zip(GENRES_100K, fields[5:]) if flag == "1"]
         rows.append((fields[0], fields[1].strip(), ", ".join(genres)))
     ratings = verify("u.data", archive.read("ml-100k/u.data"), ratings_sha256)
@@ -42,7 +42,7 @@ def parse_recbole_100k(archive: zipfile.ZipFile, ratings_sha256: str) -> Interac
     """RecBole's copy: the ratings as published under a header; title and year apart; genres between spaces."""
     folder = "recbole/dataset_example/ml-100k/ml-100k"
     rows = []
-    for item, title, year, genres in lines("ml-100k.item", archive.read(f"{folder}.item").decode(), "\t", 4)[1:]:
+    for item, title, year, genres in read_lines("ml-100k.item", archive.read(f"{folder}.item").decode(), "\t", 4)[1:]:
         unknown = title == "unkonwn"  # as it stands there, for the one film that GroupLens calls "unknown"
         rows.append((item, "unknown" if unknown else f"{title} ({year})", ", ".join(genres.split())))
     ratings = verify("ml-100k.inter", archive.read(f"{folder}.inter").partition(b"\n")[2], ratings_sha256)
@@ -54,17 +54,15 @@ def parse_ml_1m(archive: zipfile.ZipFile) -> Interactions:
 
     Numbers of films have gaps, and 177 films of movies.dat have no rating: only what is rated is an item.
     """
-    movies = lines("movies.dat", archive.read("ml-1m/movies.dat").decode("latin-1"), "::", 3)
+    movies = read_lines("movies.dat", archive.read("ml-1m/movies.dat").decode("latin-1"), "::", 3)
     rows = [(item, title.strip(), genres.replace("|", ", ")) for item, title, genres in movies]
-    ratings = archive.read("ml-1m/ratings.dat").replace(
-        b"::", b"\t"
-    )  # the column reader takes separators of one character
+    ratings = archive.read("ml-1m/ratings.dat").replace(b"::", b"\t")  # polars takes separators of one character
     return from_movielens("ml-1m", "ratings.dat", ratings, rows)
 
 
 def from_movielens(name: str, file: str, ratings: bytes, rows: Rows) -> Interactions:
     """user, item, rating, timestamp between tabs, without a header. GroupLens keeps people with 20 ratings and more."""
-    return select(name, read_published(file, ratings, RATINGS, "\t", header=False), rows, least=1)
+    return filter_active(name, read_published(file, ratings, RATINGS, "\t", header=False), rows, least=1)
 
 
 def parse_lastfm(archive: zipfile.ZipFile) -> Interactions:
@@ -72,16 +70,18 @@ def parse_lastfm(archive: zipfile.ZipFile) -> Interactions:
 
     artists.dat is UTF-8 with some broken bytes: id, name, url, pictureURL. An artist without a name keeps the number.
     """
-    artists = lines("artists.dat", archive.read("artists.dat").decode("utf-8", "replace"), "\t", 1)[1:]
+    artists = read_lines("artists.dat", archive.read("artists.dat").decode("utf-8", "replace"), "\t", 1)[1:]
     columns = {"user": "userID", "item": "artistID", "rating": "weight"}
     table = read_published("user_artists.dat", archive.read("user_artists.dat"), columns, "\t")
-    return select("lastfm", table, [(row[0], row[1].strip(), "") for row in artists if len(row) > 1])
+    return filter_active("lastfm", table, [(row[0], row[1].strip(), "") for row in artists if len(row) > 1])
 
 
 def parse_amazon_video(file: str, content: bytes) -> Interactions:
     """user,item,rating,timestamp: without a header as published, or with it, as in files that are filtered already."""
-    text = unpacked(file, content)
-    return select("amazon-video", read_published(file, text, RATINGS, header=text.startswith((b"user,", b'"user",'))))
+    text = gunzip(file, content)
+    return filter_active(
+        "amazon-video", read_published(file, text, RATINGS, header=text.startswith((b"user,", b'"user",')))
+    )
 
 
 def parse_tafeng(file: str, content: bytes, customers: bool = False) -> Interactions:
@@ -94,10 +94,10 @@ def parse_tafeng(file: str, content: bytes, customers: bool = False) -> Interact
     `tafeng:customers` has customers and the products they buy.
     """
     person, item = ("CUSTOMER_ID", "PRODUCT_ID") if customers else ("TRANSACTION_DT", "CUSTOMER_ID")
-    table = read_published(file, unpacked(file, content), {"user": person, "item": item, "timestamp": "TRANSACTION_DT"})
+    table = read_published(file, gunzip(file, content), {"user": person, "item": item, "timestamp": "TRANSACTION_DT"})
     dates = [pl.col(role) for role, column in table.columns.items() if column == "TRANSACTION_DT"]
     iso = (date.str.to_date("%m/%d/%Y", strict=False).cast(pl.String).fill_null(date) for date in dates)
-    data = select("tafeng", replace(table, frame=table.frame.with_columns(iso)))
+    data = filter_active("tafeng", replace(table, frame=table.frame.with_columns(iso)))
     if customers:
         return data
     return data.noted(
@@ -114,13 +114,13 @@ def parse_qb_article(file: str, content: bytes) -> Interactions:
     Known: Tenrec's paper counts 24,516 people, 7,355 articles and 348,736 clicks. Guess: FedRAP took the people from
     there, before its filter, and counted 266,356 interactions after it; then a note about the people is to be expected.
     """
-    table = read_published(file, unpacked(file, content), {"user": "user_id", "item": "item_id", "rating": "click"})
+    table = read_published(file, gunzip(file, content), {"user": "user_id", "item": "item_id", "rating": "click"})
     table = replace(table, frame=table.frame.with_columns(timestamp=pl.col("row").cast(pl.Float64)))
-    data = replace(select("qb-article", table), value=None)  # a click is not a rating
+    data = replace(filter_active("qb-article", table), value=None)  # a click is not a rating
     return data.noted("No timestamps: a person's rows stand in the order of their clicks, and that order is the time.")
 
 
-def lines(file: str, text: str, separator: str, least: int) -> list[list[str]]:
+def read_lines(file: str, text: str, separator: str, least: int) -> list[list[str]]:
     """The fields of every line that is not empty. Not `splitlines`, which also splits at characters within titles."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -132,17 +132,13 @@ def lines(file: str, text: str, separator: str, least: int) -> list[list[str]]:
     return rows
 
 
-def unpacked(file: str, content: bytes) -> bytes:
-    return gunzip(file, content) if content.startswith(b"\x1f\x8b") else content
-
-
 def read_published(
     file: str, content: bytes, columns: dict[str, str], separator: str = ",", header: bool = True
 ) -> Table:
     """The columns of a publisher's file under our names (our name -> theirs); without a header, all in this order."""
     again = "Get the file again from its publisher."
     try:
-        frame = separate(file, content, separator, header)
+        frame = read_separated(file, content, separator, header)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{file} cannot be read as text in columns: {str(error).splitlines()[0]}. {again}") from error
     if not header and frame.width == len(columns):
@@ -152,12 +148,12 @@ def read_published(
         kind = f"{', '.join(columns.values())} (of which {', '.join(missing)} missing)" if header else len(columns)
         raise DataError(f"{file} has other columns. Got: {got}. Expected: {kind}. {again}")
     frame = frame.select(pl.col(theirs).alias(ours) for ours, theirs in columns.items()).with_row_index("row")
-    return complete(Table(file, frame, columns, (), True, header), ("user", "item"))
+    return drop_empty_rows(Table(file, frame, columns, (), True, header), ("user", "item"))
 
 
-def select(name: str, table: Table, rows: Rows | None = None, least: int = LEAST) -> Interactions:
+def filter_active(name: str, table: Table, rows: Rows | None = None, least: int = LEAST) -> Interactions:
     """Interactions above 0 of people who have at least `least` of them; the vocabularies are what then occurs."""
-    frame, values = table.frame, numbers(table)
+    frame, values = table.frame, read_ratings(table)
     if values is not None:
         frame = frame.filter(pl.Series(values > 0))
     everyone = frame["user"].n_unique()
@@ -168,7 +164,7 @@ def select(name: str, table: Table, rows: Rows | None = None, least: int = LEAST
     by_item = {item: (title, genres) for item, title, genres in rows or []}
     labels = [by_item.get(item, (item, "")) for item in items] if by_item else []
     titles, genres = (tuple(CONTROL.sub("", label[i]) for label in labels) for i in (0, 1))
-    data = build(name, replace(table, frame=frame), people, items, titles, genres if any(genres) else ())
+    data = build_interactions(name, replace(table, frame=frame), people, items, titles, genres if any(genres) else ())
     left = everyone - len(people)
     note = f"{count(left, 'person', 'people')} with fewer than {least} interactions left out."
     return data.noted(note) if left else data

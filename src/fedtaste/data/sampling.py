@@ -15,7 +15,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from fedtaste.core import Examples, People
-from fedtaste.data.interactions import Floats, Histories, Ints, starts_of
+from fedtaste.data.interactions import Floats, Histories, Ints, splitmix, starts_of
 
 # Streams: draws for one purpose are independent of draws for another.
 TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE = range(7)
@@ -121,23 +121,24 @@ def _samples(
             if end > begin + count:
                 _mark(marks, place, starts, items, person)
                 _mark(marks, place, forbidden_starts, forbidden_items, person)
-            counter = _draw_negatives(out_items, out_targets, begin + count, end, marks, place, own)
+            out_targets[begin + count : end] = 0.0
+            counter = _draw_unmarked(out_items, begin + count, end, marks, place, own, True)
             _shuffle(out_items, out_targets, begin, end, own, counter)
     return out_items, out_targets
 
 
 @njit(cache=True, nogil=True)
-def _draw_negatives(items: Ints, targets: Floats, begin: int, end: int, marks: Ints, stamp: int, key: np.uint64) -> int:
-    """Fill [begin, end) with unmarked items and targets of 0; how many numbers were drawn."""
+def _draw_unmarked(items: Ints, at: int, end: int, marks: Ints, stamp: int, key: np.uint64, repeat: bool) -> int:
+    """Fill items[at:end] with drawn items that do not have this mark; returns how many numbers were drawn."""
     counter = 0
-    for at in range(begin, end):
+    while at < end:
         item = below(key, counter, len(marks))
         counter += 1
-        while marks[item] == stamp:
-            item = below(key, counter, len(marks))
-            counter += 1
-        items[at] = item
-        targets[at] = 0.0
+        if marks[item] != stamp:
+            items[at] = item
+            at += 1
+            if not repeat:
+                marks[item] = stamp
     return counter
 
 
@@ -195,24 +196,16 @@ def _distinct(
             _mark(marks, person, starts, items, person)
             begin, end = out_starts[person], out_starts[person + 1]
             free = catalogue - (starts[person + 1] - starts[person])
-            if 2 * (end - begin) >= free:  # nearly everything that is left: walk over it instead of drawing
-                left, seen = end - begin, 0
-                for item in range(catalogue):
-                    if marks[item] != person:
-                        if below(own, item, free - seen) < left:
-                            out[end - left] = item
-                            left -= 1
-                        seen += 1
+            if 2 * (end - begin) < free:
+                _draw_unmarked(out, begin, end, marks, person, own, False)
                 continue
-            counter = 0
-            for at in range(begin, end):
-                item = below(own, counter, catalogue)
-                counter += 1
-                while marks[item] == person:
-                    item = below(own, counter, catalogue)
-                    counter += 1
-                marks[item] = person
-                out[at] = item
+            left, seen = end - begin, 0  # nearly all free items are needed: walk over them instead of drawing
+            for item in range(catalogue):
+                if marks[item] != person:
+                    if below(own, item, free - seen) < left:
+                        out[end - left] = item
+                        left -= 1
+                    seen += 1
     return out
 
 
@@ -223,17 +216,11 @@ def distinct_negatives(touched: Histories, catalogue: int, count: int, key: np.u
     return Histories(starts, items, np.zeros(len(items), np.float32))
 
 
-@njit(cache=True, nogil=True)
-def _uniform(people: People, key: np.uint64) -> NDArray[np.float64]:
-    out = np.empty(len(people), np.float64)
-    for place in range(len(people)):
-        out[place] = (mix(key, people[place]) >> np.uint64(11)) / 9007199254740992.0
-    return out
-
-
 def uniform(people: NDArray[np.integer], key: np.uint64) -> NDArray[np.float64]:
-    """A number in [0, 1) for every person: a function of the key and the person alone."""
-    numbers: NDArray[np.float64] = _uniform(np.asarray(people, np.int64), key)
+    """A number in [0, 1) for every person, or other number: a function of the key and the person alone."""
+    shift = np.uint64((int(key) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
+    mixed = splitmix(np.asarray(people, np.int64).astype(np.uint64) + shift)  # `mix` of the key and each person
+    numbers: NDArray[np.float64] = (mixed >> np.uint64(11)) / 2.0**53
     return numbers
 
 

@@ -8,40 +8,37 @@ cache by a person; they are compared with the counts of the FedRAP paper, and a 
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+from fedtaste.data import publishers
 from fedtaste.data.archives import Archive, ByHand, Log, default_cache, fetch_url, fetch_wheel, obtain, read_by_hand
 from fedtaste.data.columns import ENDINGS, is_table
 from fedtaste.data.digits import digits, shifted_digits
 from fedtaste.data.domains import domains, looks_like_domains
-from fedtaste.data.generated import least_squares, logistic
+from fedtaste.data.generated import least_squares, linear, logistic
 from fedtaste.data.interactions import Interactions
-from fedtaste.data.options import Options, read_options, split_path
-from fedtaste.data.publishers import (
-    parse_amazon_video,
-    parse_grouplens_100k,
-    parse_lastfm,
-    parse_ml_1m,
-    parse_qb_article,
-    parse_recbole_100k,
-    parse_tafeng,
-)
-from fedtaste.data.supervised import Supervised, linear
+from fedtaste.data.supervised import Supervised
 from fedtaste.data.synthetic import synthetic
-from fedtaste.data.user_files import BroughtSplit, read_interactions, read_split
+from fedtaste.data.user_files import UserSplit, read_interactions, read_split
 from fedtaste.errors import DataError
 from fedtaste.text import did_you_mean
 
 Generator = Callable[[str, int], Interactions | Supervised]  # options after the colon, seed
+Value = int | float | bool
+KINDS = {int: ("a whole number", "10"), float: ("a number", "0.3"), bool: ("true or false", "true")}
+OPTION_NAMES = {"spread": "R", "alpha": "dirichlet"}  # parameters whose option has another name
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that has a name. It is fetched as `archives`, or put into the cache `by_hand`, or generated."""
+    """A data set that has a name: downloaded as one of `archives`, put into the cache by hand, or generated."""
 
     name: str
     about: str
@@ -51,7 +48,6 @@ class Source:
     terms: str
     archives: tuple[Archive, ...] = ()
     by_hand: ByHand | None = None
-    variants: Mapping[str, ByHand] = field(default_factory=dict)  # other readings of the file, named after a colon
     generate: Generator | None = None
 
     @property
@@ -62,14 +58,14 @@ class Source:
         """The data; `options` is what follows the colon of the name."""
         if self.generate is not None:
             return self.generate(options, seed)
-        if options and options not in self.variants:
-            expected = " or ".join([self.name, *(f"{self.name}:{variant}" for variant in self.variants)])
+        variants = self.by_hand.variants if self.by_hand else {}
+        if options and options not in variants:
+            expected = " or ".join([self.name, *(f"{self.name}:{variant}" for variant in variants)])
             raise DataError(f'"{self.name}:{options}" is not a data set. Expected {expected}; leave ":{options}" out.')
-        if options:
-            return read_by_hand(self.name, self.variants[options], cache)
-        if self.by_hand is not None:
-            return self._compare_counts(read_by_hand(self.name, self.by_hand, cache))
-        return self._compare_counts(obtain(self.name, self.archives, self.terms, cache, log))
+        if self.by_hand is None:
+            return self._compare_counts(obtain(self.name, self.archives, self.terms, cache, log))
+        data = read_by_hand(self.name, self.by_hand, options, cache)
+        return data if options else self._compare_counts(data)
 
     def _compare_counts(self, data: Interactions) -> Interactions:
         """Note where the counts are not those of the FedRAP paper; the data is used all the same."""
@@ -85,11 +81,11 @@ class Source:
 
 def load(
     name_or_path: str, *, seed: int = 0, cache: Path | None = None, log: Log = lambda _: None
-) -> Interactions | BroughtSplit | Supervised:
+) -> Interactions | UserSplit | Supervised:
     """Load a data set by a name of `SOURCES`, or a file with columns, or a folder with a split or with domains.
 
     A name may have a size or options after a colon: `synthetic:60x40x500`, `tafeng:customers`, `logistic:R=0.1`.
-    `log` is told what the user should know: that something is fetched, under which terms, or that a cache is damaged.
+    `log` receives messages for the user: what is downloaded, under which terms, and which cached file is damaged.
     A name comes before a path of the same name; write ./NAME for the path.
 
     >>> data = load("synthetic:50x40x500", seed=1)
@@ -113,9 +109,69 @@ def load(
     return read_interactions(path)
 
 
-def _with_options(name: str, make: Callable[..., Supervised], options: Options) -> Generator:
-    """A generator of data that takes these options."""
-    return lambda text, seed: make(**read_options(name, text, options), seed=seed)
+def read_options(name: str, text: str, function: Callable[..., object]) -> dict[str, Value]:
+    """Keyword arguments for the function of a data set.
+
+    >>> def logistic(clients: int = 10, spread: float = 1.0, seed: int = 0): ...
+    >>> read_options("logistic", "R=0.1,clients=10", logistic)
+    {'spread': 0.1, 'clients': 10}
+    """
+    parameters = inspect.signature(function).parameters.values()
+    optional = [p.name for p in parameters if p.default is not p.empty and p.name != "seed"]
+    options = {OPTION_NAMES.get(parameter, parameter): parameter for parameter in optional}
+    hints = get_type_hints(function)
+    arguments: dict[str, Value] = {}
+    prefix = name + ("," if ":" in name else ":")  # domains:PATH goes on with a comma
+    for part in text.split(",") if text else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key:
+            shown = ",".join(f"{option}=..." for option in options)
+            raise DataError(
+                f'"{part}" in "{prefix}{text}" is not an option. Expected NAME=VALUE, separated by commas, out of '
+                f'"{prefix}{shown}".'
+            )
+        if key not in options:
+            raise DataError(did_you_mean(key, options, f"{name.partition(':')[0]} option"))
+        parameter = options[key]
+        if parameter in arguments:
+            raise DataError(f'"{prefix}{text}" gives {key} twice. Expected it once; leave one out.')
+        kind = (get_args(hints[parameter]) or (hints[parameter],))[0]  # int of `int | None`
+        arguments[parameter] = _convert(prefix, key, value, kind)
+    return arguments
+
+
+def _convert(prefix: str, key: str, value: str, kind: type) -> Value:
+    """Text to a value of this kind; 1_000 and infinity are refused."""
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[value.lower()]
+        number: int | float = kind(value)
+        if "_" in value or not value.isascii() or not math.isfinite(number):
+            raise ValueError
+        return number
+    except (KeyError, ValueError, OverflowError):
+        expected, example = KINDS[kind]
+        short = value if len(value) <= 40 else f"{value[:40]}..."
+        raise DataError(
+            f'"{short}" is not a value of {key}. Expected {expected}, as in "{prefix}{key}={example}".'
+        ) from None
+
+
+def split_path(text: str) -> tuple[str, str]:
+    """`PATH,size=16` -> (PATH, options). Options are the last parts that have an equals sign, the path is the rest.
+
+    So a path may hold colons and commas, unless an equals sign follows its last comma.
+    """
+    parts = text.split(",")
+    first = len(parts)
+    while first > 1 and "=" in parts[first - 1]:
+        first -= 1
+    return ",".join(parts[:first]), ",".join(parts[first:])
+
+
+def _with_options(name: str, function: Callable[..., Supervised], *arguments: object) -> Generator:
+    """A generator of data whose options are the optional parameters of this function."""
+    return lambda text, seed: function(*arguments, **read_options(name, text, function), seed=seed)
 
 
 def _linear(text: str, seed: int) -> Supervised:
@@ -140,7 +196,7 @@ def _folder(text: str, seed: int) -> Interactions | Supervised:
             f'"domains:{text}" names no folder. Expected domains:PATH, or domains:PATH,size=16,examples=200; the '
             "folder has a .npz file, or a folder of images by class, for each domain."
         )
-    return _with_options(f"domains:{path}", partial(domains, Path(os.path.expanduser(path))), DOMAINS)(options, seed)
+    return _with_options(f"domains:{path}", domains, Path(os.path.expanduser(path)))(options, seed)
 
 
 def _grouplens(file: str, sha256: str, folder: str, parse: Callable[..., Interactions]) -> Archive:
@@ -169,14 +225,14 @@ ML_100K = (
         "ml-100k.zip",
         "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
         "movielens",
-        partial(parse_grouplens_100k, ratings_sha256=ML_100K_RATINGS),
+        partial(publishers.parse_grouplens_100k, ratings_sha256=ML_100K_RATINGS),
     ),
     Archive(
         file="recbole-1.2.1-py3-none-any.whl",
         sha256="9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
         origin="the RecBole 1.2.1 wheel",
         fetch=partial(fetch_wheel, "recbole==1.2.1", "recbole-1.2.1-py3-none-any.whl"),
-        parse=partial(parse_recbole_100k, ratings_sha256=ML_100K_RATINGS),
+        parse=partial(publishers.parse_recbole_100k, ratings_sha256=ML_100K_RATINGS),
     ),
 )
 ML_1M_SHA256 = "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20"
@@ -185,31 +241,20 @@ AMAZON_VIDEO = ByHand(
     files=("ratings_Amazon_Instant_Video.csv", "amazon-video.csv"),
     where="the Amazon product data of 2014 by Julian McAuley, UCSD (ratings only, Amazon Instant Video): "
     "https://jmcauley.ucsd.edu/data/amazon/",
-    parse=parse_amazon_video,
+    parse=publishers.parse_amazon_video,
 )
-TAFENG, TAFENG_CUSTOMERS = (
-    ByHand(
-        files=("ta_feng_all_months_merged.csv", "tafeng.csv"),
-        where="Kaggle, with an account: https://www.kaggle.com/datasets/chiranjivdas09/ta-feng-grocery-dataset",
-        parse=partial(parse_tafeng, customers=customers),
-    )
-    for customers in (False, True)
+TAFENG = ByHand(
+    files=("ta_feng_all_months_merged.csv", "tafeng.csv"),
+    where="Kaggle, with an account: https://www.kaggle.com/datasets/chiranjivdas09/ta-feng-grocery-dataset",
+    parse=publishers.parse_tafeng,
+    variants={"customers": partial(publishers.parse_tafeng, customers=True)},
 )
 QB_ARTICLE = ByHand(
     files=("QB-article.csv", "qb-article.csv"),
     where="Tenrec by Tencent, after its licence is accepted: "
     "https://static.qblv.qq.com/qblv/h5/algo-frontend/tenrec_dataset.html",
-    parse=parse_qb_article,
+    parse=publishers.parse_qb_article,
 )
-SIZES: Options = {"clients": ("clients", int), "examples": ("examples", int), "features": ("features", int)}
-LOGISTIC: Options = {"R": ("spread", float), **SIZES, "classes": ("classes", int)}
-LEAST_SQUARES: Options = {"R": ("spread", float), "condition": ("condition", float), "noise": ("noise", float), **SIZES}
-DIGITS: Options = {"skew": ("skew", int), "dirichlet": ("alpha", float), "clients": ("clients", int)}
-SHIFTED: Options = {"examples": ("examples", int)}
-DOMAINS: Options = {
-    **{name: (name, int) for name in ("size", "examples", "tests")},
-    "optdigits": ("optdigits", bool),
-}
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
@@ -218,11 +263,11 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "ml-1m", "MovieLens: people rate films, 2000-2003", 6_040, 3_706, 1_000_209, GROUPLENS,
-            archives=(_grouplens("ml-1m.zip", ML_1M_SHA256, "movielens", parse_ml_1m),),
+            archives=(_grouplens("ml-1m.zip", ML_1M_SHA256, "movielens", publishers.parse_ml_1m),),
         ),
         Source(
             "lastfm", "Last.fm, HetRec 2011: how often people play artists", 1_874, 17_612, None, HETREC,
-            archives=(_grouplens("hetrec2011-lastfm-2k.zip", LASTFM_SHA256, "hetrec2011", parse_lastfm),),
+            archives=(_grouplens("hetrec2011-lastfm-2k.zip", LASTFM_SHA256, "hetrec2011", publishers.parse_lastfm),),
         ),
         Source(
             "amazon-video", "Amazon Instant Video: people rate films and series", 1_372, 7_957, 23_181, AMAZON,
@@ -230,7 +275,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "tafeng", "Ta Feng groceries as FedRAP counts them, by day; tafeng:customers for who buys what",
-            120, 32_266, None, TA_FENG, by_hand=TAFENG, variants={"customers": TAFENG_CUSTOMERS},
+            120, 32_266, None, TA_FENG, by_hand=TAFENG,
         ),
         Source(
             "qb-article", "Tenrec: people click on articles", 24_516, 7_455, 266_356, TENREC, by_hand=QB_ARTICLE
@@ -245,19 +290,19 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "least-squares", "regression, each client's weights R from a centre; least-squares:R=0.3,condition=56",
-            50, 10, 4_000, OURS, generate=_with_options("least-squares", least_squares, LEAST_SQUARES),
+            50, 10, 4_000, OURS, generate=_with_options("least-squares", least_squares),
         ),
         Source(
             "logistic", "labels by each client's own weights, FedCLUP's; logistic:R=0.1,clients=10,examples=200",
-            10, 10, 4_000, OURS, generate=_with_options("logistic", logistic, LOGISTIC),
+            10, 10, 4_000, OURS, generate=_with_options("logistic", logistic),
         ),
         Source(
             "digits", "8 x 8 digits, 2 kinds at each client; digits:skew=3,clients=20 or digits:dirichlet=0.3",
-            10, 64, 1_797, OPTDIGITS, generate=_with_options("digits", digits, DIGITS),
+            10, 64, 1_797, OPTDIGITS, generate=_with_options("digits", digits),
         ),
         Source(
             "shifted-digits", "8 x 8 digits in five ways, one at each client; shifted-digits:examples=96",
-            5, 192, 1_797, OPTDIGITS, generate=_with_options("shifted-digits", shifted_digits, SHIFTED),
+            5, 192, 1_797, OPTDIGITS, generate=_with_options("shifted-digits", shifted_digits),
         ),
         Source(
             "domains", "a folder of pictures of several kinds, such as Digits-5; domains:PATH,size=16,examples=200",

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from fedtaste.core import People
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SPLIT, TEST, VALID, distinct_negatives, key_of, uniform
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
-NEGATIVES = 99
+NEGATIVES = 99  # drawn for each person, to rank held-out items against
+SHARES = (0.8, 0.1)  # of training and of validation
+SUPPLIED = "The split is the user's own and is used as it is."
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,68 +39,67 @@ def leave_one_out(
 
     People with two items have no validation item; people with one take part in training and are not evaluated.
     """
-    left = np.repeat(histories.lengths, histories.lengths) - _places(histories)  # 1 for the newest
-    test = (left == 1) & np.repeat(histories.lengths >= 2, histories.lengths)
-    valid = (left == 2) & np.repeat(histories.lengths >= 3, histories.lengths)
-    single = int((histories.lengths == 1).sum())
+    older, test = leave_last(histories)
+    train, valid = leave_last(older)
+    negatives = _draw_negatives(histories, catalogue, seed, shared=shared_negatives)
     notes: tuple[str, ...] = ()
-    if single:
+    if single := int((histories.lengths == 1).sum()):
         people = count(single, "person has", "people have")
         notes += (f"{people} a single interaction: used in training, not evaluated.",)
     if not timed:
         notes += ("No time in the data: held-out items are a seeded random choice, and recency is off.",)
-    negatives = _draw_negatives(histories, catalogue, seed, shared=shared_negatives)
-    return _cut(histories, ~test & ~valid, valid, negatives, notes)
+    return Split(train, valid, test, negatives.valid, negatives.test, notes + negatives.notes)
 
 
-def temporal(interactions: Interactions, seed: int, shares: tuple[float, float] = (0.8, 0.1)) -> Split:
+def temporal(interactions: Interactions, seed: int) -> Split:
     """One cut in time for everybody: the first 80 % of all interactions, the next 10 %, the last 10 %."""
     if interactions.time is None:
         raise DataError(
             f"{interactions.name} has no time, so it cannot be split by time. Use --split random or leave-one-out."
         )
-    first, second = np.quantile(interactions.time, [shares[0], sum(shares)])
+    first, second = np.quantile(interactions.time, [SHARES[0], sum(SHARES)])
     histories = interactions.histories(seed)
     times = interactions.time[np.lexsort((interactions.time, interactions.person))]
-    negatives = _draw_negatives(histories, len(interactions.items), seed)
-    return _cut(histories, times <= first, (times > first) & (times <= second), negatives)
+    return _cut(histories, times <= first, (times > first) & (times <= second), len(interactions.items), seed)
 
 
-def random_share(histories: Histories, catalogue: int, seed: int, shares: tuple[float, float] = (0.8, 0.1)) -> Split:
+def random_share(histories: Histories, catalogue: int, seed: int) -> Split:
     """A seeded random 80/10/10 of each person's interactions."""
     draw = uniform(np.arange(len(histories)), key_of(seed, SPLIT, 1))
-    train, valid = draw < shares[0], (draw >= shares[0]) & (draw < sum(shares))
-    return _cut(histories, train, valid, _draw_negatives(histories, catalogue, seed))
+    train, valid = draw < SHARES[0], (draw >= SHARES[0]) & (draw < sum(SHARES))
+    return _cut(histories, train, valid, catalogue, seed)
 
 
-def brought(data: BroughtSplit, seed: int) -> Split:
-    """The user's own split, as it is, with the user's negatives where there are any."""
+def supplied(data: UserSplit, seed: int) -> Split:
+    """The split that the user supplies, as it is, with the user's negatives where there are any."""
     train, test = data.train.histories(seed), data.test.histories(seed)
     valid = data.valid.histories(seed) if data.valid is not None else Histories.empty(train.people)
     negatives = _draw_negatives(train.then(valid).then(test), len(data.train.items), seed)
-    notes: tuple[str, ...] = (*negatives.notes, "The split was brought by the user and is used as it is.")
+    notes: tuple[str, ...] = (*negatives.notes, SUPPLIED)
+    if data.train.time is None:
+        notes += ("No time in the data: recency is off.",)
     if data.valid is None:
         notes += ("No valid.csv: the last training item of each person chooses the round.",)
         train, valid = leave_last(train)
-    on_test = negatives.test
+    test_negatives = negatives.test
     if data.negatives is not None:
-        on_test, more = _brought_negatives(data.negatives, test, on_test)
-        notes += more
-    return Split(train, valid, test, negatives.valid, on_test, notes)
+        test_negatives, negative_notes = _user_negatives(data.negatives, test, test_negatives)
+        notes += negative_notes
+    return Split(train, valid, test, negatives.valid, test_negatives, notes)
 
 
-def _brought_negatives(brought: Histories, test: Histories, drawn: Histories) -> tuple[Histories, tuple[str, ...]]:
+def _user_negatives(supplied: Histories, test: Histories, drawn: Histories) -> tuple[Histories, tuple[str, ...]]:
     """(negatives, notes): the user's, less the person's own test items; drawn ones for people without any."""
-    negatives = brought.distinct().without(test)
+    negatives = supplied.distinct().without(test)
     usual = int(np.median(negatives.lengths[test.lengths > 0]))
-    notes = [f"Sampled ranks are against the negatives that were brought ({usual} for a person), not against 99."]
-    if len(negatives) < len(brought):
-        lost = count(len(brought) - len(negatives), "brought negative is", "brought negatives are")
+    notes = [f"Sampled ranks are against the supplied negatives ({usual} for a person), not against 99."]
+    if len(negatives) < len(supplied):
+        lost = count(len(supplied) - len(negatives), "supplied negative is", "supplied negatives are")
         notes.append(f"{lost} left out: a test item of the same person, or named twice.")
     bare = (negatives.lengths == 0) & (test.lengths > 0)
     if bare.any():
         notes.append(
-            f"{count(int(bare.sum()), 'person has', 'people have')} no brought negatives: 99 were drawn for them."
+            f"{count(int(bare.sum()), 'person has', 'people have')} no supplied negatives: 99 were drawn for them."
         )
         negatives = negatives.then(drawn.where(bare[drawn.owners]))
     return negatives, tuple(notes)
@@ -120,29 +121,18 @@ class _Negatives(NamedTuple):
 def _draw_negatives(everything: Histories, catalogue: int, seed: int, *, shared: bool = False) -> _Negatives:
     """Items that the person never touched; drawn apart for validation and test unless `shared`."""
     everything = everything.distinct()  # the user's own split may hold a pair twice
-    on_test = distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, TEST, 0))
-    on_valid = on_test if shared else distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, VALID, 0))
-    short = int((on_test.lengths < NEGATIVES).sum())
+    test = distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, TEST, 0))
+    valid = test if shared else distinct_negatives(everything, catalogue, NEGATIVES, key_of(seed, VALID, 0))
+    short = int((test.lengths < NEGATIVES).sum())
     people = count(short, "person has", "people have")
     note = f"{people} fewer than {NEGATIVES} untouched items: ranked against those."
-    return _Negatives(on_valid, on_test, (note,) if short else ())
+    return _Negatives(valid, test, (note,) if short else ())
 
 
-def _cut(
-    histories: Histories,
-    train: NDArray[np.bool_],
-    valid: NDArray[np.bool_],
-    negatives: _Negatives,
-    notes: tuple[str, ...] = (),
-) -> Split:
+def _cut(histories: Histories, train: NDArray[np.bool_], valid: NDArray[np.bool_], catalogue: int, seed: int) -> Split:
     """A split by masks over the entries; the rest is for testing."""
     parts = histories.where(train), histories.where(valid), histories.where(~train & ~valid)
-    return Split(*parts, negatives.valid, negatives.test, notes + negatives.notes)
-
-
-def _places(histories: Histories) -> NDArray[np.int64]:
-    """The place of every entry in its person's history, from 0."""
-    return np.arange(len(histories)) - np.repeat(histories.starts[:-1], histories.lengths)
+    return Split(*parts, *_draw_negatives(histories, catalogue, seed))
 
 
 def held_out_people(people: int, share: float, seed: int) -> NDArray[np.bool_]:
@@ -163,13 +153,12 @@ def _shuffled(people: int, seed: int) -> People:
     return np.argsort(uniform(np.arange(people), key_of(seed, SPLIT, 2)), kind="stable")
 
 
-def support_query(histories: Histories, share: float, *, seed: int | None = None) -> tuple[Histories, Histories]:
-    """(support, query) of everybody: the older `share` of a history, or with a seed a random share. Both are non-empty
-    for people with at least two interactions."""
-    lengths, place = histories.lengths, _places(histories)
-    if seed is not None:
-        draw = uniform(np.arange(len(histories)), key_of(seed, SPLIT, 3))
-        place[np.lexsort((draw, histories.owners))] = _places(histories)
+def support_query(histories: Histories, share: float, seed: int) -> tuple[Histories, Histories]:
+    """(support, query) of everybody: a random `share` of each history, and the rest. Both are non-empty for people with
+    at least two interactions."""
+    lengths, place = histories.lengths, np.arange(len(histories))
+    draw = uniform(place, key_of(seed, SPLIT, 3))
+    place[np.lexsort((draw, histories.owners))] = place - np.repeat(histories.starts[:-1], lengths)
     cut = np.clip(np.round(share * lengths), 1, np.maximum(lengths - 1, 1))
     early = place < np.repeat(cut, lengths)
     return histories.where(early), histories.where(~early)

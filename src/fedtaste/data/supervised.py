@@ -1,12 +1,12 @@
 """Supervised: examples with features and targets, spread over clients, for regression and classification.
 
-All arrays are checked when the object is made, so that methods can rely on the arrays of all clients fitting together.
+All arrays are checked when the object is created, so that methods can rely on the arrays of all clients fitting together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +34,11 @@ class Supervised:
     targets: tuple[Floats, ...]  # per client [n_i]; labels are 0 to classes - 1
     test_features: tuple[Floats, ...]
     test_targets: tuple[Floats, ...]
-    truth: Floats | None = None  # the weights that made the targets: [d] for all, or [clients, ...] one for each
+    truth: Floats | None = None  # the weights that generated the targets: [d] for all, or [clients, ...] one for each
     notes: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()  # their names, where they have any, such as domains
     classes: int = 0  # of labels
-    scales: tuple[Floats, ...] | None = None  # per client [d]: what its features were divided by
+    scales: tuple[Floats, ...] = ()  # per client [d]: what its features were divided by, where they were
 
     def __post_init__(self) -> None:
         for field in ("features", "targets", "test_features", "test_targets"):
@@ -73,18 +73,22 @@ def as_float32(array: Floats) -> Floats:
         raise DataError(f"Features and targets must be arrays of numbers ({error}). Convert them first.") from error
 
 
+def parts_by_client(data: Supervised) -> Iterator[tuple[str, str, Floats, Floats]]:
+    """(client, "" or "test ", features, targets) of every client, for messages about what they hold."""
+    pairs = ((data.features, data.targets, ""), (data.test_features, data.test_targets, "test "))
+    for inputs, outputs, kind in pairs:
+        for client, (x, y) in enumerate(zip(inputs, outputs)):
+            yield data.named(client), kind, x, y
+
+
 def check_counts(data: Supervised) -> None:
     """Every list has one entry per client, and at least one client has training examples."""
     if data.task not in TASKS:
         raise DataError(f'{data.name} is for the task "{data.task}". Expected one of: {", ".join(TASKS)}.')
     clients = len(data.features)
-    lists: list[tuple[str, Sequence[object]]] = [
-        ("targets", data.targets), ("test_features", data.test_features), ("test_targets", data.test_targets)
-    ]  # fmt: skip
-    lists += [("clients", data.clients)] if data.clients else []
-    lists += [("scales", data.scales)] if data.scales is not None else []
-    for name, entries in lists:
-        if len(entries) != clients:
+    for name in ("targets", "test_features", "test_targets", "clients", "scales"):
+        entries = getattr(data, name)
+        if len(entries) != clients and (entries or name not in ("clients", "scales")):
             raise DataError(
                 f"{data.name} has features of {count(clients, 'client')} and {name} of {len(entries):,}. Expected one "
                 "entry for each client in both; give a client without examples empty arrays."
@@ -96,29 +100,27 @@ def check_counts(data: Supervised) -> None:
 def check_shapes(data: Supervised) -> None:
     """Every example of every client has one shape, so that one model fits them all."""
     expected = data.features[0].shape[1:]
-    pairs = ((data.features, data.targets, ""), (data.test_features, data.test_targets, "test "))
-    for inputs, outputs, kind in pairs:
-        for client, (x, y) in enumerate(zip(inputs, outputs)):
-            if x.shape[1:] != expected:
-                raise DataError(
-                    f"{data.named(client)} has {kind}examples of {shape_text(x.shape[1:])}, {data.named(0)} of "
-                    f"{shape_text(expected)}. Expected one shape for all; resize or cut the examples of one of them."
-                )
-            if y.ndim != 1 or len(x) != len(y):
-                raise DataError(
-                    f"{data.named(client)} has {len(x):,} {kind}examples and {kind}targets of {shape_text(y.shape)}. Expected "
-                    "one target for each example; check that both come from the same rows."
-                )
+    for client, kind, x, y in parts_by_client(data):
+        if x.shape[1:] != expected:
+            raise DataError(
+                f"{client} has {kind}examples of {shape_text(x.shape[1:])}, {data.named(0)} of "
+                f"{shape_text(expected)}. Expected one shape for all; resize or cut the examples of one of them."
+            )
+        if y.ndim != 1 or len(x) != len(y):
+            raise DataError(
+                f"{client} has {len(x):,} {kind}examples and {kind}targets of {shape_text(y.shape)}. Expected "
+                "one target for each example; check that both come from the same rows."
+            )
     if len(expected) not in (1, 3) or 0 in expected:
         raise DataError(
             f"{data.name} has examples of {shape_text(expected)}. Expected vectors [examples, features] or images "
             "[examples, channels, height, width]; give grey images one channel."
         )
-    truth = None if data.truth is None else np.shape(data.truth)
-    if truth is not None and truth != expected and not (len(truth) > 1 and truth[0] == len(data.features)):
+    truth = expected if data.truth is None else np.shape(data.truth)
+    if truth != expected and not (len(truth) > 1 and truth[0] == len(data.features)):
         raise DataError(
-            f"{data.name} has a truth of {shape_text(truth)}. Expected one of {shape_text(expected)} for all, or one for each of the "
-            f"{count(len(data.features), 'client')}."
+            f"{data.name} has a truth of {shape_text(truth)}. Expected one of {shape_text(expected)} for all, or one "
+            f"for each of the {count(len(data.features), 'client')}."
         )
 
 
@@ -126,78 +128,37 @@ def check_values(data: Supervised) -> None:
     """Finite numbers, and labels that are whole numbers from 0."""
     if data.task == "labels" and data.classes < 2:
         raise DataError(f"{data.name} has labels of {data.classes} classes. Expected at least 2; bring others as well.")
-    arrays = zip(data.features + data.test_features, data.targets + data.test_targets)
-    for place, (x, y) in enumerate(arrays):
-        client = data.named(place % len(data.features))
-        kind = "test example" if place >= len(data.features) else "example"
+    for client, kind, x, y in parts_by_client(data):
         for what, array in (("feature", x), ("target", y)):
             if not np.isfinite(array).all():
                 row = int(np.argwhere(~np.isfinite(array))[0][0])
                 raise DataError(
-                    f"{client}, {kind} {row:,}: a {what} is not a finite number. Expected numbers that single "
+                    f"{client}, {kind}example {row:,}: a {what} is not a finite number. Expected numbers that single "
                     "precision can hold; remove such examples or fill the gaps."
                 )
-        if data.task == "labels":
-            wrong = np.flatnonzero((y < 0) | (y >= data.classes) | (y != np.floor(y)))
-            if len(wrong):
-                raise DataError(
-                    f"{client}, {kind} {wrong[0]:,}: {y[wrong[0]]:g} is not a label. Expected whole numbers from 0 to "
-                    f"{data.classes - 1}; number the classes from 0, or give more classes."
-                )
+        wrong = np.flatnonzero((y < 0) | (y >= data.classes) | (y != np.floor(y)))
+        if data.task == "labels" and len(wrong):
+            raise DataError(
+                f"{client}, {kind}example {wrong[0]:,}: {y[wrong[0]]:g} is not a label. Expected whole numbers from 0 "
+                f"to {data.classes - 1}; number the classes from 0, or give more classes."
+            )
 
 
 def missing_notes(data: Supervised) -> list[str]:
     """Notes on clients without examples, which are allowed."""
     notes = []
-    for arrays, what in (
-        (data.targets, "no examples and {takes} no part in learning"),
-        (data.test_targets, "no test examples and cannot be judged"),
+    for targets, gap in (
+        (data.targets, "no examples and cannot take part in training"),
+        (data.test_targets, "no test examples and cannot be evaluated"),
     ):
-        without = [client for client, y in enumerate(arrays) if not len(y)]
+        without = [client for client, y in enumerate(targets) if not len(y)]
         if without:
-            names = [data.clients[client] if data.clients else str(client) for client in without[:5]]
+            names = ", ".join(data.clients[client] if data.clients else str(client) for client in without[:5])
             more = f" and {len(without) - 5:,} more" if len(without) > 5 else ""
-            one = len(without) == 1
-            lack = what.format(takes="takes" if one else "take")
-            clients = count(len(without), "client")
-            notes.append(f"{clients} {'has' if one else 'have'} {lack}: {', '.join(names)}{more}.")
+            notes.append(f"{count(len(without), 'client has', 'clients have')} {gap}: {names}{more}.")
     return notes
 
 
 def shape_text(shape: Sequence[int]) -> str:
     """`3 x 8 x 8`."""
     return " x ".join(str(side) for side in shape) or "single numbers"
-
-
-def linear(clients: int = 10, features: int = 5, examples: int = 100, noise: float = 0.0, seed: int = 0) -> Supervised:
-    """Linear regression with one true weight vector w: y = X w + noise at every client.
-
-    Clients hold between 80 % and 120 % of `examples` examples, and test on a fifth of their own. Without
-    noise (the default) the true weights can be recovered to the precision of the arithmetic.
-
-    >>> data = linear()
-    >>> len(data.features), data.features[0].shape[1], data.truth.shape
-    (10, 5, (5,))
-    """
-    if min(clients, features) < 1 or examples < 5 or not 0 <= noise < np.inf:
-        raise DataError(
-            f"linear(clients={clients}, features={features}, examples={examples}, noise={noise}) cannot be made. "
-            "Expected at least 1 client, 1 feature and 5 examples, and a finite noise of at least 0."
-        )
-    rng = np.random.default_rng(seed)
-    truth = rng.normal(size=features).astype(np.float32)
-    sizes = np.round(examples * rng.uniform(0.8, 1.2, clients)).astype(int)
-    inputs = [rng.normal(size=(size, features)).astype(np.float32) for size in sizes]
-    # The sum is taken in double precision, so that rounding is the only noise left by default.
-    outputs = [(x.astype(np.float64) @ truth + noise * rng.normal(size=len(x))).astype(np.float32) for x in inputs]
-    cuts = [len(x) - len(x) // 5 for x in inputs]
-    return Supervised(
-        name="linear",
-        task="regression",
-        features=tuple(x[:cut] for x, cut in zip(inputs, cuts)),
-        targets=tuple(y[:cut] for y, cut in zip(outputs, cuts)),
-        test_features=tuple(x[cut:] for x, cut in zip(inputs, cuts)),
-        test_targets=tuple(y[cut:] for y, cut in zip(outputs, cuts)),
-        truth=truth,
-        notes=(f"Made: y = Xw + {noise:g} x noise, seed {seed}.",),
-    )

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fedtaste.data.interactions import Floats, Interactions, Ints
+from fedtaste.data.interactions import Floats, Interactions, Ints, starts_of
 from fedtaste.errors import DataError
 
 GENRES = (
@@ -33,8 +33,8 @@ NOUNS = (
     "Parade", "Promise", "Railway", "River", "Sailor", "Shadow", "Stranger", "Summer", "Theatre", "Voyage",
 )  # fmt: skip
 LEAST = 5  # interactions of the least active person, where the numbers allow it
-STRAY = 0.1  # the share of looks at anything popular, regardless of taste
-LOOKS = 5  # items looked at for one that is taken
+OFF_TASTE = 0.1  # the share of candidates that are drawn by popularity only, regardless of taste
+CANDIDATES = 5  # items that a person looks at before taking one
 
 
 def synthetic(
@@ -48,11 +48,12 @@ def synthetic(
     """
     _require(people, items, interactions, k)
     rng = np.random.default_rng(seed)
-    axes = item_factors(items, k, rng)
-    before, after = rng.dirichlet(np.full(k, 0.25), (2, people)).astype(np.float32)  # the mix of genres, first and last
+    factors = item_factors(items, k, rng)
+    first_taste, last_taste = rng.dirichlet(np.full(k, 0.25), (2, people)).astype(np.float32)  # shares of the genres
     counts = activity(people, interactions, items * 3 // 4, rng)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    item, affinity = choose(starts, *shelves(axes, rng), axes, before, after, int(rng.integers(1 << 62)))
+    starts = starts_of(counts)
+    tables = popularity_tables(factors, rng)
+    item, affinity = choose_items(starts, *tables, factors, first_taste, last_taste, int(rng.integers(1 << 62)))
     person = np.repeat(np.arange(people, dtype=np.int32), counts)
     liking = (affinity - affinity.mean()) / max(float(affinity.std()), 1e-6)
     value = np.clip(np.rint(3.6 + liking + 0.5 * rng.standard_normal(interactions, np.float32)), 1, 5)
@@ -63,10 +64,10 @@ def synthetic(
         people=tuple(str(i) for i in range(1, people + 1)),
         items=tuple(str(i) for i in range(1, items + 1)),
         value=value.astype(np.float32),
-        time=clock(starts, rng),
+        time=timestamps(starts, rng),
         titles=titles(items, rng),
-        genres=genres(axes),
-        notes=(f"Made: {k} planted tastes, seed {seed}.",),
+        genres=genres(factors),
+        notes=(f"Generated: {k} planted tastes, seed {seed}.",),
     )
 
 
@@ -90,16 +91,16 @@ def item_factors(items: int, k: int, rng: np.random.Generator) -> Floats:
     return unit
 
 
-def shelves(axes: Floats, rng: np.random.Generator) -> tuple[Ints, NDArray[np.int64]]:
-    """One shelf per genre and one for all, where items stand as often as they are popular there, end to end. -> starts
+def popularity_tables(factors: Floats, rng: np.random.Generator) -> tuple[Ints, NDArray[np.int64]]:
+    """(tables, starts): a table per genre and one of all items, end to end, with more copies of more popular items.
 
-    A uniform draw from a shelf is then a draw by popularity (Zipf) in one look-up. Ranks are shuffled, as item numbers
-    that follow popularity would give it away. On the last shelf every item stands at least once.
+    A uniform draw from a table is then a draw by popularity (Zipf) in one look-up. Ranks are shuffled, as item numbers
+    that follow popularity would give it away. The last table has every item at least once.
     """
-    items = len(axes)
+    items = len(factors)
     popularity = 1.0 / (rng.permutation(items) + 3.0)
     parts = []
-    for liking in [*np.maximum(axes.T, 0.0) ** 2, np.ones(items, np.float32)]:
+    for liking in [*np.maximum(factors.T, 0.0) ** 2, np.ones(items, np.float32)]:
         weight = popularity * liking
         copies = np.ceil(weight / max(weight.sum(), 1e-12) * max(32 * items, 1 << 14)).astype(np.int64)
         parts.append(np.repeat(np.arange(items, dtype=np.int32), copies))
@@ -132,7 +133,7 @@ def uniform(state: NDArray[np.uint64]) -> float:
 
 
 @njit(cache=True)
-def pick(shares: Floats, at: float) -> int:
+def pick_share(shares: Floats, at: float) -> int:
     """The index whose part of the unit line, cut by `shares`, holds the point `at`."""
     for i in range(len(shares) - 1):
         at -= shares[i]
@@ -142,48 +143,48 @@ def pick(shares: Floats, at: float) -> int:
 
 
 @njit(cache=True)
-def choose(
+def choose_items(
     starts: NDArray[np.int64],
-    shelf: Ints,
-    shelf_starts: NDArray[np.int64],
-    axes: Floats,
-    before: Floats,
-    after: Floats,
+    table: Ints,
+    table_starts: NDArray[np.int64],
+    factors: Floats,
+    first_taste: Floats,
+    last_taste: Floats,
     seed: int,
 ) -> tuple[Ints, Floats]:
     """Each person's items in the order they are taken, and how well each suited at that moment. [n], [n]"""
     items = np.empty(starts[-1], np.int32)
     affinity = np.empty(starts[-1], np.float32)
-    taken_by = np.full(len(axes), -1, np.int32)  # the last person who took the item: nobody takes one twice
+    taken_by = np.full(len(factors), -1, np.int32)  # the last person who took the item: nobody takes one twice
     state = np.array([seed], np.uint64)
     for person in range(len(starts) - 1):
         for place in range(starts[person], starts[person + 1]):
-            moved = np.float32((place - starts[person]) / (starts[person + 1] - starts[person]))
-            mix = (1 - moved) * before[person] + moved * after[person]
+            progress = np.float32((place - starts[person]) / (starts[person + 1] - starts[person]))
+            mix = (1 - progress) * first_taste[person] + progress * last_taste[person]
             taste = mix / np.sqrt((mix * mix).sum())
-            looks, best, suits = 0, -1, np.float32(-np.inf)
-            while looks < LOOKS or best < 0:
-                looks += 1
-                genre = pick(mix, uniform(state)) if uniform(state) > STRAY else len(mix)
-                width = shelf_starts[genre + 1] - shelf_starts[genre]
+            candidates, best, best_score = 0, -1, np.float32(-np.inf)
+            while candidates < CANDIDATES or best < 0:
+                candidates += 1
+                genre = pick_share(mix, uniform(state)) if uniform(state) > OFF_TASTE else len(mix)
+                width = table_starts[genre + 1] - table_starts[genre]
                 if width == 0:  # with more tastes than items a genre may be empty
                     continue
-                item = shelf[shelf_starts[genre] + int(uniform(state) * width)]
-                score = (taste * axes[item]).sum()
-                if score > suits and taken_by[item] != person:
-                    best, suits = item, score
+                item = table[table_starts[genre] + int(uniform(state) * width)]
+                score = (taste * factors[item]).sum()
+                if score > best_score and taken_by[item] != person:
+                    best, best_score = item, score
             taken_by[best] = person
-            items[place], affinity[place] = best, suits
+            items[place], affinity[place] = best, best_score
     return items, affinity
 
 
-def clock(starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+def timestamps(starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
     """Whole seconds; each person begins within a year, and steps of at least a second follow. [n]"""
     gaps = 1.0 + np.floor(rng.exponential(20_000.0, starts[-1]))
     total = np.cumsum(gaps)
     begin = 1_600_000_000.0 + rng.integers(365 * 86_400, size=len(starts) - 1)
-    before = total[starts[:-1]] - gaps[starts[:-1]]
-    time: NDArray[np.float64] = total + np.repeat(begin - before, np.diff(starts))
+    earlier = total[starts[:-1]] - gaps[starts[:-1]]  # the gaps of the people before
+    time: NDArray[np.float64] = total + np.repeat(begin - earlier, np.diff(starts))
     return time
 
 
@@ -195,11 +196,11 @@ def titles(items: int, rng: np.random.Generator) -> tuple[str, ...]:
     return tuple(words[order[j]] + (f" {turn + 1}" if turn else "") for turn, j in rounds)
 
 
-def genres(axes: Floats) -> tuple[str, ...]:
+def genres(factors: Floats) -> tuple[str, ...]:
     """The one or two planted factors that an item is mostly made of, the strongest first."""
-    names = [GENRES[i] if i < len(GENRES) else f"Genre {i + 1}" for i in range(axes.shape[1])]
-    order = np.argsort(-axes, axis=1, kind="stable")[:, :2]
+    names = [GENRES[i] if i < len(GENRES) else f"Genre {i + 1}" for i in range(factors.shape[1])]
+    order = np.argsort(-factors, axis=1, kind="stable")[:, :2]
     # A third of a unit row is about the share of the second planted genre.
-    strong = np.take_along_axis(axes, order, axis=1) > 0.33
+    strong = np.take_along_axis(factors, order, axis=1) > 0.33
     strong[:, 0] = True
     return tuple(", ".join(names[i] for i in row[mask]) for row, mask in zip(order, strong))

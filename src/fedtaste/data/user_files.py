@@ -1,4 +1,4 @@
-"""Read the user's own data: one CSV, TSV or Parquet file, or a folder with a train/test split.
+"""Read data that the user supplies: one CSV, TSV or Parquet file, or a folder with a train/test split.
 
 Names of people and items are text as it stands in the file ("007" stays "007"). A vocabulary of digits only is sorted
 as numbers, any other alphabetically, so that the same data in another row order has the same indices. `save` writes
@@ -17,21 +17,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtaste.data.columns import Table, is_table, numbers, read_table, times
+from fedtaste.data.columns import Table, is_table, read_ratings, read_table, read_times
 from fedtaste.data.interactions import Floats, Histories, Interactions, Ints, starts_of
 from fedtaste.errors import DataError, RunError
 from fedtaste.files.atomic import write_atomically
 from fedtaste.text import count
 
-CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-)  # titles must not send control codes to a terminal
+# Titles must not send control codes to a terminal.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PARTS = ("train", "test", "valid", "negatives", "items")
 
 
 @dataclass(frozen=True, eq=False)
-class BroughtSplit:
-    """A split that the user made, used as it is; all parts share one vocabulary of people and one of items."""
+class UserSplit:
+    """A split into training and test files that the user supplies. All parts have the same vocabularies."""
 
     name: str
     train: Interactions
@@ -40,39 +39,46 @@ class BroughtSplit:
     negatives: Histories | None = None  # by person, in file order: items to rank the test items against
     notes: tuple[str, ...] = ()
 
+    @property
+    def table(self) -> Interactions:
+        """The training part, from which names, titles and counts are read."""
+        return self.train
+
 
 def read_interactions(path: Path) -> Interactions:
     """One file with columns user, item and, optionally, rating, timestamp, title, genres."""
     table = read_table(path, ("user", "item"), ("rating", "timestamp", "title", "genres"))
     people, items = vocabulary([table.frame["user"]]), vocabulary([table.frame["item"]])
-    return build(stem(path), table, people, items, labels([table], "title", items), labels([table], "genres", items))
+    return build_interactions(
+        stem(path), table, people, items, labels([table], "title", items), labels([table], "genres", items)
+    )
 
 
-def read_split(folder: Path) -> BroughtSplit:
+def read_split(folder: Path) -> UserSplit:
     """A folder with train, test and optionally valid, negatives (user, item) and items (item, title, genres)."""
-    tables = {part: read_table(path, *columns(part)) for part in PARTS if (path := find(folder, part))}
-    parts = [tables[part] for part in ("train", "valid", "test") if part in tables]
-    people = vocabulary([table.frame["user"] for table in parts])
+    tables = {part: read_table(path, *part_columns(part)) for part in PARTS if (path := find_part(folder, part))}
+    histories = {part: tables[part] for part in ("train", "valid", "test") if part in tables}
+    people = vocabulary([table.frame["user"] for table in histories.values()])
     items = vocabulary([table.frame["item"] for table in tables.values()])
     # Titles of the catalogue file take precedence; columns in the other files fill the gaps.
-    sources = ([tables["items"]] if "items" in tables else []) + parts
-    titles, genres = labels(sources, "title", items), labels(sources, "genres", items)
+    described = ([tables["items"]] if "items" in tables else []) + list(histories.values())
+    titles, genres = labels(described, "title", items), labels(described, "genres", items)
     name = folder.resolve().name
-    train, test, valid = (
-        build(f"{name}/{part}", tables[part], people, items, titles, genres) if part in tables else None
-        for part in ("train", "test", "valid")
-    )
-    assert train is not None and test is not None  # `find` has refused the folder otherwise
-    negatives = grouped(tables["negatives"], people, items) if "negatives" in tables else None
-    notes = tuple(f"{part.name}: {note}" for part in (train, valid, test) if part is not None for note in part.notes)
-    return BroughtSplit(name, train, test, valid, negatives, notes + overlap(train, test))
+    parts = {
+        part: build_interactions(f"{name}/{part}", table, people, items, titles, genres)
+        for part, table in histories.items()
+    }
+    negatives = group_negatives(tables["negatives"], people, items) if "negatives" in tables else None
+    notes = tuple(f"{part.name}: {note}" for part in parts.values() for note in part.notes)
+    notes += overlap_note(parts["train"], parts["test"])
+    return UserSplit(name, parts["train"], parts["test"], parts.get("valid"), negatives, notes)
 
 
 def read_likes(path: Path) -> tuple[list[str], Floats | None, NDArray[np.float64] | None]:
     """One person's list of likes: a column title or item and, optionally, rating and timestamp."""
     named = read_table(path, ("item",), ("title", "rating", "timestamp")) if not has_title(path) else None
     table = named or read_table(path, ("title",), ("rating", "timestamp"))
-    return table.frame["item" if named else "title"].to_list(), numbers(table), times(table)
+    return table.frame["item" if named else "title"].to_list(), read_ratings(table), read_times(table)
 
 
 def has_title(path: Path) -> bool:
@@ -113,7 +119,7 @@ def save(interactions: Interactions, path: Path) -> None:
         raise DataError(f"{path} cannot be written ({error.__cause__}). Choose another folder.") from error
 
 
-def columns(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def part_columns(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The needed and the useful columns of a part of a split."""
     if part == "items":
         return ("item",), ("title", "genres")
@@ -126,7 +132,7 @@ def stem(path: Path) -> str:
     return name.rpartition(".")[0] or name
 
 
-def find(folder: Path, part: str) -> Path | None:
+def find_part(folder: Path, part: str) -> Path | None:
     """The file of a part of a split; train and test are required."""
     try:
         files = sorted(file for file in folder.iterdir() if file.is_file())
@@ -170,13 +176,13 @@ def labels(tables: list[Table], role: str, items: pl.Series) -> tuple[str, ...]:
     return tuple(CONTROL.sub("", text) for text in texts)
 
 
-def build(
+def build_interactions(
     name: str, table: Table, people: pl.Series, items: pl.Series, titles: tuple[str, ...], genres: tuple[str, ...]
 ) -> Interactions:
     """The interactions of one table."""
     person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
-    value, time = numbers(table), times(table)
-    keep, notes = newest(person, item, time, len(items))
+    value, time = read_ratings(table), read_times(table)
+    keep, notes = keep_newest(person, item, time, len(items))
     if table.unused:
         notes += (f"Columns not used: {', '.join(table.unused)}.",)
     return Interactions(
@@ -193,7 +199,7 @@ def build(
     )
 
 
-def newest(
+def keep_newest(
     person: Ints, item: Ints, time: NDArray[np.float64] | None, items: int
 ) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
     """(rows to keep, notes): each pair once, the newest, and of equally new ones the last."""
@@ -211,7 +217,7 @@ def newest(
     return keep, (f"{count(len(rows), 'duplicate pair')}: the {which} of each was kept.",)
 
 
-def grouped(table: Table, people: pl.Series, items: pl.Series) -> Histories:
+def group_negatives(table: Table, people: pl.Series, items: pl.Series) -> Histories:
     """Negatives by person, in the order of their file."""
     strangers = ~table.frame["user"].is_in(people.implode())
     if strangers.any():
@@ -226,7 +232,7 @@ def grouped(table: Table, people: pl.Series, items: pl.Series) -> Histories:
     return Histories(starts, item[order], np.ones(len(item), np.float32))
 
 
-def overlap(train: Interactions, test: Interactions) -> tuple[str, ...]:
+def overlap_note(train: Interactions, test: Interactions) -> tuple[str, ...]:
     """A note on pairs that are in train and in test."""
     width = len(train.items)
     pairs = [part.person.astype(np.int64) * width + part.item for part in (train, test)]

@@ -1,1 +1,1 @@
-"""How good, honestly: ranks, metrics of ranks, protocols, and whether a protocol leaks."""
+"""Evaluation: scores, ranks, metrics with intervals, protocols, and the test whether a protocol leaks."""

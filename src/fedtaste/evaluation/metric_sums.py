@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtaste.evaluation.metrics import interval_around, share_variance
 from fedtaste.evaluation.protocol import MANY, ClientMetrics, Evaluation, PredictionErrors, RankingMetrics
 from fedtaste.result_part import JsonObject
 
@@ -37,8 +38,7 @@ def _client_sums(metrics: dict[str, list[float]], examples: NDArray[np.float64])
     sums = {name: _moments(values) for name, values in metrics.items()}
     for name, values in metrics.items():
         if name.endswith("accuracy"):
-            near = (np.array(values) * examples + 1) / (examples + 2)
-            sums[name].append(float(np.sum(near * (1 - near) / np.maximum(examples, 1))))
+            sums[name].append(share_variance(np.array(values), examples))
     return {"kind": "clients", "people": len(examples), "sums": sums}
 
 
@@ -59,7 +59,7 @@ def _error_sums(errors: NDArray[np.float64], owners: NDArray[np.generic], stars:
 
 @dataclass(frozen=True)
 class Tallied:
-    """The tallies of several nodes as one Evaluation."""
+    """The reports of several nodes as one Evaluation."""
 
     parts: list[JsonObject]
 
@@ -110,9 +110,9 @@ class Tallied:
             ratio = sums[0] / max(sums[1], 1)  # of people's sums: the error of a ratio, by its linear part
             spread = math.sqrt(max(sums[2] - 2 * ratio * sums[3] + ratio**2 * sums[4], 0.0)) / max(sums[1], 1)
             error = 1.96 * (spread / (2 * middle) if name == "rmse" and middle else spread)
-            return [round(max(middle - error, 0.0), 6), round(middle + error, 6)]
+            return interval_around(middle, error, highest=math.inf)
         if len(sums) == 3 and people < MANY:
             error = 1.96 * math.sqrt(sums[2]) / people
         else:
             error = 1.96 * math.sqrt(max(sums[1] / people - (sums[0] / people) ** 2, 0.0) / people)
-        return [round(max(middle - error, 0.0), 6), round(min(middle + error, 1.0), 6)]
+        return interval_around(middle, error)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+DRAWS = 1000  # bootstrap resamples
 
 
 def ranking_metrics(ranks: NDArray[np.integer], owners: NDArray[np.integer], k: int = 10) -> dict[str, Array]:
@@ -54,41 +55,45 @@ def means(values: Mapping[str, Array | list[float]]) -> dict[str, float]:
     return {name: round(float(np.mean(v)), 6) for name, v in values.items()}
 
 
-def interval(values: Array, *, draws: int = 1000, seed: int = 0) -> list[float]:
+def interval(values: Array) -> list[float]:
     """95 % bootstrap interval of the mean over people."""
-    return _bounds(_resample(len(values), draws, seed) @ values / len(values))
+    return _bounds(_resample(len(values)) @ values / len(values))
 
 
 def stratified(shares: Array, examples: Array) -> list[float]:
-    """95 % interval of the mean of clients' shares, for these clients and other examples of theirs; a share of 0 or 1
-    is taken as if two more examples had come out one each way (Agresti and Coull)."""
-    near = (shares * examples + 1) / (examples + 2)
-    error = 1.96 * float(np.sqrt(np.sum(near * (1 - near) / examples))) / len(shares)
-    middle = float(np.mean(shares))
-    return [round(max(middle - error, 0.0), 6), round(min(middle + error, 1.0), 6)]
+    """95 % interval of the mean of clients' shares, for these clients and other examples of theirs."""
+    error = 1.96 * float(np.sqrt(share_variance(shares, examples))) / len(shares)
+    return interval_around(float(np.mean(shares)), error)
 
 
-def rating_intervals(
-    errors: Array, owners: NDArray[np.integer], *, draws: int = 1000, seed: int = 0
-) -> dict[str, list[float]]:
+def share_variance(shares: Array, examples: Array) -> float:
+    """The variance of the sum of clients' shares over their examples; a share of 0 or 1 is taken as if two more
+    examples had come out one each way (Agresti and Coull)."""
+    smoothed = (shares * examples + 1) / (examples + 2)
+    return float(np.sum(smoothed * (1 - smoothed) / np.maximum(examples, 1)))
+
+
+def interval_around(middle: float, error: float, highest: float = 1.0) -> list[float]:
+    """The interval of this half-width, cut off at 0 and at the highest possible value."""
+    return [round(max(middle - error, 0.0), 6), round(min(middle + error, highest), 6)]
+
+
+def rating_intervals(errors: Array, owners: NDArray[np.integer]) -> dict[str, list[float]]:
     """95 % bootstrap intervals over people (not over ratings: a person's errors go together)."""
     _, person = np.unique(owners, return_inverse=True)
     size = np.bincount(person).astype(float)
-    square, close = (
-        np.bincount(person, weights=errors**2),
-        np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float)),
-    )
-    weights = _resample(len(size), draws, seed)
+    square = np.bincount(person, weights=errors**2)
+    close = np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float))
+    weights = _resample(len(size))
     mass = weights @ size
     return {"rmse": _bounds(np.sqrt(weights @ square / mass)), "accuracy": _bounds(weights @ close / mass)}
 
 
-def _resample(people: int, draws: int, seed: int) -> Array:
-    """How often each person is drawn in each of `draws` resamples, [draws, people]."""
-    generator = np.random.default_rng(seed)
-    return np.stack(
-        [np.bincount(generator.integers(0, people, people), minlength=people) for _ in range(draws)]
-    ).astype(float)
+def _resample(people: int) -> Array:
+    """How often each person is drawn in each bootstrap resample, [DRAWS, people]."""
+    generator = np.random.default_rng(0)
+    draws = (generator.integers(0, people, people) for _ in range(DRAWS))
+    return np.stack([np.bincount(draw, minlength=people) for draw in draws]).astype(float)
 
 
 def _bounds(sample: Array) -> list[float]:

@@ -1,4 +1,4 @@
-"""Evaluation protocols (clean and published), evaluations of three kinds, and the test for leaking protocols.
+"""Evaluation protocols (clean and published), the metrics of three kinds of tasks, and the test for leaking protocols.
 
 clean      training negatives come from everything outside the person's own training items; the round is chosen on
            validation, then train + validation is learnt from and test is read once; validation and test have
@@ -25,28 +25,24 @@ from fedtaste.evaluation.metrics import interval, means, ranking_metrics, rating
 from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks
 from fedtaste.result_part import JsonObject
 
-PROTOCOLS = ("clean", "published")
 MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
 TESTED = 2_000  # people on whom a protocol is tested for leaks, at most
 Ranks = tuple[NDArray[np.int64], NDArray[np.int64]]  # (ranks of positives, the people they belong to)
 
 
 class Evaluation(Protocol):
-    """Metrics of some people, however they are computed."""
+    """Metrics of some people, rounded and exact, with intervals."""
 
     @property
     def values(self) -> JsonObject:
         """Metrics by name, rounded, and the number of people."""
-        ...
 
     @property
     def intervals(self) -> JsonObject:
         """95 % intervals of the metrics."""
-        ...
 
     def exact(self) -> dict[str, float]:
-        """Metrics by name as they choose the best round."""
-        ...
+        """Metrics by name, by which the best round is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,13 +139,8 @@ def join_folds(folds: list[JsonObject]) -> RankingMetrics | PredictionErrors:
 
 def rank_sampled(people: Personalised, positives: Histories, negatives: Histories) -> Ranks:
     """(ranks, owners) of these people's positives against their negatives, which stand in the same order."""
-    both = positives.then(negatives)
-    width = max(int(both.lengths.max(initial=0)), 1)
-    column = np.arange(width)
-    candidates = np.zeros((len(people.people), width), np.int64)
-    filled = column < both.lengths[:, None]
-    candidates[filled] = both.items
-    positive = column < positives.lengths[:, None]
+    candidates, filled = positives.then(negatives).padded()
+    positive = np.arange(filled.shape[1]) < positives.lengths[:, None]
     ranks, owners = [], []
     for part, scores in people.scores(torch.from_numpy(candidates)):
         ranks.append(sampled_ranks(scores, positive[part], (filled & ~positive)[part]))
@@ -168,14 +159,13 @@ def rank_full(people: Personalised, seen: Histories, positives: Histories, catal
 
 def rating_errors(people: Personalised, query: Histories, scale: tuple[float, float]) -> PredictionErrors:
     """Predicted minus true ratings over these people's query; predictions are kept on the rating scale."""
-    width = max(int(query.lengths.max(initial=0)), 1)
-    filled = np.arange(width) < query.lengths[:, None]
-    items, ratings = np.zeros(filled.shape, np.int64), np.zeros(filled.shape)
-    items[filled], ratings[filled] = query.items, query.values
+    items, filled = query.padded()
+    ratings = np.zeros(filled.shape)
+    ratings[filled] = query.values
     errors, owners = [], []
     for part, scores in people.scores(torch.from_numpy(items)):
-        gap = np.clip(scores.double().numpy(), *scale) - ratings[part]
-        errors.append(gap[filled[part]])
+        difference = np.clip(scores.double().numpy(), *scale) - ratings[part]
+        errors.append(difference[filled[part]])
         owners.append(np.repeat(part, query.lengths[part]))
     return PredictionErrors(np.concatenate(errors).tolist(), np.concatenate(owners).tolist())
 
@@ -207,10 +197,10 @@ def memoriser(
     for number in range(1, max(rounds) + 1):
         key = key_of(seed, TRAIN, number - 1)
         round = samples(train, people, catalogue=catalogue, negatives=4, batch=0, key=key, forbidden=forbidden)
-        who = np.repeat(np.arange(len(people)), round.lengths)
-        shown = (who.astype(np.int64) * catalogue + round.inputs.astype(np.int64))[round.targets == 0]
-        at = np.searchsorted(pairs[order], shown)
-        hit = (at < len(pairs)) & (pairs[order][np.minimum(at, len(pairs) - 1)] == shown)
+        owners = np.repeat(np.arange(len(people)), round.lengths)
+        drawn = (owners * catalogue + round.inputs.astype(np.int64))[round.targets == 0]
+        at = np.searchsorted(pairs[order], drawn)
+        hit = (at < len(pairs)) & (pairs[order][np.minimum(at, len(pairs) - 1)] == drawn)
         np.add.at(draws, order[at[hit]], 1)
         if number in rounds:
             ranks = _rank_columns(-draws.astype(float), columns, positives)
@@ -219,7 +209,7 @@ def memoriser(
 
 
 def beyond_chance(memory: float, popular: float, people: int) -> bool:
-    """Whether remembering beats popularity by more than three standard errors: on little data either may be ahead."""
+    """Whether the memoriser beats popularity by more than three standard errors; on few people either may by chance."""
     error = ((memory * (1 - memory) + popular * (1 - popular)) / max(min(people, TESTED), 1)) ** 0.5
     return bool(memory - popular > 3 * error)
 

@@ -93,8 +93,7 @@ def _compacted(examples: Examples, items: Tensor, catalogue: int) -> tuple[Examp
 def sampled_ranks(scores: Tensor, mine: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Ranks of the `mine` columns against the `theirs` columns of each row; ties count against the positive. There is
     one rank for each true entry of `mine`, row by row."""
-    s = scores.numpy()
-    s = np.where(np.isfinite(s), s, -np.inf)
+    s = _lowest_where_undefined(scores)
     row, column = np.nonzero(mine)
     rank: NDArray[np.int64] = 1 + ((s[row] >= s[row, column][:, None]) & theirs[row]).sum(1)
     return rank
@@ -102,12 +101,16 @@ def sampled_ranks(scores: Tensor, mine: NDArray[np.bool_], theirs: NDArray[np.bo
 
 def full_ranks(scores: Tensor, seen: Histories, positives: Histories, places: People) -> NDArray[np.int64]:
     """Ranks of the positives of these people in the whole catalogue, their history and other positives left out."""
-    out = []
-    for row, person in enumerate(places):
-        s = scores[row].double()
-        mine = torch.from_numpy(positives.of(int(person)).astype(np.int64))
-        positive = s[mine]
-        s[torch.from_numpy(seen.of(int(person)).astype(np.int64))] = -torch.inf
-        s[mine] = -torch.inf
-        out.append(1 + (s[None] >= positive[:, None]).sum(1).numpy())
-    return np.concatenate(out) if out else np.zeros(0, np.int64)
+    ranks = [np.zeros(0, np.int64)]
+    for person, row in zip(places, _lowest_where_undefined(scores)):
+        mine = positives.of(int(person))
+        rival = np.ones(len(row), bool)
+        rival[seen.of(int(person))] = rival[mine] = False
+        ranks.append(1 + ((row >= row[mine][:, None]) & rival).sum(1))
+    return np.concatenate(ranks)
+
+
+def _lowest_where_undefined(scores: Tensor) -> NDArray[np.floating]:
+    """The scores, with -inf for NaN and infinite ones: a diverged model must not win by comparisons that are false."""
+    values = scores.numpy()
+    return np.where(np.isfinite(values), values, -np.inf)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from fedtaste.core import Params
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.checkpoint import load_params, load_state, save_params, save_state
 from fedtaste.engine.run import State
 from fedtaste.errors import RunError
@@ -44,7 +44,7 @@ from fedtaste.wire.rng import KEY_BYTES, fresh_key
 
 FORMAT = "fedtaste-run-1"
 RESTORE = "Restore it from a copy, or run again."
-Data = Interactions | BroughtSplit | Supervised
+Data = Interactions | UserSplit | Supervised
 Content = TypeVar("Content", bound=BaseModel)
 
 
@@ -320,7 +320,7 @@ def catalogue(data: Data, counts: bool = True) -> JsonObject:
     """Names, titles and genres of the items; also how many people have each, where the run is not private."""
     if isinstance(data, Supervised):
         return {"names": [], "titles": [], "genres": [], "counts": []}
-    table = data.train if isinstance(data, BroughtSplit) else data
+    table = data.table
     items: JsonObject = {"names": list(table.items), "titles": list(table.titles), "genres": list(table.genres)}
     if counts:
         items["counts"] = np.bincount(table.item, minlength=len(table.items)).tolist()
@@ -337,7 +337,7 @@ def fingerprint(data: Data) -> str:
         parts = [column for t in tables if t is not None for column in (t.person, t.item, t.value, t.time)]
         names = data if isinstance(data, Interactions) else data.train
         digest.update(json.dumps([names.people, names.items]).encode())
-        if isinstance(data, BroughtSplit) and data.negatives is not None:
+        if isinstance(data, UserSplit) and data.negatives is not None:
             parts += [data.negatives.starts, data.negatives.items]
     for part in parts:
         digest.update(b"-" if part is None else np.ascontiguousarray(part).tobytes())

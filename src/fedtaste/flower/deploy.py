@@ -32,7 +32,7 @@ from fedtaste.data.columns import read_table
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import SOURCES
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit, labels, stem, vocabulary
+from fedtaste.data.user_files import labels, stem, vocabulary
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.folder import Data
 from fedtaste.experiment.plan import plan
@@ -99,7 +99,7 @@ def write_deployment(folder: Path, settings: Settings, data: Data, options: Fede
             f"{data.name} has no items, and nodes bring tables of people and items. Use `fedtaste federate` without "
             "--write-app for it."
         )
-    items = data.train if isinstance(data, BroughtSplit) else data
+    items = data.table
     try:
         _check(folder, settings, items, options)
         folder.parent.mkdir(parents=True, exist_ok=True)

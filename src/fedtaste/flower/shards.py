@@ -22,7 +22,6 @@ from fedtaste.core import Params, People
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
 from fedtaste.engine.checkpoint import load_params, save_params
 from fedtaste.errors import DataError, SettingError
 from fedtaste.experiment.facts import FactsJson
@@ -135,7 +134,7 @@ def whole_shard(data: Data, settings: Settings, numbered: bool = True) -> Shard:
         parts = split_for_ratings(data, settings.seed)
     else:
         parts = split_for_ranking(data, settings.protocol, settings.split, settings.seed)
-    table = data.train if isinstance(data, BroughtSplit) else data
+    table = data.table
     own = np.arange(len(table.people))
     return Shard(parts, own, table.people, catalogue_hash(table.items), cut_settings, numbered)
 

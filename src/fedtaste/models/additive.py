@@ -39,7 +39,6 @@ def _embedding(items: int, k: int, own: bool) -> Model:
         return table(params, inputs) @ params["user"] + params["bias"]
 
     rows = ("item", "own") if own else ("item",)
+    private = ("user", "bias", "own")
     kind: ModelKind = "additive" if own else "scorer"
-    return Model(
-        init, batch_loss(score, "bce"), score, rows, ("user", "bias", "own"), None, "bce", items, table, kind=kind
-    )
+    return Model(init, batch_loss(score, "bce"), score, rows, private, None, "bce", items, table, kind=kind)

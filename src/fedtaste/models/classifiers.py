@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from fedtaste.core import Examples, Model, Params
 from fedtaste.errors import SettingError
-from fedtaste.models.linear_bound import largest_eigenvalue
-from fedtaste.models.losses import masked_mean
+from fedtaste.models.losses import Score, largest_eigenvalue, masked_mean
 from fedtaste.models.torch_module import wrap
 from fedtaste.signature import Count
 
@@ -48,64 +47,50 @@ def logistic(features: int, classes: int = 2, *, bias: bool = False) -> Model:
         """Holds for any number of classes (Böhning 1992)."""
         return (largest_eigenvalue(batch) + (1.0 if bias else 0.0)) / 2
 
-    return Model(
-        init,
-        loss,
-        score,
-        loss_name="cross_entropy",
-        features=lambda params, inputs: inputs.flatten(1),
-        bound=bound,
-        kind="logistic",
-    )
+    flat: Score = lambda params, inputs: inputs.flatten(1)
+    return Model(init, loss, score, loss_name="cross_entropy", features=flat, bound=bound, kind="logistic")
 
 
 def cnn(shape: Shape = (3, 8, 8), classes: int = 10, *, width: Count = 16) -> Model:
     """Two 3 x 3 convolutions with batch norm, each halving the image, and one layer between them and the head."""
-    channels, high, wide = shape
-    flat = 2 * width * (high // 4) * (wide // 4)
-    if not flat:
-        raise SettingError(f"model=cnn halves an image twice, and {high} x {wide} is too small. Use model=logistic.")
-    return wrap(lambda: _CNN(channels, flat, width, classes))
+    _check_size("cnn", shape)
+    return wrap(lambda: _ConvNet(shape, classes, 3, (width, 2 * width), {"hidden": 4 * width}))
 
 
 def digit_network(shape: Shape = (3, 28, 28), classes: int = 10) -> Model:
     """LG-Mix's network for digits: three 5 x 5 convolutions (64, 64, 128), layers of 2048 and 512, batch norm after
     each; 14 million parameters for 28 x 28 images."""
-    channels, high, wide = shape
-    flat = 128 * (high // 4) * (wide // 4)
-    if not flat:
-        raise SettingError(f"model=digits halves an image twice, and {high} x {wide} is too small. Use model=logistic.")
-    return wrap(lambda: _DigitNetwork(channels, flat, classes))
+    _check_size("digits", shape)
+    return wrap(lambda: _ConvNet(shape, classes, 5, (64, 64, 128), {"hidden1": 2048, "hidden2": 512}))
 
 
-class _CNN(nn.Module):
-    def __init__(self, channels: int, flat: int, width: int, classes: int) -> None:
+def _check_size(name: str, shape: Shape) -> None:
+    if min(shape[1:]) < 4:
+        size = f"{shape[1]} x {shape[2]}"
+        raise SettingError(f"model={name} halves an image twice, and {size} is too small. Use model=logistic.")
+
+
+class _ConvNet(nn.Sequential):
+    """Convolutions and hidden layers, each followed by batch norm and ReLU; the first two convolutions halve the
+    image."""
+
+    def __init__(
+        self, shape: Shape, classes: int, kernel: int, channels: tuple[int, ...], hidden: dict[str, int]
+    ) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width)
-        self.hidden, self.norm3 = nn.Linear(flat, 4 * width), nn.BatchNorm1d(4 * width)
-        self.head = nn.Linear(4 * width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
-        x = functional.max_pool2d(torch.relu(self.norm2(self.conv2(x))), 2)
-        out: Tensor = self.head(torch.relu(self.norm3(self.hidden(x.flatten(1)))))
-        return out
-
-
-class _DigitNetwork(nn.Module):
-    def __init__(self, channels: int, flat: int, classes: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, 64, 5, padding=2), nn.BatchNorm2d(64)
-        self.conv2, self.norm2 = nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64)
-        self.conv3, self.norm3 = nn.Conv2d(64, 128, 5, padding=2), nn.BatchNorm2d(128)
-        self.hidden1, self.norm4 = nn.Linear(flat, 2048), nn.BatchNorm1d(2048)
-        self.hidden2, self.norm5 = nn.Linear(2048, 512), nn.BatchNorm1d(512)
-        self.head = nn.Linear(512, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
-        x = functional.max_pool2d(torch.relu(self.norm2(self.conv2(x))), 2)
-        x = torch.relu(self.norm3(self.conv3(x))).flatten(1)
-        out: Tensor = self.head(torch.relu(self.norm5(self.hidden2(torch.relu(self.norm4(self.hidden1(x)))))))
-        return out
+        inputs, high, wide = shape
+        for number, outputs in enumerate(channels, 1):
+            self.add_module(f"conv{number}", nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
+            self.add_module(f"norm{number}", nn.BatchNorm2d(outputs))
+            self.add_module(f"relu{number}", nn.ReLU())
+            if number <= 2:
+                self.add_module(f"pool{number}", nn.MaxPool2d(2))
+            inputs = outputs
+        self.add_module("flatten", nn.Flatten())
+        inputs *= (high // 4) * (wide // 4)
+        for number, (name, outputs) in enumerate(hidden.items(), len(channels) + 1):
+            self.add_module(name, nn.Linear(inputs, outputs))
+            self.add_module(f"norm{number}", nn.BatchNorm1d(outputs))
+            self.add_module(f"relu{number}", nn.ReLU())
+            inputs = outputs
+        self.add_module("head", nn.Linear(inputs, classes))

@@ -1,10 +1,11 @@
-"""Losses of a batch from a score function, with padding left out."""
+"""Losses of a batch from a score function, with padding left out, and the curvature bound of linear models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,3 +31,10 @@ def batch_loss(score: Score, name: Literal["bce", "squared"]) -> Callable[[Param
         return masked_mean(each, batch.mask)
 
     return loss
+
+
+def largest_eigenvalue(batch: Examples) -> Tensor:
+    """The largest eigenvalue of the mean of x x' over the real examples of a batch."""
+    x = batch.inputs.flatten(1) * batch.mask[:, None] / batch.mask.sum().clamp(min=1).sqrt()
+    values: Tensor = torch.linalg.eigvalsh(x.T @ x if x.shape[1] <= x.shape[0] else x @ x.T)
+    return values[-1]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtaste.core import Model, Params
-from fedtaste.models.linear_bound import largest_eigenvalue
-from fedtaste.models.losses import batch_loss
+from fedtaste.models.losses import batch_loss, largest_eigenvalue
 from fedtaste.signature import Count
 
 
@@ -48,26 +47,18 @@ def ncf(items: int, *, k: Count = 32) -> Model:
         last = k + sizes[-1]
         return params | {"head.weight": normal(last, scale=last**-0.5), "head.bias": torch.zeros(())}
 
-    def last(params: Params, inputs: Tensor) -> Tensor:
-        gmf, seen = params["item_gmf"][inputs] * params["user_gmf"], params["item_mlp"][inputs]
-        mine, theirs = torch.split(params["layer0.weight"], k, 1)  # the person's part is the same for every item
-        met = torch.relu(seen @ theirs.T + (mine @ params["user_mlp"] + params["layer0.bias"]))
+    def last_inputs(params: Params, inputs: Tensor) -> Tensor:
+        product = params["item_gmf"][inputs] * params["user_gmf"]
+        of_user, of_item = torch.split(params["layer0.weight"], k, 1)
+        user = of_user @ params["user_mlp"] + params["layer0.bias"]  # the same for every item
+        hidden = torch.relu(params["item_mlp"][inputs] @ of_item.T + user)
         for layer in range(1, len(sizes) - 1):
-            met = torch.relu(met @ params[f"layer{layer}.weight"].T + params[f"layer{layer}.bias"])
-        return torch.cat([gmf, met], -1)
+            hidden = torch.relu(hidden @ params[f"layer{layer}.weight"].T + params[f"layer{layer}.bias"])
+        return torch.cat([product, hidden], -1)
 
     def score(params: Params, inputs: Tensor) -> Tensor:
-        return last(params, inputs) @ params["head.weight"] + params["head.bias"]
+        return last_inputs(params, inputs) @ params["head.weight"] + params["head.bias"]
 
-    return Model(
-        init,
-        batch_loss(score, "bce"),
-        score,
-        ("item_gmf", "item_mlp"),
-        ("user_*",),
-        None,
-        "bce",
-        items,
-        last,
-        kind="ncf",
-    )
+    rows = ("item_gmf", "item_mlp")
+    loss = batch_loss(score, "bce")
+    return Model(init, loss, score, rows, ("user_*",), None, "bce", items, last_inputs, kind="ncf")

@@ -66,9 +66,11 @@ class MaskedNorm(nn.Module):
         self.running_mean: Tensor
         self.running_var: Tensor
         self.momentum, self.prefix, self.current = norm.momentum, f"{name}.", current
-        self.statistics = _statistics(norm)
-        for own in self.statistics:
-            self.register_buffer(own, 1.0 * getattr(norm, own))
+        self.statistics: tuple[str, ...] = () if norm.running_mean is None else ("running_mean", "running_var")
+        if self.statistics and norm.momentum is None:
+            self.statistics += ("num_batches_tracked",)
+        for statistic in self.statistics:
+            self.register_buffer(statistic, 1.0 * getattr(norm, statistic))
 
     def forward(self, x: Tensor) -> Tensor:
         flat = (1, -1, *[1] * (x.ndim - 2))
@@ -92,22 +94,13 @@ class MaskedNorm(nn.Module):
         unbiased = var * count / (count - 1).clamp(min=1)
         old = {n: now.buffers.get(self.prefix + n, getattr(self, n)) for n in self.statistics}
         new: Params = {}
-        part: float | Tensor
-        if self.momentum is None:  # the plain mean of all batches so far
+        share: float | Tensor | None = self.momentum
+        if share is None:  # the plain mean of all batches so far
             new["num_batches_tracked"] = old["num_batches_tracked"] + 1
-            part = 1 / new["num_batches_tracked"]
-        else:
-            part = self.momentum
-        new |= {n: (1 - part) * old[n] + part * v for n, v in (("running_mean", mean), ("running_var", unbiased))}
+            share = 1 / new["num_batches_tracked"]
+        new |= {n: (1 - share) * old[n] + share * v for n, v in (("running_mean", mean), ("running_var", unbiased))}
         now.buffers |= {self.prefix + n: v for n, v in new.items()}
         return mean, var
-
-
-def _statistics(norm: BatchNorm) -> tuple[str, ...]:
-    """The buffers of a batch norm; the number of batches only where it decides something."""
-    if norm.running_mean is None:
-        return ()
-    return ("running_mean", "running_var", *(["num_batches_tracked"] if norm.momentum is None else []))
 
 
 def wrap(
@@ -246,10 +239,10 @@ def _checked_copy(module: nn.Module) -> nn.Module:
     """A copy to call; refuses modules that could not work."""
     if any(nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
         raise SettingError("The module has layers without a size yet. Call it once on an example before wrapping it.")
-    names = list(inspect.signature(module.forward).parameters.values())
-    needed = [p.name for p in names if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed += [p.name for p in names if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
-    if len(needed) > 1 or not any(p.kind is not p.KEYWORD_ONLY for p in names):
+    parameters = inspect.signature(module.forward).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+    if len(needed) > 1 or all(p.kind is p.KEYWORD_ONLY for p in parameters):
         raise SettingError(
             f"The module's forward takes ({', '.join(needed)}); examples have inputs and nothing else, so it must take "
             "exactly one. Give the others a default, or put them into the inputs."
@@ -271,27 +264,24 @@ def _replace_norms(body: nn.Module, current: list[Pass]) -> tuple[tuple[str, ...
             continue
         if not name:
             raise SettingError("The module is a batch norm and nothing else. Put it into an nn.Sequential.")
-        parent, _, own = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         norm = norms.setdefault(id(layer), MaskedNorm(layer, name, current))  # under its first name, if it has several
-        setattr(body.get_submodule(parent), own, norm)
+        setattr(body.get_submodule(parent), attribute, norm)
     buffers = tuple(norm.prefix + kind for norm in norms.values() for kind in norm.statistics)
     return buffers, not all(norm.statistics for norm in norms.values())
 
 
 def _watch_layer(body: nn.Module, features: str | None, current: list[Pass]) -> bool:
-    """Note the input of the layer `features` (the last linear one when None); whether there is one."""
+    """Store the input of the layer `features` (the last linear one when None) in the pass; whether there is one."""
     layers = dict(body.named_modules())
     if features is None:
         features = next((n for n, layer in reversed(layers.items()) if isinstance(layer, nn.Linear)), None)
+        if features is None:
+            return False
     elif features not in layers:
         raise SettingError(did_you_mean(features, [name for name in layers if name], "layer"))
-    if features is not None:
-
-        def note(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            current[0].features = inputs[0]
-
-        layers[features].register_forward_pre_hook(note)
-    return features is not None
+    layers[features].register_forward_pre_hook(lambda _, inputs: setattr(current[0], "features", inputs[0]))
+    return True
 
 
 def _loss_by_example(loss: str | Callable[[Tensor, Tensor], Tensor]) -> tuple[Loss, str]:
@@ -306,14 +296,16 @@ def _loss_by_example(loss: str | Callable[[Tensor, Tensor], Tensor]) -> tuple[Lo
             'weights would cancel out. Give it reduction="sum".'
         )
 
-    def one(out: Tensor, target: Tensor) -> Tensor:
+    def example_loss(out: Tensor, target: Tensor) -> Tensor:
         value = loss(out[None], target[None])
         if not isinstance(value, Tensor) or value.ndim:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise SettingError(f"The loss must return one number, got {got}. Take its mean: .mean().")
         return value
 
-    return lambda out, y: vmap(one)(out, y.long() if classes else y), getattr(loss, "__name__", type(loss).__name__)
+    return lambda out, y: vmap(example_loss)(out, y.long() if classes else y), getattr(
+        loss, "__name__", type(loss).__name__
+    )
 
 
 def _named_loss(name: str) -> Loss:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from fedtaste.core import Params, People, Stage
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some, uniform
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.run import State, begin, run
 from fedtaste.errors import DivergedError, SettingError
 from fedtaste.evaluation.scoring import personal_scores
@@ -208,7 +208,7 @@ class Simulation:
 
 def make_simulation(
     settings: Settings,
-    data: Interactions | BroughtSplit,
+    data: Interactions | UserSplit,
     attack: AttackSettings = PROMOTE,
     watch: ProgressListener | None = None,
 ) -> Simulation:
@@ -228,7 +228,7 @@ def make_simulation(
     honest = np.setdiff1d(task.seen, hostile)
     if not len(honest):
         raise SettingError("No honest person is left to be evaluated. Give a smaller share of hostile people.")
-    table, watch = data.train if isinstance(data, BroughtSplit) else data, watch or Silent()
+    table, watch = data.table, watch or Silent()
     return Simulation(
         task, planned, settings, attack, histories, members, hostile, honest, table.titles, table.items, watch
     )
@@ -236,7 +236,7 @@ def make_simulation(
 
 def simulate(
     settings: Settings,
-    data: Interactions | BroughtSplit,
+    data: Interactions | UserSplit,
     attack: AttackSettings = PROMOTE,
     watch: ProgressListener | None = None,
 ) -> PoisonResult:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.result import RunResult
 from fedtaste.files.atomic import write_atomically
@@ -76,11 +76,11 @@ def write_report(
         raise RunError(f"The report cannot be written to {folder}: {error}. Choose another folder.") from error
 
 
-def shape(data: Interactions | BroughtSplit | Supervised) -> DataShape | None:
+def shape(data: Interactions | UserSplit | Supervised) -> DataShape | None:
     """How active people are and how popular items are, for the plots; None for data without items."""
-    table = data.train if isinstance(data, BroughtSplit) else data
-    if isinstance(table, Supervised):
+    if isinstance(data, Supervised):
         return None
+    table = data.table
     return DataShape(np.bincount(table.person).tolist(), np.bincount(table.item).tolist())
 
 

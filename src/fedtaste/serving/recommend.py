@@ -19,7 +19,7 @@ from fedtaste.core import Params
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE
 from fedtaste.data.sources import load
-from fedtaste.data.user_files import BroughtSplit, read_likes
+from fedtaste.data.user_files import UserSplit, read_likes
 from fedtaste.engine.run import begin
 from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, SettingError
@@ -138,9 +138,8 @@ def _member_scores(run: OpenRun, name: str, cache: Path | None) -> tuple[Histori
     settings, folder = run.settings, run.folder
     data = load(settings.data, seed=settings.seed, cache=cache)
     folder.require_same_data(data)
-    interactions = data.train if isinstance(data, BroughtSplit) else data
-    assert isinstance(interactions, Interactions)
-    number, task = _person_number(name, interactions), make_task(settings, data)
+    assert isinstance(data, Interactions | UserSplit)
+    number, task = _person_number(name, data.table), make_task(settings, data)
     plan = run.plan(task.facts)
     folder.require_same_plan(plan.settings)
     fresh = begin(plan.method, plan.model, task.federation("final", plan.method, plan.sampling, None), plan.seed)
@@ -150,7 +149,7 @@ def _member_scores(run: OpenRun, name: str, cache: Path | None) -> tuple[Histori
             "Say what they like with --likes or --from."
         )
     state = folder.final(fresh)
-    history = interactions.histories(settings.seed).take(np.array([number]))
+    history = data.table.histories(settings.seed).take(np.array([number]))
     if not len(history):
         raise DataError(f'"{name}" has no history in the training data. Say what they like with --likes.')
     trained = number not in task.newcomers and not plan.method.pooled

@@ -32,7 +32,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a model and a method must know of a task; small enough to be kept with a run."""
+    """The sizes and kinds of a task's data that a model and a method need; small enough to be stored with a run."""
 
     kind: str  # ranking, ratings, regression, labels
     items: int = 0
@@ -70,7 +70,7 @@ class Served:
 
 
 class Task(Protocol):
-    """What is learnt from, what chooses the best round and what is measured."""
+    """The training data, the validation data that choose the best round, and the test data of one data set."""
 
     facts: Facts
     people: int
@@ -89,22 +89,19 @@ class Task(Protocol):
     def federation(self, phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
         """The training data: "search" leaves the validation data out, "final" does not. People of `without` (the
         newcomers by default) take no part."""
-        ...
 
     def validation(self, served: Served) -> Evaluation:
         """Metrics on the validation data."""
-        ...
 
     def evaluate(self, served: Served, people: People, passes: int | None) -> Evaluation:
         """Metrics of these people on the test data; `passes` of newcomers as in tasks.serve.serve, None for others."""
-        ...
 
     def leak(self) -> JsonObject | None:
-        """What a recommender that only remembers the training negatives reaches, where that is a question."""
+        """The metrics of a recommender that only remembers training negatives, for protocols that may leak."""
         return None
 
     def extra(self, served: Served) -> JsonObject:
-        """More for the result, where the task knows it: "seen" is added to the metrics of seen people."""
+        """Further fields of the result; those under "seen" are added to the metrics of seen people."""
         return {}
 
     def gradients(self, served: Served, seed: int) -> tuple[float, float] | None:
@@ -127,7 +124,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """Histories by what they are for (train, valid, test, ...), of which a ranking or ratings task is made."""
+    """Histories by purpose (train, valid, test, ...), from which a ranking or ratings task is built."""
 
     kind: str  # ranking or ratings
     name: str
@@ -139,11 +136,7 @@ class TaskData:
 
     def restricted_to(self, people: People) -> TaskData:
         """The data of these people; the others keep their numbers and hold nothing."""
-        parts = {}
-        for name, histories in self.histories.items():
-            mine = np.zeros(histories.people, bool)
-            mine[people] = True
-            parts[name] = histories.where(mine[histories.owners])
+        parts = {name: part.where(np.isin(part.owners, people)) for name, part in self.histories.items()}
         return replace(self, histories=parts, notes=())
 
 

@@ -7,8 +7,6 @@ model, where it is complete without anything private, on the same ones. Means ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,7 +18,6 @@ from fedtaste.data.sampling import SPLIT, key_of, uniform
 from fedtaste.data.supervised import Supervised
 from fedtaste.engine.backends import chunks
 from fedtaste.engine.run import State
-from fedtaste.engine.store import Store
 from fedtaste.evaluation.protocol import MANY, ClientMetrics, PredictionErrors
 from fedtaste.federation import Federation, of_arrays, pooled
 from fedtaste.result_part import JsonObject
@@ -38,14 +35,13 @@ class Clients(Task):
     def __init__(self, data: Supervised, *, seed: int) -> None:
         self.data, self.seed, self.labels = data, seed, data.task == "labels"
         self.people = len(data.targets)
-        mask = [
-            _search_mask(len(y), n, seed) if self.labels else np.ones(len(y), bool) for n, y in enumerate(data.targets)
-        ]
-        arrays = (data.features, data.targets)
+        masks = [np.ones(len(y), bool) for y in data.targets]
+        if self.labels:
+            masks = [_search_mask(len(y), client, seed) for client, y in enumerate(data.targets)]
         self.parts: dict[str, Part] = {
-            "search": tuple(tuple(x[m] for x, m in zip(each, mask)) for each in arrays),  # type: ignore[dict-item]
-            "final": arrays,
-            "valid": tuple(tuple(x[~m] for x, m in zip(each, mask)) for each in arrays),  # type: ignore[dict-item]
+            "search": _masked(data, masks),
+            "final": (data.features, data.targets),
+            "valid": _masked(data, [~mask for mask in masks]),
             "test": (data.test_features, data.test_targets),
         }
         self.choosers = np.flatnonzero([len(y) for y in self.parts["valid"][1]])
@@ -71,18 +67,17 @@ class Clients(Task):
     def evaluate(self, served: Served, people: People, passes: int | None) -> PredictionErrors | ClientMetrics:
         return self._metrics(served, people, "final", "test")
 
-    def _metrics(self, served: Served, people: People, learnt: str, asked: str) -> PredictionErrors | ClientMetrics:
-        """Metrics of these clients' own models, and of the shared model where it is complete, on the part `asked`."""
-        method, model, state = served.method, served.model, served.state
-        inputs, answers = self.parts[asked]
-        outputs = predict(method, model, state.shared, state.private, people, self.parts[learnt], inputs)
+    def _metrics(self, served: Served, people: People, train: str, test: str) -> PredictionErrors | ClientMetrics:
+        """Metrics of these clients' own models, and of the shared model where it is complete, on the part `test`."""
+        inputs, answers = self.parts[test]
+        outputs = predict(served, people, self.parts[train], inputs)
         targets = [answers[person] for person in people]
         if not self.labels:
             errors = np.concatenate([guess - y for guess, y in zip(outputs, targets)])
             owners = np.concatenate([np.full(len(y), person) for person, y in zip(people, targets)])
             return PredictionErrors(errors.tolist(), owners.tolist(), stars=False)
         metrics = _label_metrics(outputs, targets)
-        shared = shared_outputs(method, model, state.shared, [inputs[person] for person in people])
+        shared = shared_outputs(served, [inputs[person] for person in people])
         if shared is not None:
             metrics |= {f"global_{name}": values for name, values in _label_metrics(shared, targets).items()}
         return ClientMetrics(metrics, [len(y) for y in targets])
@@ -112,42 +107,46 @@ def _search_mask(examples: int, client: int, seed: int) -> NDArray[np.bool_]:
     return mask
 
 
-def predict(
-    method: Method, model: Model, shared: Params, store: Store, people: People, learnt: Part, inputs: Arrays
-) -> list[np.ndarray]:
-    """Outputs of each client's own model on their inputs, clients of similar length at once. `learnt` is what clients
+def _masked(data: Supervised, masks: list[NDArray[np.bool_]]) -> Part:
+    """The training examples for which each client's mask holds."""
+    features, targets = ((x[m] for x, m in zip(arrays, masks)) for arrays in (data.features, data.targets))
+    return tuple(features), tuple(targets)
+
+
+def predict(served: Served, people: People, train: Part, inputs: Arrays) -> list[np.ndarray]:
+    """Outputs of each client's own model on their inputs, clients of similar length at once. `train` is what clients
     are personalised with; a client that has nothing is served by the shared model, where it is complete."""
+    method, model, state = served.method, served.model, served.state
     if method.pooled:
-        return shared_outputs(method, model, shared, [inputs[person] for person in people]) or []
-    examples = of_arrays(*learnt).examples(people, 0, method.examples)
+        return shared_outputs(served, [inputs[person] for person in people]) or []
+    examples = of_arrays(*train).examples(people, 0, method.examples)
     queries = of_arrays(inputs, tuple(np.zeros(len(x)) for x in inputs)).examples(people, 0, method.examples)
     outputs: list[np.ndarray] = [np.zeros(0)] * len(people)
 
     def score(own: Params, examples: Examples, x: torch.Tensor) -> torch.Tensor:
-        return model.score(method.personalize(shared, own, examples), x)
+        return model.score(method.personalize(state.shared, own, examples), x)
 
     together = chunks(queries, 4 * queries.inputs[0].size)
     for chunk in np.arange(len(people))[:, None] if model.alone else together:
         padded = queries.pad(chunk).inputs[:, 0]
-        scores = vmap(score)(store.gather(people[chunk]), examples.pad(chunk), padded).detach().numpy()
+        scores = vmap(score)(state.private.gather(people[chunk]), examples.pad(chunk), padded).detach().numpy()
         for place, row in zip(chunk, scores):
             outputs[place] = row[: queries.lengths[place]].astype(float)
     for place in np.flatnonzero(examples.lengths == 0):
-        whole = shared_outputs(method, model, shared, [inputs[people[place]]])
-        outputs[place] = outputs[place] if whole is None else whole[0]
+        by_shared = shared_outputs(served, [inputs[people[place]]])
+        outputs[place] = outputs[place] if by_shared is None else by_shared[0]
     return outputs
 
 
 def personal_outputs(method: Method, model: Model, state: State, data: Supervised) -> list[np.ndarray]:
     """Outputs of each client's own model on that client's test examples, for metrics of your own."""
-    everyone = np.arange(len(data.targets))
-    return predict(
-        method, model, state.shared, state.private, everyone, (data.features, data.targets), data.test_features
-    )
+    everyone, train = np.arange(len(data.targets)), (data.features, data.targets)
+    return predict(Served(method, model, state), everyone, train, data.test_features)
 
 
-def shared_outputs(method: Method, model: Model, shared: Params, inputs: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Outputs of the shared model alone; None where a part of it is private."""
+def shared_outputs(served: Served, inputs: list[np.ndarray]) -> list[np.ndarray] | None:
+    """Outputs of the shared model by itself; None where a part of it is private."""
+    model, shared = served.model, served.state.shared
     if not set(model.init(torch.Generator())) <= set(shared):
         return None
     return [model.score(shared, torch.from_numpy(x)).detach().numpy().astype(float) for x in inputs]
@@ -165,32 +164,22 @@ def _label_metrics(outputs: list[np.ndarray], targets: list[np.ndarray]) -> dict
 
 
 def _against_truth(data: Supervised, served: Served) -> JsonObject:
-    """Distances of the shared weights and of clients' own weights from those that made the data, where they are
-    known."""
+    """Distances of the shared and of the clients' own weights from those that generated the data, where known."""
     if data.truth is None or "weight" not in served.model.init(torch.Generator()):
         return {}
     truth, shared = np.asarray(data.truth, float), served.state.shared.get("weight")
     if truth.shape == data.shape:
         if shared is None:
             return {}
-        learnt = shared.double().numpy()
-        weights = {"weights": learnt.round(6).tolist(), "true_weights": truth.round(6).tolist()}
-        return weights | {"seen": {"weights_error": float(np.abs(learnt - truth).max())}}
+        weights = shared.double().numpy()
+        both = {"weights": weights.round(6).tolist(), "true_weights": truth.round(6).tolist()}
+        return both | {"seen": {"weights_error": float(np.abs(weights - truth).max())}}
     errors = {} if shared is None else {"global_error": float(np.linalg.norm(shared.double().numpy() - truth.mean(0)))}
-    gaps = []
-    for person, own in _own_weights(data, served.method, served.state):
-        scale = 1.0 if data.scales is None else np.asarray(data.scales[person], float)
-        gaps.append(float(np.linalg.norm(own / scale - truth[person])))
+    method, clients, gaps = served.method, of_arrays(data.features, data.targets), []
+    for client in range(0 if method.pooled else len(data.targets)):
+        own = {name: value[0] for name, value in served.state.private.gather(np.array([client])).items()}
+        examples = Examples(*(x[0] for x in clients.examples(np.array([client]), 0, method.examples).pad()))
+        weights = method.personalize(served.state.shared, own, examples)["weight"].detach().double().numpy()
+        scale = np.asarray(data.scales[client], float) if data.scales else 1.0
+        gaps.append(float(np.linalg.norm(weights / scale - truth[client])))
     return {"seen": errors | ({"personal_error": float(np.mean(gaps))} if gaps else {})}
-
-
-def _own_weights(data: Supervised, method: Method, state: State) -> Iterator[tuple[int, np.ndarray]]:
-    """(client, the weights of its own model)."""
-    if method.pooled:
-        return
-    clients = of_arrays(data.features, data.targets)
-    for person in range(len(data.targets)):
-        own = {name: value[0] for name, value in state.private.gather(np.array([person])).items()}
-        examples = Examples(*(x[0] for x in clients.examples(np.array([person]), 0, method.examples).pad()))
-        params = method.personalize(state.shared, own, examples)
-        yield person, params["weight"].detach().double().numpy()

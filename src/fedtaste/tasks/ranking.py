@@ -10,7 +10,7 @@ from fedtaste.core import Method, People
 from fedtaste.data import splits
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.evaluation import protocol
 from fedtaste.evaluation.protocol import HeldOut, RankingMetrics, rank_full, rank_sampled
@@ -22,7 +22,10 @@ from fedtaste.text import count
 
 MOST_EVALUATED = 20_000  # people: ranking whole catalogues for everybody would be people x items
 MOST_VALIDATED = 5_000  # people who choose the round: enough for a third digit, whatever the size of the data
-MEMORY_CURVE, MEMORY_ROUND = (1, 2, 5, 10, 20, 30, 50, 100), 50  # rounds of remembering: the curve, and the one told
+MEMORY_CURVE, MEMORY_ROUND = (
+    (1, 2, 5, 10, 20, 30, 50, 100),
+    50,
+)  # rounds of remembering: the curve, and the one reported
 
 
 class Ranking(Task):
@@ -40,7 +43,7 @@ class Ranking(Task):
         self.train, self.valid = parts["train"], parts["valid"]
         self.test = HeldOut(parts["test"], parts["test_negatives"])
         self.choosing = self.test if self.published else HeldOut(self.valid, parts["valid_negatives"])
-        self.learnt = self.train if self.published else self.train.then(self.valid)  # in the final phase
+        self.final_train = self.train if self.published else self.train.then(self.valid)
         self.forbidden = self.valid.then(parts["test"]) if self.published else None
         self.people = self.train.people
         self.left_out = np.flatnonzero(splits.held_out_people(self.people, new_people, seed))
@@ -55,12 +58,12 @@ class Ranking(Task):
         self.choosers = some(choosers, MOST_VALIDATED, key_of(seed, SPLIT, 5))
         self.validates = bool(len(self.choosers))
         self.interactions = len(self.train) + len(self.valid) + len(parts["test"])
-        self.facts = Facts("ranking", data.items, data.timed, people=count_learners(self.learnt, self.left_out))
+        self.facts = Facts("ranking", data.items, data.timed, people=count_learners(self.final_train, self.left_out))
         self.notes = data.notes + self._describe_limits(data.name)
 
     def federation(self, phase: str, method: Method, sampling: Sampling, without: People | None) -> Federation:
         members = np.setdiff1d(np.arange(self.people), self.left_out if without is None else without)
-        federation = self._devices(self.train if phase == "search" else self.learnt, sampling, members=members)
+        federation = self._devices(self.train if phase == "search" else self.final_train, sampling, members=members)
         return pooled(federation) if method.pooled else federation
 
     def _devices(
@@ -73,23 +76,26 @@ class Ranking(Task):
 
     def validation(self, served: Served) -> RankingMetrics:
         devices = self._devices(self.train, served.sampling, stream=SERVE)
-        people = personalise(served, devices, self.choosers, None)
-        chosen = self.choosing
-        ranks = rank_sampled(people, chosen.positives.take(self.choosers), chosen.negatives.take(self.choosers))
-        return RankingMetrics.of_ranks(ranks)
+        ready = personalise(served, devices, self.choosers, None)
+        positives, negatives = self.choosing.positives.take(self.choosers), self.choosing.negatives.take(self.choosers)
+        return RankingMetrics.of_ranks(rank_sampled(ready, positives, negatives))
 
     def evaluate(self, served: Served, people: People, passes: int | None) -> RankingMetrics:
-        devices = self._devices(self.learnt, served.sampling, stream=SERVE)
+        devices = self._devices(self.final_train, served.sampling, stream=SERVE)
         ready = personalise(served, devices, people, passes)
         positives = self.test.positives.take(people)
         sampled = rank_sampled(ready, positives, self.test.negatives.take(people))
-        return RankingMetrics.of_ranks(sampled, rank_full(ready, self.learnt.take(people), positives, self.catalogue))
+        return RankingMetrics.of_ranks(
+            sampled, rank_full(ready, self.final_train.take(people), positives, self.catalogue)
+        )
 
     def leak(self) -> JsonObject:
         rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks
-        curve = protocol.memoriser(self.learnt, self.forbidden, self.test, self.catalogue, self.seed, rounds=rounds)
+        curve = protocol.memoriser(
+            self.final_train, self.forbidden, self.test, self.catalogue, self.seed, rounds=rounds
+        )
         memory = dict(curve)[MEMORY_ROUND]
-        popular = protocol.popularity_hr(np.bincount(self.learnt.items, minlength=self.catalogue), self.test)
+        popular = protocol.popularity_hr(np.bincount(self.final_train.items, minlength=self.catalogue), self.test)
         return {
             "memoriser_hr@10": round(memory, 6),
             "popularity_hr@10": round(popular, 6),
@@ -99,14 +105,14 @@ class Ranking(Task):
 
     def _describe_limits(self, name: str) -> tuple[str, ...]:
         """Notes about people for whom training or evaluation is not what one expects."""
-        tested, learnt = self.test.positives.lengths > 0, self.learnt.lengths
+        tested, trained = self.test.positives.lengths > 0, self.final_train.lengths
         notes: tuple[str, ...] = ()
-        if strangers := int(((learnt == 0) & tested).sum()):
-            notes += (f"{count(strangers, 'person has', 'people have')} test items but no history: nothing to go by.",)
-        room = self.catalogue - learnt - (self.forbidden.lengths if self.forbidden else 0)
-        if stuck := int(((room <= 0) & (learnt > 0)).sum()):
-            people = count(stuck, "person", "people")
-            notes += (f"For {people} no item is left to draw as a negative: they learn without.",)
+        if unknown := int(((trained == 0) & tested).sum()):
+            notes += (f"{count(unknown, 'person has', 'people have')} test items but no history to learn from.",)
+        untouched = self.catalogue - trained - (self.forbidden.lengths if self.forbidden else 0)
+        if without := int(((untouched <= 0) & (trained > 0)).sum()):
+            people = count(without, "person", "people")
+            notes += (f"For {people} no item is left to draw as a negative: they train without negatives.",)
         certain = int(((self.test.negatives.lengths == 0) & tested).sum())
         if certain == int(tested.sum()):
             raise DataError(
@@ -115,48 +121,38 @@ class Ranking(Task):
             )
         if certain:
             people = count(certain, "person has", "people have")
-            notes += (f"{people} touched every item: nothing to rank against, a sure hit.",)
+            notes += (f"{people} touched every item, so that a held-out item is a certain hit.",)
         if len(self.evaluated) == MOST_EVALUATED:
-            notes += (f"{MOST_EVALUATED:,} of the people are judged, a seeded choice.",)
+            notes += (f"{MOST_EVALUATED:,} of the people are evaluated, a seeded choice.",)
         if len(self.choosers) == MOST_VALIDATED:
             notes += (f"The round is chosen on {MOST_VALIDATED:,} of the people.",)
         return notes
 
 
 def ranking_task(
-    data: Interactions | BroughtSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
+    data: Interactions | UserSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
 ) -> Ranking:
     """The ranking task of a data set, with the public item features that its titles and genres give."""
     parts = split_for_ranking(data, protocol_name, split_name, seed)
     task = Ranking(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
-    about = data.train if isinstance(data, BroughtSplit) else data
-    task.facts = task.facts.described(about.titles, about.genres)
+    task.facts = task.facts.described(data.table.titles, data.table.genres)
     return task
 
 
-def split_for_ranking(data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int) -> TaskData:
-    """What is learnt from, what chooses the round and what is evaluated; values are 1."""
-    split, timed, about = _ranking_split(data, protocol_name, split_name, seed)
-    taken = {"train": split.train, "valid": split.valid, "test": split.test}
-    parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in taken.items()}
+def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_name: str, seed: int) -> TaskData:
+    """The histories to train on, to choose the round by and to evaluate on; ratings count as 1."""
+    table = data.table.require()
+    catalogue, timed = len(table.items), table.time is not None
+    if isinstance(data, UserSplit):
+        split = splits.supplied(data, seed)
+    elif split_name == "temporal":
+        split = splits.temporal(data, seed)
+    elif split_name == "random":
+        split = splits.random_share(data.histories(seed), catalogue, seed)
+    else:
+        shared = protocol_name == "published"
+        split = splits.leave_one_out(data.histories(seed), catalogue, seed, shared_negatives=shared, timed=timed)
+    parts = {"train": split.train, "valid": split.valid, "test": split.test}
+    parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in parts.items()}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
-    return TaskData("ranking", about.name, len(about.items), timed, parts, notes=about.notes + split.notes)
-
-
-def _ranking_split(
-    data: Interactions | BroughtSplit, protocol_name: str, split_name: str, seed: int
-) -> tuple[splits.Split, bool, Interactions]:
-    """(the split, whether the data have time, the data that it is of)."""
-    if isinstance(data, BroughtSplit):
-        timed = data.train.time is not None
-        about = data.train.require().noted(*data.notes, *(() if timed else ("No time in the data: recency is off.",)))
-        return splits.brought(data, seed), timed, about
-    data.require()
-    timed = data.time is not None
-    histories, catalogue = data.histories(seed), len(data.items)
-    if split_name == "temporal":
-        return splits.temporal(data, seed), timed, data
-    if split_name == "random":
-        return splits.random_share(histories, catalogue, seed), timed, data
-    published = protocol_name == "published"
-    return splits.leave_one_out(histories, catalogue, seed, shared_negatives=published, timed=timed), timed, data
+    return TaskData("ranking", table.name, catalogue, timed, parts, notes=data.notes + split.notes)

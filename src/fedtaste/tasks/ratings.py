@@ -8,7 +8,7 @@ from fedtaste.core import Method, People
 from fedtaste.data import splits
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SERVE, TRAIN
-from fedtaste.data.user_files import BroughtSplit
+from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.evaluation.protocol import PredictionErrors, rating_errors
 from fedtaste.federation import Federation, of_histories, pooled
@@ -29,7 +29,7 @@ class Ratings(Task):
     def __init__(self, data: TaskData, *, new_people: float, seed: int) -> None:
         parts = data.histories
         self.seed, self.catalogue, self.scale = seed, data.items, data.scale
-        self.train, self.asked = parts["train"], parts["asked"]  # of seen people: learnt from, and evaluated on
+        self.train, self.test = parts["train"], parts["asked"]  # of seen people
         self.support, self.query = parts["support"], parts["query"]  # of new people
         self.half, self.other = parts["half"], parts["other"]  # of people who choose the round
         self.people = self.train.people
@@ -41,11 +41,11 @@ class Ratings(Task):
         self.evaluated = np.flatnonzero(possible)
         if not len(self.evaluated):
             raise DataError(
-                f"Nobody in {data.name} can be judged: a person needs a rating to learn from and one to be asked (in a "
+                f"Nobody in {data.name} can be evaluated: a person needs a rating to learn from and one to test on (in a "
                 "split of your own: rows in train.csv and in test.csv). Bring more ratings."
             )
         self.newcomers = np.intersect1d(self.left_out, self.evaluated)
-        self.interactions = len(self.train) + len(self.asked)
+        self.interactions = len(self.train) + len(self.test)
         learners = count_learners(self.train, self.left_out)
         self.facts = Facts("ratings", data.items, data.timed, data.scale, people=learners)
         self.notes = data.notes
@@ -70,33 +70,31 @@ class Ratings(Task):
         return rating_errors(people, self.other.take(self.choosers), self.scale)
 
     def evaluate(self, served: Served, people: People, passes: int | None) -> PredictionErrors:
-        learnt, asked = (self.train, self.asked) if passes is None else (self.support, self.query)
-        people = people[(asked.lengths[people] > 0) & (learnt.lengths[people] > 0)]
-        ready = personalise(served, self._devices(learnt, served.sampling, stream=SERVE), people, passes)
-        return rating_errors(ready, asked.take(people), self.scale)
+        train, test = (self.train, self.test) if passes is None else (self.support, self.query)
+        people = people[(test.lengths[people] > 0) & (train.lengths[people] > 0)]
+        ready = personalise(served, self._devices(train, served.sampling, stream=SERVE), people, passes)
+        return rating_errors(ready, test.take(people), self.scale)
 
 
-def split_for_ratings(data: Interactions | BroughtSplit, seed: int) -> TaskData:
-    """What is learnt from and what is asked: of seen people, of new ones and of those who choose the round."""
-    whole = data.train if isinstance(data, BroughtSplit) else data
-    whole.require()
-    if whole.value is None:
-        raise DataError(f"{whole.name} has no ratings. Bring a rating column, or use --task ranking.")
-    largest = float(np.abs(whole.value).max(initial=0.0))
+def split_for_ratings(data: Interactions | UserSplit, seed: int) -> TaskData:
+    """The ratings to learn from and to evaluate on: of seen people, of new ones and of those who choose the round."""
+    table = data.table.require()
+    if table.value is None:
+        raise DataError(f"{table.name} has no ratings. Bring a rating column, or use --task ranking.")
+    largest = float(np.abs(table.value).max(initial=0.0))
     if not largest <= LARGEST:
-        raise DataError(f"Ratings must be at most {LARGEST:g}, got {largest:g} in {whole.name}. Correct it.")
-    notes = whole.notes
-    if isinstance(data, BroughtSplit):
-        train, asked = whole.histories(seed), data.test.histories(seed)
-        train = train if data.valid is None else train.then(data.valid.histories(seed))
-        support, query = train, asked
-        notes += ("The split was brought by the user and is used as it is.",)
+        raise DataError(f"Ratings must be at most {LARGEST:g}, got {largest:g} in {table.name}. Correct it.")
+    notes, histories = data.notes, table.histories(seed)
+    if isinstance(data, UserSplit):
+        train = histories if data.valid is None else histories.then(data.valid.histories(seed))
+        test = data.test.histories(seed)
+        support, query = train, test
+        notes += (splits.SUPPLIED,)
     else:
-        histories = whole.histories(seed)
-        train, asked = splits.support_query(histories, 0.9, seed=seed)
-        support, query = splits.support_query(histories, 0.5, seed=seed)
-    half, other = splits.support_query(train, 0.5, seed=seed)
+        train, test = splits.support_query(histories, 0.9, seed)
+        support, query = splits.support_query(histories, 0.5, seed)
+    half, other = splits.support_query(train, 0.5, seed)
     values = np.concatenate([train.values, query.values])
-    parts = {"train": train, "asked": asked, "support": support, "query": query, "half": half, "other": other}
+    parts = {"train": train, "asked": test, "support": support, "query": query, "half": half, "other": other}
     scale = (float(values.min()), float(values.max()))
-    return TaskData("ratings", whole.name, len(whole.items), whole.time is not None, parts, scale, notes)
+    return TaskData("ratings", table.name, len(table.items), table.time is not None, parts, scale, notes)
