@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo check unit test lint browser bench evidence notebooks clean
+.PHONY: demo check unit test suite lint browser bench evidence notebooks clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,18 +18,22 @@ demo: .venv/ready
 	echo "Report: $$run/report.html" && \
 	echo "A page that recommends in your browser and sends nothing: $(BIN)/fedtaste serve $$run"
 
-# Two test processes, each with one thread of torch. The order of modules is in tests/support/modules.py.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Test processes have one thread of torch each. The order of modules is in tests/support/modules.py.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-# Side by side: mypy takes one core for half a minute, while the unit tests compile the kernels that all tests need.
+# Side by side: mypy takes one core for half a minute, while the tests compile the kernels that all tests need.
 check: .venv/ready
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint unit
 
 unit: .venv/ready
 	$(PYTEST) -n 2 --only unit
 
-test: check browser
-	$(PYTEST) -n 3 --only integration
+test: .venv/ready browser
+	@$(MAKE) --no-print-directory --jobs 2 lint suite
+
+# Three processes for two cores: real federations and browsers spend much of their time waiting.
+suite: .venv/ready
+	$(PYTEST) -n 3
 
 # The page's tests want Debian's chromium. Where it cannot be installed they skip, and say so.
 browser:
