@@ -1,4 +1,4 @@
-"""Canaries: artificial people whom a membership audit adds to a federation, and their uploads."""
+"""Canaries: artificial people whom a membership audit adds to a federation: their histories and uploads."""
 
 from __future__ import annotations
 

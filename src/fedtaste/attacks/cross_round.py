@@ -1,4 +1,4 @@
-"""Attacks of a server that keeps the secure sums of several rounds.
+"""List recovery by a server that keeps the secure sums of several rounds: differences, least squares, averages.
 
     counts over rounds   Where a message holds counts that do not change from round to round, every sum is a linear
                          equation in people's 0/1 lists: box-constrained least squares over all groups of all rounds.

@@ -19,7 +19,7 @@ TRIES = 4  # random weights; the solution nearest to 0 and 1 wins
 
 
 def factor_count(width: int) -> int:
-    """The number of factors p of a table with p (p + 1) / 2 + p numbers a row, with or without a count; 0: no such table.
+    """The number of factors p of a table with p (p + 1) / 2 + p numbers a row, with or without a count; 0 for others.
 
     >>> factor_count(32 * 33 // 2 + 32 + 1), factor_count(32 * 33 // 2 + 32), factor_count(7)
     (32, 32, 0)

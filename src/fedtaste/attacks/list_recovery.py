@@ -25,7 +25,7 @@ from fedtaste.attacks.fedals_separation import factor_count, has_count, separate
 Array = NDArray[np.float64]
 Tensors = Mapping[str, NDArray[Any]]
 POPULARITY, READ, LISTS = "popularity", "read", "lists"  # parts of the names of attacks
-WITH = (0.3, 1.0, 3.0)  # how much popularity counts beside what an upload tells, both as z-scores
+POPULARITY_WEIGHTS = (0.3, 1.0, 3.0)  # of popularity against the score from an upload, both as z-scores
 CLEAR = 2.0  # standard errors by which popular items must be on one side
 FAINT = 1e-3  # of the largest changes: what is smaller is rounding
 
@@ -65,7 +65,8 @@ def guess_items(total: Tensors, knowledge: Knowledge) -> dict[str, Guess]:
     for name, guess in _upload_attacks(total, knowledge):
         guesses[name] = guess
         if guess.picks is None:
-            guesses |= {f"{name} + {w:g} popularity": Guess(_z_scores(guess.scores) + w * prior) for w in WITH}
+            scores = _z_scores(guess.scores)
+            guesses |= {f"{name} + {w:g} popularity": Guess(scores + w * prior) for w in POPULARITY_WEIGHTS}
     return guesses
 
 

@@ -1,4 +1,4 @@
-"""Measure list-recovery attacks on uploads and on sums of several, as a server with secure sums sees them.
+"""Measure list-recovery attacks on single uploads and on sums: F1, AUC, errors of ratings, and baselines.
 
 Noise that the server adds is on sums of two and more; a single upload is as the server gets it. The attack that a
 figure is reported for was chosen on other people: for one half of the people by the other half, so that the best of

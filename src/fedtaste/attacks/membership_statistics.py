@@ -91,8 +91,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_lower(scores: Array, inside: Bools, delta: float, error: float = ERROR) -> tuple[float, int]:
-    """(a lower bound of epsilon, correct guesses) where the noise is Gaussian, as the run claims, and the scores are log
-    likelihood ratios. A canary is guessed as in where its ratio is above 0. No test of a mu-Gaussian mechanism has
+    """(a lower bound of epsilon, correct guesses) where the noise is Gaussian, as the run claims, and the scores are
+    log likelihood ratios. A canary is guessed as in where its ratio is above 0. No test of a mu-Gaussian mechanism has
     Phi^-1(true positives) - Phi^-1(false positives) above mu; Clopper and Pearson's intervals of both rates bound it
     from below (Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning"). It reaches far larger
     epsilons than `epsilon_lower`, and holds for canaries whose scores are independent, as with uploads that do not

@@ -1,4 +1,4 @@
-"""A training run as a server observes it: the sums of every round, group by group, and the noise on them.
+"""Train as the engine does while an attacker observes what the server sees: every group's sum, and the noise on it.
 
 `ObservedRun.train` runs the engine's own loop with a callback in place of its devices (`engine.run.run(clients=...)`).
 The callback computes the sum of every group whose sum the server sees, hands it to an observer, and returns the total,
@@ -38,7 +38,7 @@ class ObservedRun:
     dropout: float = 0.0
 
     def train(self, answer: Callable[[Call, State], Outcome]) -> Iterator[Round]:
-        """The engine's rounds. `answer` gets each round's call and the state whose private parameters it may advance."""
+        """The engine's rounds. `answer` gets a round's call and the state, whose private parameters it may change."""
         latest = [begin(self.method, self.model, self.federation, self.seed)]  # the state before the round that is run
         for done in run(
             self.method, self.model, self.federation, rounds=self.rounds, cohort=self.cohort, dropout=self.dropout,

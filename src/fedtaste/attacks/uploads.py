@@ -1,4 +1,4 @@
-"""Produce the uploads of a configuration, and the true item lists and ratings of the people behind them.
+"""Compute the uploads that are attacked, and their targets: the true item lists and ratings of the people.
 
 A configuration is a list of steps, from no stages to all of them. For each step the method is trained up to the round
 before, its clients run for a sample of people, and their uploads pass the step's stages. attacks/measure.py scores the

@@ -1,7 +1,7 @@
-"""The HTML page of an audit, for people who are responsible for privacy and not for code: the result in sentences, as
-a table, as a plot and as one example, and what it does not show.
+"""The HTML page of an audit: the result in sentences, as a table, as a plot and as one example, and its limits.
 
-The template audit.html.jinja escapes everything and uses the report's style. The page loads nothing.
+It is written for people who are responsible for privacy and do not read code. The template audit.html.jinja escapes
+everything and uses the report's style. The page loads nothing.
 """
 
 from __future__ import annotations

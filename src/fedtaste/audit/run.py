@@ -47,7 +47,7 @@ from fedtaste.tasks.base import Task
 from fedtaste.wire.accounting import statement
 from fedtaste.wire.parse import ORDER, parse
 
-NO_STAGES, SAVED = "no stages", "as saved"
+NO_STAGES, SAVED = "no stages", "as saved"  # labels of steps
 SHOWN = 15  # guessed items of the example
 BARE = {"wire": "", "epsilon": None, "delta": None, "noise_seed": None}  # settings without stages
 HANDED_OVER = "The data themselves are handed over: nothing has to be attacked."

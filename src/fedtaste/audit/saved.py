@@ -1,4 +1,4 @@
-"""Folders of saved uploads, to be attacked later or elsewhere: one message per person, and people's real lists.
+"""Read and write folders of saved uploads, to attack them later or elsewhere, with people's real lists.
 
     NAME.safetensors        a message as wire/messages.py writes it; its header names the person
     truth.csv               user, item (the item's row in the tables, from 0), perhaps rating and title: of everybody

@@ -1,4 +1,4 @@
-"""`fedtaste bench`: CPU time of one round for all people, by backend, and how it grows with the interactions.
+"""`fedtaste bench`: measure one round by backend and by size of the data. `measure` runs all, also bench/clients.py.
 
 All figures are CPU seconds on one thread, the best of several repeats, measured in one process: on a shared machine
 only ratios of such figures are reliable.

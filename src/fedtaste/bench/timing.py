@@ -1,4 +1,4 @@
-"""CPU time of a piece of work, and of one training round, on one thread."""
+"""Measure CPU time: of any function, and of one training round; on one thread."""
 
 from __future__ import annotations
 

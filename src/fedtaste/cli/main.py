@@ -1,4 +1,4 @@
-"""Entry point of the command line: the list of commands, and how errors end.
+"""Entry point of the command line: the list of commands, error messages and exit codes.
 
 `fedtaste --help` is printed from the table below alone. The options of a command are imported when its help is printed
 or its arguments are read; the command itself, and torch with it, when it is called (parser.load_function).

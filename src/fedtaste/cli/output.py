@@ -1,4 +1,4 @@
-"""Terminal output and the environment: progress and messages on standard error, JSON on standard output."""
+"""Terminal output (progress bars, messages, JSON), and the folders of FEDTASTE_CACHE and FEDTASTE_LEDGERS."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ def show_ledger(options: LedgerOptions) -> None:
     if options.data is None and options.ledger is None:
         show_all(folder, options)
         return
-    mark = None
+    data_hash = None
     if options.data is not None:
-        mark = fingerprint(load(options.data, seed=options.seed, cache=cache(), log=say))
-    ledger = folder.open(options.ledger, mark)
+        data_hash = fingerprint(load(options.data, seed=options.seed, cache=cache(), log=say))
+    ledger = folder.open(options.ledger, data_hash)
     if options.as_json:
         emit(summary(ledger, options.delta))
     else:

@@ -1,4 +1,4 @@
-"""Print the results of runs: the table, the trade-off, notes and warnings; or JSON."""
+"""Print the results of runs and comparisons, for several commands: table, trade-off, notes, warnings; or JSON."""
 
 from __future__ import annotations
 

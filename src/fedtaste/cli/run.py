@@ -1,4 +1,4 @@
-"""`fedtaste run`: train one method. The functions that all training commands share are here, too."""
+"""`fedtaste run`: train one method; and what training commands share: load data, create folders, ledger, train."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data: where it comes from, what it is, how it is split, and what is drawn from it."""
+"""Data sets: download, read, generate, describe and split them, and draw training examples from them."""

@@ -100,8 +100,9 @@ def read_by_hand(name: str, by_hand: ByHand, variant: str, cache: Path) -> Inter
     path = next((cache / name for name in names if (cache / name).is_file()), None)
     if path is None:
         raise DataError(
-            f"{name} must be downloaded by hand, and is not in the cache. Get {by_hand.files[0]} from {by_hand.where} and "
-            f"put it into {cache} as {', '.join(names[:-1])} or {names[-1]}; or use generated data: --data synthetic."
+            f"{name} must be downloaded by hand, and is not in the cache. Get {by_hand.files[0]} from {by_hand.where} "
+            f"and put it into {cache} as {', '.join(names[:-1])} or {names[-1]}; or use generated data: "
+            "--data synthetic."
         )
     try:
         content = path.read_bytes()
@@ -119,9 +120,9 @@ def read_archive(archive: Archive, content: bytes) -> Interactions:
 
 def verify(what: str, content: bytes, expected: str) -> bytes:
     """Return the content; raise ChecksumError where it is not the published one."""
-    got = hashlib.sha256(content).hexdigest()
-    if got != expected:
-        raise ChecksumError(f"{what} has sha256 {got}, expected {expected}.")
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != expected:
+        raise ChecksumError(f"{what} has sha256 {actual}, expected {expected}.")
     return content
 
 

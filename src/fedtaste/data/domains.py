@@ -101,7 +101,7 @@ def _unshared(parts_of: dict[str, tuple[Part, Part]]) -> list[str]:
 
 
 def looks_like_domains(folder: Path) -> bool:
-    """Whether a folder that is given by its path isolated holds domains rather than a split of ratings."""
+    """Whether a folder holds image domains, and not a split of ratings, where the user names its path only."""
     try:
         entries = list_folder(folder)
     except DataError:
@@ -149,8 +149,8 @@ def list_folder(folder: Path) -> list[Path]:
 
 def pickle_error(path: Path) -> DataError:
     return DataError(
-        f"{path} is pickled. Such a file can run any program when it is opened, so fedtaste reads none. Open it with the "
-        "code that it came with, if you trust it, join the parts of a domain, and save them: "
+        f"{path} is pickled. Such a file can run any program when it is opened, so fedtaste reads none. Open it with "
+        "the code that it came with, if you trust it, join the parts of a domain, and save them: "
         'np.savez("NAME.npz", x_train=..., y_train=..., x_test=..., y_test=...).'
     )
 
@@ -272,8 +272,8 @@ def channels_first(images: Pixels, where: str) -> Pixels:
         images = images.transpose(0, 3, 1, 2)
     if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[1:]:
         raise DataError(
-            f"{where} is an array of {shape_text(images.shape)}. Expected images: [n, height, width], or with 1 or 3 channels "
-            "as the last axis or the second; reshape it before it is saved."
+            f"{where} is an array of {shape_text(images.shape)}. Expected images: [n, height, width], or with 1 or 3 "
+            "channels as the last axis or the second; reshape it before it is saved."
         )
     return np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
 

@@ -1,7 +1,8 @@
-"""Generate federations in which the clients differ by a known amount R and the true weights of each are known.
+"""Generate regression and classification data over clients whose true weights are known.
 
-They are for studying how much clients should share, as "Understanding the Accuracy-Communication Trade-off in
-Personalized Federated Learning" does (Yu, He, Sun, Xue, Li; ICML 2025; FedCLUP). `logistic` is the synthetic data of
+`linear` has one weight vector for all clients. In `least_squares` and `logistic` clients differ by a known amount R, to
+study how much clients should share, as "Understanding the Accuracy-Communication Trade-off in Personalized Federated
+Learning" does (Yu, He, Sun, Xue, Li; ICML 2025; FedCLUP). `logistic` is the synthetic data of
 its released code; `least_squares` is ours, the simplest problem on which its theory can be checked. The released code
 tests a client on one class; here a client's test examples are drawn from its own distribution, as many as it trains on.
 R only scales what is drawn, so that a sweep over R with one seed changes nothing else.
@@ -96,8 +97,8 @@ def least_squares(
         x = (deviation * rng.normal(size=(examples, features))).astype(np.float32)
         rows.append((x, x.astype(np.float64) @ weights + noise * rng.normal(size=examples)))
     note = (
-        f"Generated: y = Xw + {noise:g} x noise, each client's w at distance {spread:g} from the centre, variances of the "
-        f"features from 1 to 1/{condition:g}, seed {seed}."
+        f"Generated: y = Xw + {noise:g} x noise, each client's w at distance {spread:g} from the centre, variances of "
+        f"the features from 1 to 1/{condition:g}, seed {seed}."
     )
     (inputs, outputs), (test_inputs, test_outputs) = zip(*rows[::2]), zip(*rows[1::2])
     return Supervised("least-squares", "regression", inputs, outputs, test_inputs, test_outputs, truth, (note,))

@@ -1,4 +1,4 @@
-"""Interactions and Histories: who took which item, how much they liked it, and when.
+"""Interactions and Histories: the data types of who took which item, with which rating, and when.
 
 `Interactions` is the table as it was read, with vocabularies and titles; `Histories` is the same as one ragged array by
 person, oldest first: what a device holds, and what every kernel reads.

@@ -1,4 +1,4 @@
-"""Partition one labelled data set over clients who see different classes.
+"""Partition one labelled data set over clients with label skew: a few classes each, or Dirichlet shares.
 
 `by_label` gives every client a few classes (McMahan et al. 2017, and the digits of FedCLUP, ICML 2025); `dirichlet`
 gives every client some of everything in unequal shares (Hsu, Qi, Brown 2019). Both only choose indices, each at most
@@ -144,7 +144,8 @@ def partition(
     untested = sum(len(np.setdiff1d(labels[own], labels[rest])) for own, rest in pairs)
     if untested:
         notes += (
-            f"{count(untested, 'class', 'classes')} of a client with one example only, which is used for training and not for testing.",
+            f"{count(untested, 'class', 'classes')} of a client with one example only, which is used for training "
+            "and not for testing.",
         )
     return Supervised(
         name=name,

@@ -1,4 +1,4 @@
-"""Draw training examples: negatives, shuffles, evaluation negatives, and seeded choices of people; and pad examples.
+"""Seeded sampling: training examples with negatives, evaluation negatives, choices of people; padding into batches.
 
 Every draw is a function of (seed, stream, round, person) through a counter-based generator (splitmix64). So a client is
 deterministic, every backend sees the same draws, nobody's draws depend on who else takes part, and a resumed run needs
@@ -26,10 +26,10 @@ WORKERS = 8  # fixed, so that memory and work do not depend on the number of thr
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """A cohort's examples, one person after the other. `batch` is the size of a batch, 0 for all of a person's examples.
+    """A cohort's examples, one person after the other, as ragged arrays.
 
-    With `even` a person's batches differ in size by one at most: a last batch of two examples would undo what batch
-    norm has learnt.
+    `batch` is the size of a batch, 0 for all of a person's examples. With `even` a person's batches differ in size by
+    one at most: a last batch of two examples would undo what batch norm has learnt.
     """
 
     starts: NDArray[np.int64]  # [people + 1]

@@ -281,7 +281,7 @@ SOURCES: dict[str, Source] = {
             "qb-article", "Tenrec: people click on articles", 24_516, 7_455, 266_356, TENREC, by_hand=QB_ARTICLE
         ),
         Source(
-            "synthetic", "a made world with planted tastes; synthetic:PEOPLExITEMSxINTERACTIONS for another size",
+            "synthetic", "generated people with planted tastes; synthetic:PEOPLExITEMSxINTERACTIONS for another size",
             600, 400, 24_000, OURS, generate=_synthetic,
         ),
         Source(

@@ -1,4 +1,4 @@
-"""Split histories into training, validation and test parts, by person; and draw negatives to rank against."""
+"""Split histories into training, validation and test parts; choose new people and folds; draw evaluation negatives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Supervised: examples with features and targets, spread over clients, for regression and classification.
+"""Supervised: the data type of regression and classification, each client's examples with features and targets.
 
-All arrays are checked when the object is created, so that methods can rely on the arrays of all clients fitting together.
+All arrays are checked when the object is created, so that methods can rely on equal shapes at all clients.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def synthetic(
 
 
 def _require(people: int, items: int, interactions: int, k: int) -> None:
-    """Refuse sizes that no world can have."""
+    """Refuse sizes for which no data can be generated."""
     if min(people, k) < 1 or items < 2 or interactions < people or 2 * interactions > people * items:
         raise DataError(
             f"A synthetic world of {people:,} people, {items:,} items, {interactions:,} interactions and {k} tastes "

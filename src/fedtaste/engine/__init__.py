@@ -1,1 +1,1 @@
-"""The round loop, its backends, and what survives a crash."""
+"""The round loop, its backends (loop, vmap, kernel), the store of private parameters, and checkpoints."""

@@ -41,7 +41,7 @@ from fedtaste.wire.messages import Head, encode
 from fedtaste.wire.rng import derive, device_keys, uniforms
 from fedtaste.wire.validation import UploadValidator, soundness
 
-Network = Callable[[Iterator[bytes]], Iterator[bytes]]  # what happens to messages on their way
+Network = Callable[[Iterator[bytes]], Iterator[bytes]]  # messages sent -> messages that arrive
 PADDED = 4_000_000  # numbers in the largest array of a chunk: it should stay in the outer cache
 NO_EXAMPLES = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 

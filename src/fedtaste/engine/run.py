@@ -2,7 +2,7 @@
 
     for done in run(method, model, federation, rounds=8): ...
 
-There are no callbacks: whoever iterates may evaluate, save, draw or stop between two rounds.
+There are no callbacks: the caller iterates, and may evaluate, save, plot or stop between two rounds.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class RoundLoop:
         up_bytes, down_bytes = outcome.bytes or (ledger.up_bytes, ledger.down_bytes)
         return Round(
             self.state, number + 1, len(cohort.requested), outcome.answered, rejected, change, loss,
-            zeros(self.state.shared), up_bytes, down_bytes, refused, 0 if outcome.upload is None else len(cohort.people),
+            zeros(self.state.shared), up_bytes, down_bytes, refused,
+            senders=0 if outcome.upload is None else len(cohort.people),
         )  # fmt: skip
 
     def _draw_cohort(self, number: int) -> Cohort:

@@ -1,4 +1,4 @@
-"""Metrics of several nodes from sums, so that no person's own figures leave their node.
+"""Federated evaluation: metrics of several nodes from their sums, so that no person's own figures leave a node.
 
     tally(evaluation)   what a node reports of its people: counts and sums, plain numbers
     Tallied([...])      the reports of several nodes as one Evaluation: the same values as from everybody's figures, and

@@ -1,4 +1,4 @@
-"""Metrics as functions of ranks, and intervals over people.
+"""Metrics: HR, NDCG, recall and MRR from ranks; RMSE and accuracy of ratings; and their 95 % intervals.
 
 A rank is one positive's: 1 + how many candidates beat or tie it, the person's other positives not counted. With several
 positives p_1 <= p_2 <= ... (ranks sorted), the i-th stands at place p_i + i - 1 of the person's list.
@@ -46,7 +46,7 @@ def ranking_metrics(ranks: NDArray[np.integer], owners: NDArray[np.integer], k: 
 
 
 def rating_metrics(errors: Array) -> dict[str, float]:
-    """RMSE, and accuracy: the share of ratings told to within half a star."""
+    """RMSE, and accuracy: the share of ratings predicted to within half a star."""
     return {"rmse": float(np.sqrt(np.mean(errors**2))), "accuracy": float(np.mean(np.abs(errors) <= 0.5))}
 
 

@@ -1,4 +1,6 @@
-"""Evaluation protocols (clean and published), the metrics of three kinds of tasks, and the test for leaking protocols.
+"""Evaluate people: ranks, errors and metrics for three kinds of tasks, and a detector of protocols that leak.
+
+There are two protocols; tasks/ranking.py applies them.
 
 clean      training negatives come from everything outside the person's own training items; the round is chosen on
            validation, then train + validation is learnt from and test is read once; validation and test have

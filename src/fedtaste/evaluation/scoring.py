@@ -1,4 +1,4 @@
-"""Personal scores of items: personalise each person, then score their candidates, many people at once."""
+"""Score items for many people at once, each with a personalised model; and rank held-out items by the scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def personal_scores(
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Yields (places in `people`, scores [places, c]). `candidates` is [people, c], or [c] for everybody.
 
-    Where people have item tables of their own and candidates are few, only rows of candidates and examples are made.
+    Where people have item tables of their own and candidates are few, only rows of candidates and examples are read.
     """
 
     def one(shared: Params, own: Params, examples: Examples, items: Tensor) -> Tensor:

@@ -33,9 +33,9 @@ from fedtaste.tasks.serve import passes
 if TYPE_CHECKING:
     from fedtaste.experiment.train import Training
 
-SOME_REFUSED = "Some updates were refused; how many, and why, is not told in a private run."
+SOME_REFUSED = "Some updates were refused; a private run does not report how many, and why."
 NOBODY_ANSWERED = "Nobody answered in any round: this is the untrained model."
-WHO_TOOK_PART = {"nodes", "people", "refused"}  # not told of a round of a private run
+WHO_TOOK_PART = {"nodes", "people", "refused"}  # left out of the rounds of a private run
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Trained:
 
     @property
     def private(self) -> bool:
-        """Whether the run has noise; then the result tells nothing that its promise does not cover."""
+        """Whether the run has noise; then the result reports only what its epsilon covers."""
         return adds_noise(self.training.settings)
 
     def write_result(self) -> RunResult:

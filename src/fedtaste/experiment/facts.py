@@ -1,4 +1,4 @@
-"""Facts of a task as JSON: in facts.json of a run folder, and in the messages of a federation."""
+"""FactsJson: parse and validate a task's Facts (tasks/base.py) from facts.json or from messages of a federation."""
 
 from __future__ import annotations
 

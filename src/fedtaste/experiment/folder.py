@@ -237,10 +237,10 @@ class RunFolder:
 
     def require_same_version(self, version: str) -> None:
         """Refuse to resume with another version than the run began with: its defaults and arithmetic may differ."""
-        begun = self.read("settings.json").get("version")
-        if begun != version:
+        writer = self.read("settings.json").get("version")
+        if writer != version:
             raise RunError(
-                f"{self.path} was begun by fedtaste {begun}; this is {version}, and a resumed run would mix the two. "
+                f"{self.path} was begun by fedtaste {writer}; this is {version}, and a resumed run would mix the two. "
                 "Use that version, or run again."
             )
 

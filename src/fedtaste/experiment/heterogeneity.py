@@ -1,4 +1,4 @@
-"""Heterogeneity of clients: the distance of their best models, against the error of a fit to one client's data.
+"""Measure the heterogeneity of clients: how far their best models are apart, against the error of a client's own fit.
 
     R       the distance of the clients' best models from their centre, without the part that is noise
     noise   the error of a client's own fit, which has only n examples

@@ -1,4 +1,4 @@
-"""Privacy of a run: the wire that `--wire` and `--epsilon` describe, notes about epsilon, and keys of the noise."""
+"""Privacy of a run: solve for the noise, build the wire, check and state epsilon, and derive the keys of the noise."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def make_wire(
     method = build(replace(public, noise=noise, people=people, clip=values.get("clip") or 1.0))
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
-    likes: list[Params] = [{}] if method.pooled else uploads_of(method, model, inputs)
-    return assemble(stages, method, likes, everybody=people, rate=cohort / people, multiplier=solved)
+    upload_shapes: list[Params] = [{}] if method.pooled else uploads_of(method, model, inputs)
+    return assemble(stages, method, upload_shapes, everybody=people, rate=cohort / people, multiplier=solved)
 
 
 def delta_of(settings: Settings, task: Facts) -> float:

@@ -1,4 +1,4 @@
-"""Progress of an experiment: the part of a checkpoint beside the state, listeners, and the remote clients' protocol."""
+"""Progress (curve, counts and times in a checkpoint), and the protocols of progress listeners and remote clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RemoteClients(Protocol):
     def clients(self, phase: str) -> Clients: ...  # which run a round of this phase
     def wire(self, stage: Stage) -> Stage: ...  # the server's part of a wire
     def note(self) -> JsonObject: ...  # for the checkpoint
-    def recall(self, noted: JsonObject) -> None: ...  # restores what `note` returned
+    def recall(self, saved: JsonObject) -> None: ...  # restores what `note` returned
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Progress:
         """Add a round to the counts, and to the curve where this phase is drawn (`on_curve`).
 
         Traffic is counted in the final phase: the search before it and the folds after it belong to the experiment and
-        not to training the model. In a private run (`expected` people a round) no figure may tell how many people were
-        requested or answered: traffic is that of the expected number.
+        not to training the model. In a private run (`expected` people a round) no figure may reveal how many people
+        were requested or answered: traffic is that of the expected number.
         """
         self.rejected = dict(Counter(self.rejected) + done.rejected)
         traffic, answered = {"up_bytes": done.up_bytes, "down_bytes": done.down_bytes}, done.answered
@@ -93,7 +93,7 @@ class Progress:
 
     def _expected_traffic(self, done: Round, expected: int) -> dict[str, int]:
         """Bytes of a round in which the expected number of people was requested and answered. Where nobody was, the
-        bytes of the round before stand in, so that no figure tells whom the coins chose."""
+        bytes of the round before stand in, so that no figure reveals how many people were drawn."""
         if done.senders and done.requested:
             each = {"up_bytes": done.up_bytes // done.senders, "down_bytes": done.down_bytes // done.requested}
             return {name: value * expected for name, value in each.items()}

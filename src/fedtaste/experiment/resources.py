@@ -1,4 +1,4 @@
-"""Threads and memory of this process."""
+"""Set the number of threads of this process, and measure its peak memory."""
 
 from __future__ import annotations
 

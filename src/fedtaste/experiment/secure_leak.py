@@ -1,4 +1,4 @@
-"""Leakage of secure sums without noise: the F1 of an attacker who keeps the sums of several rounds of a run.
+"""Measure what secure sums without noise leak: the F1 of an attacker who keeps the sums of several rounds.
 
 `run` measures it for its own configuration and puts it into the result and its notes; `fedtaste audit` has more.
 """

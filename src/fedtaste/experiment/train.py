@@ -1,4 +1,4 @@
-"""Training of one experiment, from settings to the result: prepare, search the best round, train again, evaluate once.
+"""Prepare and execute one experiment: search the best round, train again, evaluate once; with checkpoints.
 
     search   trains on the training part; validation after every round chooses the best number of rounds
     final    trains on training and validation data together for that many rounds; then the test data are read, once

@@ -1,4 +1,4 @@
-"""File locks: one process at a time in a run folder, and short waits for a file.
+"""Locks between processes: a folder that one process at a time may use, and a lock file that others wait for.
 
 The lock of a folder is on the folder itself, so it leaves no file behind, and the system releases it however a process
 ends (kill -9). What a dead process left half written is removed by the next one that takes the lock.

@@ -1,4 +1,4 @@
-"""Rounds that a node has answered already, on its disk, so that it answers no round in two different ways.
+"""A node's record of the rounds that it has answered, on its disk: it never answers a round in two different ways.
 
 Two secure sums of one round over different nodes reveal their difference, which may be one node's numbers: a round
 whose sum may have been opened is not answered again (store/secure_rounds.json). In a run with noise, an answer to a

@@ -72,8 +72,8 @@ def make_authority(folder: Path) -> Path:
     if certificate.exists() or key.exists():
         there, missing = (certificate, key) if certificate.exists() else (key, certificate)
         raise SettingError(
-            f"{there} exists, but {missing} does not. Restore {missing.name} from a copy, or remove {there} to create a new "
-            "authority (nodes then need its ca.crt)."
+            f"{there} exists, but {missing} does not. Restore {missing.name} from a copy, or remove {there} to create "
+            "a new authority (nodes then need its ca.crt)."
         )
     private_folder(folder)
     secret = ec.generate_private_key(ec.SECP384R1())
@@ -96,8 +96,8 @@ def issue_server(authority: Path, folder: Path, names: Sequence[str] = LOOPBACK)
     signer, issuer = _load_authority(authority)
     if issuer.not_valid_after_utc < _now() + datetime.timedelta(days=1):
         raise SettingError(
-            f"The authority in {authority} expires on {issuer.not_valid_after_utc:%Y-%m-%d}. Create a new one in another "
-            "folder, give its ca.crt to all nodes, then issue the server's certificate."
+            f"The authority in {authority} expires on {issuer.not_valid_after_utc:%Y-%m-%d}. Create a new one in "
+            "another folder, give its ca.crt to all nodes, then issue the server's certificate."
         )
     days = min(SERVER_DAYS, (issuer.not_valid_after_utc - _now()).days)
     secret = ec.generate_private_key(ec.SECP256R1())

@@ -1,4 +1,4 @@
-"""The nodes of a federation: admission of new nodes, orders to members, and their replies before or after a deadline."""
+"""The nodes of a federation, as its server knows them: admit nodes, send them orders, and collect replies in time."""
 
 from __future__ import annotations
 

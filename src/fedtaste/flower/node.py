@@ -1,4 +1,6 @@
-"""A node of a federation: one person's device, or the clients of many people, of whom it sends one sum.
+"""A node of a federation: follows the server's orders (hello, train, validate, judge) with its people's data.
+
+A node is one person's device, or holds the clients of many people and sends the sum of their uploads.
 
 Flower starts a process for every message, so all of a node's state is on its disk (`store`):
     catalogue-HASH.json              the items of a federation
@@ -104,8 +106,8 @@ class Node:
         try:
             if order.version != __version__:
                 raise SettingError(
-                    f"This node has fedtaste {__version__}, the federation {single_line(order.version)[:40]}; different "
-                    "versions may compute different numbers. Install the same version on both."
+                    f"This node has fedtaste {__version__}, the federation {single_line(order.version)[:40]}; "
+                    "different versions may compute different numbers. Install the same version on both."
                 )
             if order.action == "hello":
                 return self.hello(order, blob)

@@ -1,4 +1,4 @@
-"""Answer the messages that a node receives from Flower: orders of the server, and the messages of secure sums.
+"""The Flower ClientApp's handler on a node: answers the server's orders and the messages of secure sums.
 
 Flower starts a process for every message, and three of the four messages of a secure sum need no numbers. So modules
 that import torch are imported where they are used.

@@ -1,8 +1,8 @@
-"""The noise that a node adds itself: the secret that it is drawn from, and the least amount that the node accepts.
+"""Noise that a node adds itself (distributed differential privacy): its secret key, and the least noise it accepts.
 
     store/secret     32 bytes from the operating system that noise is drawn from; nobody else knows them
-    least_noise      in node.toml: the smallest standard deviation of the noise that this node adds itself, as a multiple
-                     of the bound on one person's upload; orders for less are refused
+    least_noise      in node.toml: the smallest standard deviation of the noise that this node adds itself, as a
+                     multiple of the bound on one person's upload; orders for less are refused
 Nothing that the server sends decides what is drawn: it does not know the secret, and other answers do not reveal the
 noise. answered_rounds.py makes sure that a node answers each round of a run with noise in one way only.
 """

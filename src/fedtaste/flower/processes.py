@@ -143,7 +143,8 @@ class Process:
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
-        """Start in a new session: Ctrl-C in a terminal reaches only this process, which then ends the others in order."""
+        """Start the program in a new session, so that Ctrl-C in a terminal reaches only the Python process that called
+        this, which then ends the others in order."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             log.write(f"--- start {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())

@@ -1,8 +1,8 @@
 """The server of a federation: the Flower ServerApp runs the experiment of `fedtaste run` with clients on nodes.
 
-FlowerClients takes the place of the local clients and collects a round's uploads over Flower. FlowerTask takes the place
-of the task and lets nodes compute the metrics. Everything else (the round loop, the search for the best round, the
-server's step, checkpoints, the result) is the same code as in a simulation. Uploads pass the same validation
+FlowerClients takes the place of the local clients and collects a round's uploads over Flower. FlowerTask takes the
+place of the task and lets nodes compute the metrics. Everything else (the round loop, the search for the best round,
+the server's step, checkpoints, the result) is the same code as in a simulation. Uploads pass the same validation
 (wire/validation.py). Nodes that do not answer in time count as dropped out. The state is on disk after every round, and
 a server that died continues from there.
 """
@@ -88,9 +88,9 @@ class FlowerClients:
         kept = {"versions": self.versions, "offsets": self.membership.offsets, "history": self.history}
         return kept | {"notes": self.notes, "facts": self.facts.words()}
 
-    def recall(self, noted: JsonObject) -> None:
-        self.versions, self.history = dict(noted.get("versions", {})), list(noted.get("history", []))
-        self.notes = list(noted.get("notes", []))
+    def recall(self, saved: JsonObject) -> None:
+        self.versions, self.history = dict(saved.get("versions", {})), list(saved.get("history", []))
+        self.notes = list(saved.get("notes", []))
 
     def federation(self, phase: str) -> Federation:
         """Who learns in a phase; their examples are on the nodes."""
@@ -127,9 +127,9 @@ class FlowerClients:
             members.wait_for_lost()
         else:
             raise RunError(
-                f"In round {number} the nodes of {collected.responding:,} of {len(call.people):,} people answered within "
-                f"{members.deadline:.0f} seconds, {ATTEMPTS} times; {self.least:.0%} are needed. The round before is "
-                "kept: start the missing nodes and resume, or allow fewer (--least)."
+                f"In round {number} the nodes of {collected.responding:,} of {len(call.people):,} people answered "
+                f"within {members.deadline:.0f} seconds, {ATTEMPTS} times; {self.least:.0%} are needed. The round "
+                "before is kept: start the missing nodes and resume, or allow fewer (--least)."
                 + "".join(f" {reason}" for reason in sorted(self.refusals))
             )
         self.versions |= dict.fromkeys(collected.keys, number)

@@ -1,4 +1,4 @@
-"""The data of one node: its own people and nobody else.
+"""Shards, the data of one node: cut a data set, save, load, or convert a node's own file; merge the facts of nodes.
 
 A shard is one safetensors file with the histories (or arrays) of some people. `fedtaste federate` cuts shards out of a
 data set and keeps the people's numbers, so that a federation draws exactly what `fedtaste run` draws. Where the data
@@ -145,7 +145,8 @@ def cut_shards(data: Data, settings: Settings, nodes: int) -> list[Shard]:
     people = len(everybody.own)
     if not 1 <= nodes <= people:
         raise SettingError(
-            f"--nodes must be 1 to {people:,} for {data.name}, which has {count(people, 'person', 'people')}, got {nodes}."
+            f"--nodes must be 1 to {people:,} for {data.name}, which has {count(people, 'person', 'people')}, "
+            f"got {nodes}."
         )
     shards = []
     for own in np.array_split(everybody.own, nodes):
@@ -174,7 +175,7 @@ def shard_from_file(path: Path, settings: Settings, items: tuple[str, ...]) -> S
         shown = ", ".join(f'"{name}"' for name in unknown[:3]) + ", ..." * (len(unknown) > 3)
         raise DataError(
             f"{count(len(unknown), 'item')} of this node's {path.name} ({shown}) are not in the federation's catalogue "
-            f"of {len(items):,}. Leave them out of the file, or have the catalogue extended where the federation is run."
+            f"of {len(items):,}. Leave them out of the file, or ask the server's operator to extend the catalogue."
         )
     number = np.array([numbers[name] for name in data.items], np.int32)
     data = replace(data, item=number[data.item], items=items, titles=items, genres=())

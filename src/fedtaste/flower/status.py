@@ -1,4 +1,4 @@
-"""Progress of a federation's run for whoever watches it: federation/status.json and federation/server.log.
+"""Write and read the progress of a federation's run: federation/status.json and federation/server.log.
 
 The server app writes them, since Flower keeps nothing of a ServerApp that could be read later. `fedtaste federate` and
 run.sh (docs/deploy.md) read them.
@@ -35,7 +35,7 @@ class Status(BaseModel):
 
 
 class StatusWriter:
-    """Writes the files; before a folder is opened, only to Flower's log. It is the ProgressListener of the experiment."""
+    """Writes the files; before a folder is opened, only to Flower's log. A ProgressListener of experiments."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None

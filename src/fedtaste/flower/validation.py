@@ -1,4 +1,4 @@
-"""Validate settings for a federation, and what nodes reply: counts, metric sums, the form of uploads."""
+"""Validate what a federation is run with and what nodes reply: settings, counts, metric sums, shapes of uploads."""
 
 from __future__ import annotations
 
