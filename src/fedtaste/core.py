@@ -1,7 +1,8 @@
-"""The vocabulary of federated learning here: messages, examples, Model, Method and Stage.
+"""Core types of federated learning: Params, Examples, Download, Upload, Model, Method and Stage.
 
-A Method is four pure functions, each written for ONE client; `fedtaste.engine` runs them for everybody. The type that
-`client` returns is the privacy boundary: what is not in its Upload never leaves the device.
+A Method is four pure functions (init, client, server, personalize), written for ONE client; `fedtaste.engine` runs them
+for everybody. The type that `client` returns is the privacy boundary: what is not in its Upload never leaves the
+device. `chain` composes stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exceptions that fedtaste raises on purpose.
+"""Exception classes: FedtasteError and its kinds, and a test for Ctrl-C inside compiled code.
 
     FedtasteError            an error that the user can fix; the command line prints it and exits with 2
     ├── DataError            a file, a column, a value or a data set is not what it should be

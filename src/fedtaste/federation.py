@@ -1,4 +1,4 @@
-"""Federations: the data that each person or client holds, who takes part in a round, and who drops out."""
+"""Federation: the data that each person or client holds, who takes part in a round (cohort), and who drops out."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def check_clients(features: Arrays, targets: Arrays) -> None:
     """Raise DataError where the arrays of the clients do not fit together."""
     if len(features) != len(targets) or not sum(len(y) for y in targets):
         raise DataError(
-            f"Clients need features and targets alike, and one example at least; got features of {len(features)} "
-            f"clients, targets of {len(targets)}, and {sum(map(len, targets))} examples in all."
+            f"Features and targets must be of the same clients, with one example at least; got features of "
+            f"{len(features)} clients, targets of {len(targets)}, and {sum(map(len, targets))} examples in all."
         )
     for client, (x, y) in enumerate(zip(features, targets)):
         if len(x) != len(y):

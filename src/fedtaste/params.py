@@ -1,4 +1,4 @@
-"""Operations on named parameters (`Params`): split by name, put under a prefix, compare."""
+"""Operations on dictionaries of named parameters (`Params`): split by glob, add a prefix, inner product, distance."""
 
 from __future__ import annotations
 

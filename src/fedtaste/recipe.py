@@ -1,6 +1,7 @@
-"""Recipe: how one person is rebuilt from shared parameters by plain arithmetic, in Python and in a browser.
+"""Recipe: the settings from which serving/rebuild.py, or a browser, computes one person's vector.
 
-serving/rebuild.py has the arithmetic. This module imports no torch, so that a process that only serves starts fast.
+A method has a recipe where plain arithmetic on its shared parameters is enough to personalise somebody. This module
+imports no torch, so that a process that only serves starts fast.
 """
 
 from __future__ import annotations

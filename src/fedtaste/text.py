@@ -1,4 +1,4 @@
-"""Plural forms, and suggestions for misspelt names, for messages."""
+"""Text helpers for messages: plural forms, and did-you-mean suggestions for misspelt names."""
 
 from __future__ import annotations
 

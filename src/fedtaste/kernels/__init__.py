@@ -1,1 +1,1 @@
-"""Compiled code (Numba) for the inner loops of methods and stores; each kernel has a readable torch twin."""
+"""Compiled code (Numba): clients of FedALS, FedRecon, FedRAP and FedTrail, and storage of private item rows."""

@@ -120,7 +120,7 @@ def solve_items(outer, vector, strength, gram):
 
 @njit(cache=True, nogil=True)
 def by_item(starts, items, catalogue, good):
-    """The transpose of a ragged array: for every item, who has it and at which entry, without people who are not `good`."""
+    """The transpose of a ragged array: for every item, who has it and at which entry. Only `good` people count."""
     counts = np.zeros(catalogue + 1, np.int64)
     for person in range(len(starts) - 1):
         if good[person]:

@@ -1,4 +1,7 @@
-"""FedTrail's pair counts for a whole cohort, compiled by Numba; one worker counts a row, in a fixed order."""
+"""FedTrail's counts of item pairs for a whole cohort, compiled by Numba: in sequence, and in one history.
+
+One worker counts a row, in a fixed order, so that results do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 

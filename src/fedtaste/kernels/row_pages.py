@@ -1,8 +1,9 @@
 """Paged storage of each person's own item rows: only rows that the person touched take memory.
 
-Rows stand in pages of 64. A page has one owner and a person's pages are a chain, so growing copies nothing and leaves no
-holes, and memory follows what people did, never people x items. The pages are in memory, or in one file on disk that
-the system pages in and out (`folder`); a full disk is reported before anything is written to it.
+Rows are stored in pages of 64. A page has one owner and a person's pages are a linked list, so growing copies nothing
+and leaves no holes, and memory grows with the rows that people touched, never with people x items. The pages are in
+memory, or in one file on disk that the system pages in and out (`folder`); a full disk is reported before anything is
+written to it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Pages:
         return slots
 
     def place(self, people: Ints, starts: Ints, wanted: NDArray[np.int32]) -> Ints:
-        """As `find`, but rows that were not stored are added with their initial values. No person and no row of a person
-        may occur twice."""
+        """As `find`, but rows that were not stored are added with their initial values. No person, and no row of a
+        person, may occur twice."""
         slots = self.find(people, starts, wanted)
         new = np.diff(np.append(0, np.cumsum(slots < 0))[starts])
         pages = -(-(self.used[people] + new) // PAGE) - -(-self.used[people] // PAGE)

@@ -1,4 +1,4 @@
-"""FedAvg and its relatives: FedSGD, FedProx, FedMF, FedNCF, and with parameters that stay private FedPer, FedRep, FedBN.
+"""FedAvg and its relatives: FedSGD, FedProx, FedMF, FedNCF; with private parameters FedPer, FedRep, FedBN.
 
 FedSGD and FedAvg: McMahan et al., AISTATS 2017. FedProx: Li et al., MLSys 2020. FedAvg of a factorisation is what the
 literature calls FedMF (Chai et al. 2020); FedAvg of NeuMF is FedNCF (Perifanis et al. 2022). FedPer: Arivazhagan et

@@ -1,4 +1,4 @@
-"""Baselines that bound every method: popularity (no taste), local (no federation), centralised (no privacy)."""
+"""Baselines to compare methods with: popularity (not personal), local (not federated), centralised (pooled data)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fedtaste.signature import Count, NonNegative, Share, Values
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """No taste at all: an item's score is how many people have it, or its mean rating. One round. In a ranking with
-    noise and public item features, counts are shrunk towards their fit on the features."""
+    """The same scores for everybody: an item's score is how many people have it, or its mean rating. One round. In a
+    ranking with noise and public item features, counts are shrunk towards their fit on the features."""
 
     model: Model
     _: KW_ONLY
@@ -139,7 +139,7 @@ class PooledALS(FedALS):
     alternating least squares."""
 
     def solve_side(self, table: Tensor, here: Tensor, there: Tensor, targets: Tensor, n: int) -> Tensor:
-        """The exact rows of one side [n, p], from the other side's `table` and the pairs of row numbers (here, there)."""
+        """The exact rows of one side [n, p], from the other side's `table` and pairs of row numbers (here, there)."""
         count = torch.bincount(here, minlength=n)
         groups = torch.split(here.argsort(stable=True), count.tolist())
         extra = 0 if self.ratings else self.alpha0 * table.T @ table

@@ -1,4 +1,4 @@
-"""Building blocks of clients: gradient descent, curvature, splits of examples, ridge regression.
+"""Building blocks of a method's client: SGD, curvature, support/query splits, recency weights, ridge regression.
 
 Every function is for one person and runs under vmap.
 """

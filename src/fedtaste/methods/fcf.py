@@ -1,4 +1,4 @@
-"""FCF: federated collaborative filtering (Ammad-ud-din et al. 2019). People are solved exactly, items descend.
+"""FCF: federated collaborative filtering (Ammad-ud-din et al. 2019). Exact user vectors; gradient steps on items.
 
 The objective is that of FedALS. A device sends the gradient of its own items,
     sum over its items j of  (<v_j, u> - 1) u + lam v_j,

@@ -1,4 +1,4 @@
-"""FedALS: alternating least squares from sums, exact on both sides. Equals central iALS; needs nothing but a sum.
+"""FedALS: federated alternating least squares (iALS). Equals central training; the server needs only sums of uploads.
 
 Ranking (Hu et al. 2008, regularised as Rendle et al. 2021), with m items, n people, histories H_i:
     person  u_i = [a0 V'V + sum_{j in H_i} w v_j v_j' + lam (sum w + a0 m) I]^-1 sum w v_j
@@ -202,10 +202,11 @@ def _solve_items(outer: Tensor, vector: Tensor, strength: Tensor, gram: NDArray[
     """Every item's exact vector. Noise can leave a system without an inverse: its eigenvalues are then clamped to 0,
     so that no direction is less certain than `strength` says and what is only noise stays small."""
     item = torch.from_numpy(kernels.solve_items(outer.numpy(), vector.numpy(), strength.numpy(), gram))
-    lost = ~torch.isfinite(item).all(1) & torch.isfinite(outer).all(1) & torch.isfinite(vector).all(1)
-    if lost.any():
-        systems = torch.stack([_full(row, len(gram)) for row in outer[lost]]).double() + torch.from_numpy(gram)
-        values, turn = torch.linalg.eigh(systems)
-        values = values.clamp(min=0) + strength[lost][:, None]
-        item[lost] = ((turn @ ((turn.mT @ vector[lost].double()[..., None]) / values[..., None]))[..., 0]).float()
+    unsolved = ~torch.isfinite(item).all(1) & torch.isfinite(outer).all(1) & torch.isfinite(vector).all(1)
+    if unsolved.any():
+        systems = torch.stack([_full(row, len(gram)) for row in outer[unsolved]]).double() + torch.from_numpy(gram)
+        values, vectors = torch.linalg.eigh(systems)
+        values = values.clamp(min=0) + strength[unsolved][:, None]
+        solution = vectors @ ((vectors.mT @ vector[unsolved].double()[..., None]) / values[..., None])
+        item[unsolved] = solution[..., 0].float()
     return item

@@ -179,9 +179,9 @@ class FedRAP:
         strength, rate = (float(x) for x in self.strengths(download.round))
         return kernels.clients(
             download.params.get("item"), cast(kernels.PagedStore, cohort.private), cohort.people, cohort.examples,
-            parts=self.parts, passes=self.passes, lr=self.lr * rate, table_lr=self.table_lr * rate, lam=self.lam * strength,
-            mu=self.mu * strength if self.penalty != "none" else 0.0, square=self.penalty == "l2",
-            shrink=self.decays.weight, step_decay=self.decays.step, bound=self.bound,
+            parts=self.parts, passes=self.passes, lr=self.lr * rate, table_lr=self.table_lr * rate,
+            lam=self.lam * strength, mu=self.mu * strength if self.penalty != "none" else 0.0,
+            square=self.penalty == "l2", shrink=self.decays.weight, step_decay=self.decays.step, bound=self.bound,
         )  # fmt: skip
 
     def scores(

@@ -1,4 +1,4 @@
-"""FedRecon: Federated Reconstruction (Singhal et al., NeurIPS 2021).
+"""FedRecon: Federated Reconstruction of private parameters in every round (Singhal et al., NeurIPS 2021).
 
 Nothing private is stored. Every round a person rebuilds their own part from the support half of their data with the
 shared part frozen, then improves the shared part on the query half. People who never trained are served the same way.

@@ -1,4 +1,4 @@
-"""FedTrail: recommendation from counts that everybody sends once. People are served from their own recent items.
+"""FedTrail: next-item recommendation from counts of items and item pairs, which every device sends once.
 
 A history i_1..i_L, oldest first; age a = 0 for the newest; m items; n_i people have item i. A device sends, once,
     pairs  C[p, q] = sum over positions x < y <= x + window of fade^(y-x-1), i_x = p and i_y = q     m m numbers

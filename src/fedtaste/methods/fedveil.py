@@ -1,4 +1,4 @@
-"""FedVeil: a private recommender from a few noisy sums. Everybody takes part once in each; the rest is local.
+"""FedVeil: differentially private recommendation from a few noisy sums. Everybody takes part once in each sum.
 
 x is a person's 0/1 history, m items, n people (both public), z the noise multiplier of the whole run. Every sum is of
 vectors no longer than C and gets a share f of the budget. The wire adds the noise, this method adds none: it draws
@@ -238,12 +238,12 @@ class FedVeil:
             return Upload({"popular": _bounded(_unit(x))}, torch.ones(())), {}
         weight, common, head = self.public(download.params["popular"])
         if round < self.first_table:
-            seen = _residual((weight * x)[head], _unit(common[head]))
-            return Upload({"gram": _bounded(fold(seen[:, None] * seen))}, torch.ones(())), {}
-        seen = _residual(weight * x, common)
-        taste = seen @ download.params["table"].double()
+            residual = _residual((weight * x)[head], _unit(common[head]))
+            return Upload({"gram": _bounded(fold(residual[:, None] * residual))}, torch.ones(())), {}
+        residual = _residual(weight * x, common)
+        taste = residual @ download.params["table"].double()
         taste = taste * (CLIP / taste.norm().clamp(min=CLIP))
-        return Upload({"table": _bounded(seen[:, None] * taste)}, torch.ones(())), {}
+        return Upload({"table": _bounded(residual[:, None] * taste)}, torch.ones(())), {}
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         total = upload.total

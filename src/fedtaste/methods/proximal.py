@@ -1,5 +1,6 @@
-"""A personal model held near the shared one by a proximal term: Ditto (Li et al., ICML 2021), pFedMe (Dinh et al.,
-NeurIPS 2020), FedCLUP (Yu et al., ICML 2025).
+"""Ditto, pFedMe and FedCLUP: a personal model that a proximal term holds near the shared one.
+
+Ditto: Li et al., ICML 2021. pFedMe: Dinh et al., NeurIPS 2020. FedCLUP: Yu et al., ICML 2025.
 
     min over g and all v_i    sum_i p_i [ L_i(v_i) + lam/2 |v_i - g|^2 ]      lam 0: alone; lam large: one model
 The person is served v_i. What is personal by nature (a recommender's user vector) is not in the proximal term. Of item

@@ -1,4 +1,4 @@
-"""MethodSpec: a federated method together with its defaults, the settings it does not read, and its notes.
+"""MethodSpec and `define`: a federated method with its defaults, presets, the settings it does not read, and notes.
 
 A method's own file attaches them with `define`, so that nothing else has to know the method:
 

@@ -1,4 +1,6 @@
-"""Server optimisers: the mean change is a pseudo-gradient (Reddi et al., Adaptive Federated Optimization, ICLR 2021).
+"""Server optimisers sgd, adagrad, adam and yogi, with the mean change as a pseudo-gradient.
+
+Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 
     sgd       x += lr m,  m = momentum m + change                     (lr 1, momentum 0: plain averaging)
     adagrad   v += change^2                                           x += lr change / (sqrt v + tau)

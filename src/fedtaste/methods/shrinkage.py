@@ -1,4 +1,4 @@
-"""Shrinkage of noisy sums over items towards what public item features predict (empirical Bayes).
+"""Shrink noisy sums over items towards a fit on public item features (empirical Bayes); for FedVeil and popularity.
 
 Y [items, columns] holds a sum with independent noise of deviation s on every number. With F = [features, 1]:
     fit = F (F'F + RIDGE I)^-1 F'Y                          what the features explain of a column

@@ -41,15 +41,16 @@ def deflate(common: Tensor, table: Tensor) -> Tensor:
 
 def basis(table: Tensor) -> Tensor:
     """The nearest partial isometry: it spans the same space, less directions that are too small to be known."""
-    values, turn = torch.linalg.eigh(table.T @ table)
+    values, vectors = torch.linalg.eigh(table.T @ table)
     large = values > LEAST**2 * values[-1].clamp(min=0)
     scale = torch.where(large, values.clamp(min=1e-300).rsqrt(), 0.0)
-    result: Tensor = (table @ (turn * scale) @ turn.T).float()
+    result: Tensor = (table @ (vectors * scale) @ vectors.T).float()
     return result
 
 
 def span(table: Tensor, onto: Tensor) -> Tensor:
-    """`onto` [m, k] projected to the table's k left singular vectors with the largest singular values, less small ones."""
+    """`onto` [m, k] projected to the table's left singular vectors: the k with the largest singular values, less those
+    that are too small to be known."""
     vectors, values, _ = torch.linalg.svd(table, full_matrices=False)
     main = vectors[:, (values > LEAST * values[0]).nonzero()[: onto.shape[1], 0]]
     result: Tensor = main @ (main.T @ onto)
@@ -76,13 +77,13 @@ def next_basis(
     y = total.double() @ (v.T @ v)  # columns that V does not use hold nothing but noise
     least = 2 * deviation
     if features is not None and deviation:
-        turn = torch.linalg.eigh(v.T @ y + y.T @ v)[1]
-        y, least = shrunk(y @ turn, features, deviation) @ turn.T @ (v.T @ v), 0.0
+        vectors = torch.linalg.eigh(v.T @ y + y.T @ v)[1]
+        y, least = shrunk(y @ vectors, features, deviation) @ vectors.T @ (v.T @ v), 0.0
     y = deflate(common, y)
     table = basis(y)
-    values, turn = torch.linalg.eigh((v.T @ y + y.T @ v) / 2)
+    values, vectors = torch.linalg.eigh((v.T @ y + y.T @ v) / 2)
     large = values > max(least, LEAST * float(values[-1]), 1e-12)
     scale = torch.where(large, values.clamp(min=1e-300).rsqrt(), 0.0)
-    half = table.double().T @ y @ (turn * scale) @ turn.T  # A = U half half' U'
+    half = table.double().T @ y @ (vectors * scale) @ vectors.T  # A = U half half' U'
     size = half.T @ half + pull * torch.eye(len(half), dtype=torch.float64)
     return table, (half @ torch.linalg.solve(size, half.T)).float()

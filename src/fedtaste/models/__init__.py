@@ -1,4 +1,4 @@
-"""Models as pure functions of one person's parameters, and the choice of one by name."""
+"""Models as pure functions of one person's parameters, and `ranker`, which builds a ranking model by its name."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     score_j = <item_j, user> + bias                 `scorer`: one embedding table for everybody
     score_j = <item_j + own_j, user> + bias         `additive`: a common table plus a table of one's own
 
-Embeddings start as N(0, 1), the scorer as U(-1/sqrt k, 1/sqrt k), because the papers' step sizes are made for these.
+Embeddings start as N(0, 1), the scorer as U(-1/sqrt k, 1/sqrt k), because the papers' step sizes are tuned for these.
 """
 
 from __future__ import annotations

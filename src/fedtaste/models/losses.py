@@ -1,4 +1,4 @@
-"""Losses of a batch from a score function, with padding left out, and the curvature bound of linear models."""
+"""Binary cross-entropy and squared loss of a padded batch; the eigenvalue that bounds a linear model's curvature."""
 
 from __future__ import annotations
 

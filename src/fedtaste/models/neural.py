@@ -1,4 +1,4 @@
-"""Linear regression, the worked example of federated learning, and NeuMF (neural collaborative filtering)."""
+"""Linear regression (`linear`), and NeuMF, neural collaborative filtering (`ncf`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""wrap: a torch module (nn.Module) as a Model of pure functions.
+"""wrap: turn a torch nn.Module into a Model, whose functions are pure functions of named parameters.
 
     wrap(module)                        its parameters, by their names, are the Params of one person
     wrap(make)                          a function that makes the module: every seed starts elsewhere
@@ -292,7 +292,7 @@ def _loss_by_example(loss: str | Callable[[Tensor, Tensor], Tensor]) -> tuple[Lo
     classes = function in OF_CLASSES or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
     if classes and getattr(loss, "weight", None) is not None and getattr(loss, "reduction", "") == "mean":
         raise SettingError(
-            "The loss weighs classes and divides by the weights of a batch; asked for one example at a time, the "
+            "The loss weighs classes and divides by the weights of a batch; computed for one example at a time, the "
             'weights would cancel out. Give it reduction="sum".'
         )
 
@@ -314,7 +314,7 @@ def _named_loss(name: str) -> Loss:
     wide = name == "cross_entropy"
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
-        if (out.ndim == 2) != wide:  # otherwise torch would broadcast without a word
+        if (out.ndim == 2) != wide:  # otherwise torch would broadcast silently
             raise ValueError(f"it takes {'a number for each class' if wide else 'one number'} of an example.")
         return LOSSES[name](out, y)
 

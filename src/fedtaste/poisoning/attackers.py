@@ -1,4 +1,4 @@
-"""Hostile clients: fake histories, flipped ones, crafted rows and noise (simulate.py describes the attacks).
+"""Hostile clients for `fedtaste poison`: fake or flipped histories, crafted rows, noise (simulate.py has the attacks).
 
 A private number marks a hostile device, so that an attack is a Method like any other and runs on every backend.
 """
@@ -47,7 +47,7 @@ def fake_profiles(histories: Histories, catalogue: int, hostile: People, target:
 
 
 def flip_histories(histories: Histories, catalogue: int, hostile: People, seed: int) -> Histories:
-    """Everybody's histories, where hostile people have as many items that they do not really have, in place of theirs."""
+    """Everybody's histories, where a hostile person's items are replaced by as many that they do not really have."""
     mine = histories.take(hostile)
     other = distinct_negatives(mine, catalogue, int(mine.lengths.max(initial=1)), key_of(seed, SPLIT, 10))
     lists = [other.of(place)[: len(mine.of(place))] for place in range(len(hostile))]
@@ -92,8 +92,8 @@ def _promote(upload: Upload, down: Download, examples: Examples, rows: tuple[str
 
 
 def _row_factors(name: str, table: Tensor, down: Download, size: float) -> Tensor:
-    """Factors of the columns of a crafted row. In FedALS's `sums`, [x x', x, 1], only x is lengthened, because an item's
-    factors v solve (sum of x x') v = sum of x; in rounds without the count, all columns are."""
+    """Factors of the columns of a crafted row. In FedALS's `sums`, [x x', x, 1], only x is lengthened, because an
+    item's factors v solve (sum of x x') v = sum of x; in rounds without the count, all columns are."""
     k = down.params["item"].shape[1]
     triangle = k * (k + 1) // 2
     if name != "sums" or table.shape[1] != triangle + k + 1:

@@ -1,4 +1,4 @@
-"""Simulate poisoning: some people turn hostile, and the effect on everybody else is measured, per rule of the server.
+"""Simulate poisoning attacks by a share of the people; measure item exposure and accuracy per aggregation rule.
 
 A seeded share of the members turn hostile; nobody is added. Their attacks:
     promote     recommend a target, an item hardly anybody has, to everybody: their histories are fake (the target and
@@ -153,8 +153,8 @@ class Simulation:
     def metrics(self, state: State) -> Metrics:
         """HR@10 and NDCG@10 of honest people."""
         served = Served(self.plan.method, self.plan.model, state, self.plan.sampling)
-        judged = self.task.evaluate(served, self.honest, None)
-        return Metrics(hr=judged.values["sampled"]["hr@10"], ndcg=judged.values["sampled"]["ndcg@10"])
+        evaluation = self.task.evaluate(served, self.honest, None)
+        return Metrics(hr=evaluation.values["sampled"]["hr@10"], ndcg=evaluation.values["sampled"]["ndcg@10"])
 
     def exposure(self, state: State, targets: Sequence[int]) -> list[float]:
         """ER@k of every target: the share of honest people without it in their history who have it in their top k."""
@@ -244,32 +244,33 @@ def simulate(
     run of its own; a row has the mean over them, and exposures one by one."""
     sim = make_simulation(settings, data, attack, watch)
     sim.check()
-    rules, few = sim.rules(), sim.unpopular
-    aims = [int(item) for item in few[: attack.targets]]
+    rules, unpopular = sim.rules(), sim.unpopular
+    target_items = [int(item) for item in unpopular[: attack.targets]]
     rows: list[PoisonRow] = []
-    usual = 0.0  # exposure of an unpopular item when nobody attacks
+    usual_exposure = 0.0  # of an unpopular item when nobody attacks
     for wire, rule in rules.items():
         sim.watch.phase(f"honest, {wire or 'plain sum'}", sim.plan.rounds, 0)
-        state = sim.train(rule, None, aims[0])
+        state = sim.train(rule, None, target_items[0])
         if not wire:
-            usual = float(np.mean(sim.exposure(state, few.tolist())))
-        rows.append(_row("at peace" if wire else "clean", wire, [(sim.metrics(state), sim.exposure(state, aims))]))
+            usual_exposure = float(np.mean(sim.exposure(state, unpopular.tolist())))
+        honest = (sim.metrics(state), sim.exposure(state, target_items))
+        rows.append(_row("at peace" if wire else "clean", wire, [honest]))
         runs = []
-        for place, target in enumerate(aims if attack.attack in TARGETED else aims[:1]):
+        for place, target in enumerate(target_items if attack.attack in TARGETED else target_items[:1]):
             sim.watch.phase(f"{attack.attack}, {wire or 'plain sum'}, {place + 1}", sim.plan.rounds, 0)
             state = sim.train(rule, attack.attack, target)
-            hit = [target] if attack.attack in TARGETED else aims
-            runs.append((sim.metrics(state), sim.exposure(state, hit)))
+            measured = [target] if attack.attack in TARGETED else target_items
+            runs.append((sim.metrics(state), sim.exposure(state, measured)))
         rows.append(_row("defended" if wire else "undefended", wire, runs))
     clean = max(rows[0].ndcg, 1e-12)
     rows = [row.model_copy(update={"ndcg_loss": round(1 - row.ndcg / clean, 6)}) for row in rows]
-    targets = [Target(item=sim.names[a], title=sim.titles[a], count=int(sim.counts[a])) for a in aims]
+    targets = [Target(item=sim.names[i], title=sim.titles[i], count=int(sim.counts[i])) for i in target_items]
     return PoisonResult(
-        data=settings.data, method=settings.method, settings=sim.plan.settings, rounds=sim.plan.rounds, seed=settings.seed,
-        attack=attack.attack, size=sim.size if attack.attack in CRAFTED else None, k=attack.k,
+        data=settings.data, method=settings.method, settings=sim.plan.settings, rounds=sim.plan.rounds,
+        seed=settings.seed, attack=attack.attack, size=sim.size if attack.attack in CRAFTED else None, k=attack.k,
         hostile=HostilePeople(share=attack.hostile, people=len(sim.hostile)), honest=len(sim.honest),
         rows=tuple(rows), target=targets[0], targets=tuple(targets),
-        unpopular=Unpopular(items=len(few), exposure=round(usual, 9)),
+        unpopular=Unpopular(items=len(unpopular), exposure=round(usual_exposure, 9)),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The report of a comparison: compute the trade-off between its results, write report.html and compare.json."""
+"""Write the report of a comparison (report.html, compare.json) with the trade-off between its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plots of a report: metrics by round, bytes, gradients and seconds; activity of people, popularity of items."""
+"""All plots of a report (`draw`); here: metrics by round, bytes, gradients and seconds; activity and popularity."""
 
 from __future__ import annotations
 
@@ -243,10 +243,10 @@ def _by_cost(name: str, cost: Cost, paths: Sequence[tuple[Curve, list[float]]], 
     """The metric by what a person has paid in all rounds so far. A method that pays nothing has no place on a
     logarithmic axis: it is drawn as a level."""
     drawing, axes = figure(f"{name} against {cost.title}", f"{cost.axis}, all rounds so far", name)
-    words, seen = [], []
+    words, all_paid = [], []
     for curve, paid in paths:
         path = [(x, y) for x, y in zip(paid, curve.values) if x > 0]
-        seen += [x for x, _ in path]
+        all_paid += [x for x, _ in path]
         if path:
             x, y = zip(*path)
             line(axes, curve.place, curve.label, x, y, **MARK_LAST)
@@ -255,8 +255,8 @@ def _by_cost(name: str, cost: Cost, paths: Sequence[tuple[Curve, list[float]]], 
             level, colour = curve.values[-1], COLOURS[curve.place % 7]
             axes.axhline(level, color=colour, ls=(0, (1, 1.5)), lw=2, label=drawable(curve.label))
             words.append(f"{curve.label} sends nothing and has {decimals(level)}")
-    if seen:
-        log_axis(axes, "x", min(seen), max(seen), cost.tick)
+    if all_paid:
+        log_axis(axes, "x", min(all_paid), max(all_paid), cost.tick)
     else:
         axes.set_xticks([])
     legend(drawing, axes)

@@ -170,9 +170,9 @@ def _percent(result: RunResult, key: str) -> str:
 def leak_notes(results: Sequence[RunResult]) -> dict[str, bool]:
     """The verdicts of the leak detector, as {sentence: whether the protocol leaks}."""
     return {
-        f"The {result.protocol} protocol {'leaks' if leak.leaks else 'does not leak'}: a memory of the negatives drawn in "
-        f"training, which learns nothing, finds {100 * leak.memoriser_hr:.0f}\u00a0% of held-out items among the first "
-        f"ten; popularity finds {100 * leak.popularity_hr:.0f}\u00a0%.": leak.leaks
+        f"The {result.protocol} protocol {'leaks' if leak.leaks else 'does not leak'}: a memory of the negatives drawn "
+        f"in training, which learns nothing, finds {100 * leak.memoriser_hr:.0f}\u00a0% of held-out items among the "
+        f"first ten; popularity finds {100 * leak.popularity_hr:.0f}\u00a0%.": leak.leaks
         for result in results
         if (leak := result.leak)
     }
@@ -215,7 +215,9 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
 
     traffic, seconds, gradients, privacy = result.traffic, result.seconds, result.gradients, result.privacy
     facts = {
-        "people judged": listed("{:,}".format, seen=result.seen.people, new=result.new.people if result.new else None),
+        "people evaluated": listed(
+            "{:,}".format, seen=result.seen.people, new=result.new.people if result.new else None
+        ),
         "stopped": f"after round {result.stopped.round}: {result.stopped.reason}" if result.stopped.reason else "",
         "best round": str(result.best_round),
         "sent": listed(human_bytes, up=traffic.up_bytes, down=traffic.down_bytes),

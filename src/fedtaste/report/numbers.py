@@ -1,4 +1,4 @@
-"""Numbers and settings in words: bytes, seconds, decimals, intervals."""
+"""Format numbers for readers: bytes, seconds, decimals, intervals, values of settings."""
 
 from __future__ import annotations
 

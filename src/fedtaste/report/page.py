@@ -1,4 +1,4 @@
-"""Render the templates of reports and model cards.
+"""Render Jinja templates: the HTML reports and the model card.
 
 An HTML page is one file that loads nothing: its style and its plots are inside.
 """

@@ -1,4 +1,4 @@
-"""Pareto front over several axes at once (`fedtaste compare --axes accuracy,bytes,epsilon`).
+"""Pareto fronts: the runs that no other dominates, over axes as in `compare --axes accuracy,bytes,epsilon`.
 
 The epsilon of a run without noise is infinite; that of a run that sends nothing is 0.
 """

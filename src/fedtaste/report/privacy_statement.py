@@ -1,4 +1,4 @@
-"""The privacy statement of a run in words, for reports and model cards."""
+"""Format a run's PrivacyStatement (wire/accounting.py) as rows of text, for reports and model cards."""
 
 from __future__ import annotations
 

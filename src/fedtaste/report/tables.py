@@ -1,4 +1,4 @@
-"""Columns and tables of results: what the terminal's table and the HTML report have in common."""
+"""Result tables: columns and labels of runs, for the HTML report and the terminal, and the terminal's table."""
 
 from __future__ import annotations
 

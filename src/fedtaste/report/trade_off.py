@@ -1,4 +1,4 @@
-"""The trade-off between quality and cost of several runs: Pareto fronts, the run to choose, and advice in words.
+"""The trade-off between quality and cost of several runs: a Pareto front per cost, the run to choose, and advice.
 
 A run is on the front of a cost where no other run is at least as good and as cheap, and better in one of the two. The
 advice claims a difference only where intervals allow it: a run whose value lies inside the best run's 95 % interval is
@@ -19,7 +19,7 @@ from fedtaste.report.pareto import Surface, by_epsilon, epsilon_of, surface, und
 from fedtaste.report.tables import METRICS, Column, labels, leaks
 from fedtaste.result_part import Interval
 
-# Ratings have an accuracy too (within half a point), but are judged by RMSE
+# Ratings have an accuracy too (within half a point), but are compared by RMSE
 BY_KEY = {column.key: column for column in METRICS}
 QUALITIES = [BY_KEY[key] for key in ("seen.sampled.ndcg@10", "seen.full.ndcg@10", "seen.rmse", "seen.accuracy")]
 PROXIMAL = ("fedclup", "ditto", "pfedme")  # methods whose lam ties a personal model to the shared one
@@ -78,7 +78,7 @@ class Tradeoff:
         return max(runs, key=lambda i: self.quality.better * (self.values[i] or 0))
 
     def stands(self, i: int) -> str:
-        """How a run stands against the chosen one: within the noise, unclear, worse; or untold without intervals."""
+        """How a run stands against the chosen one: within the noise, unclear, worse; or unknown without intervals."""
         assert self.choice is not None
         value, best = self.values[i], self.values[self.choice]
         assert value is not None and best is not None
@@ -87,7 +87,7 @@ class Tradeoff:
             return "within"
         if interval and interval[0] <= best <= interval[1]:
             return "unclear"
-        return "worse" if best_interval else "untold"
+        return "worse" if best_interval else "unknown"
 
 
 def trade_off(
@@ -257,8 +257,8 @@ class Advice:
         ends = [i for i in self.others if method_key(self.results[i]) in ENDS and i not in self.named]
         if not (ends and self.sweep and self.sweep.degree and self.choice in self.sweep.places):
             return ""
-        untold = "below" if self.tradeoff.quality.better > 0 else "above"
-        words = {"within": "within the noise too", "unclear": "not clearly worse", "worse": "worse", "untold": untold}
+        unknown = "below" if self.tradeoff.quality.better > 0 else "above"
+        words = {"within": "within the noise too", "unclear": "not clearly worse", "worse": "worse", "unknown": unknown}
         figures = [f"{self.name(i)} {self.tradeoff.value_text(i)}" for i in ends]
         states = [words[self.tradeoff.stands(i)] for i in ends]
         if len(set(states)) > 1:

@@ -1,4 +1,4 @@
-"""The bundle format: a static folder with shared parameters, a catalogue and the page, every file pinned by its hash.
+"""Bundle format and its reader: a static folder of shared parameters, catalogue and page, pinned by hashes.
 
 manifest.json    what it is, the recipe, and a hash of every other file (index.html and sw.js hold the manifest's hash)
 items.json       names, titles, genres            popularity.u8, map.i16    a byte, and a place in the plane, per item
@@ -141,7 +141,7 @@ def _read_manifest(path: Path, content: bytes) -> Manifest:
 
 
 def writer(manifest: Json) -> str:
-    """Which program wrote a manifest of another format, and in which format: `tacit 0.7.0 in format 'tacit-bundle-1'`."""
+    """The program and the format of a manifest of another format: `tacit 0.7.0 in format 'tacit-bundle-1'`."""
     version = next((f"{name} {manifest[name]}"[:40] for name in ("fedtaste", OLD_NAME) if name in manifest), "")
     return f"{version or 'an unknown program'} in format {str(manifest.get('format'))[:40]!r}"
 

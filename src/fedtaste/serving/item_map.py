@@ -1,4 +1,4 @@
-"""The map of the catalogue: t-SNE of the item vectors' directions, so that items the model finds alike stand close."""
+"""2-D map of the catalogue: t-SNE of the item vectors' directions, so that items the model finds alike are close."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The OpenAPI description of the HTTP API, for one catalogue: its examples are real titles, and real answers to them.
+"""Request and answer types of the HTTP API, and its OpenAPI description with examples from one catalogue.
 
-The schemas are generated from the typed models of requests and answers.
+The schemas are generated from these types. The examples are real titles of the catalogue, and real answers to them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ TITLES = f'a list of titles, as in ["A title"]: at most {MAX_ENTRIES:,}, each a 
 MUST_BE = {  # of every field of a request, for errors
     "likes": TITLES,
     "dislikes": TITLES,
-    "ratings": f'an object as in {{"A title": 5}}: at most {MAX_ENTRIES:,} numbers, titles of 1 to {MAX_TITLE} characters',
+    "ratings": (
+        f'an object as in {{"A title": 5}}: at most {MAX_ENTRIES:,} numbers, titles of 1 to {MAX_TITLE} characters'
+    ),
     "n": f"a whole number from 1 to {MAX_ITEMS}",
     "adventurous": "a number from -1 to 1",
     "timed": "true or false",

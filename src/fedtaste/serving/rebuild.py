@@ -1,4 +1,4 @@
-"""Rebuild a person's vector from shared parameters and what they like, by arithmetic that a browser can do as well.
+"""Compute a person's vector from shared parameters and their likes (Recipe), by arithmetic that a browser can do.
 
     features f_j = [v_j, 1?]     score_j = f_j . u + o_j          v: the item table, o: offsets (ratings), u: the person
 

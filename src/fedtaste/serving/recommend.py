@@ -1,4 +1,4 @@
-"""Recommend items to one person from a run folder: to somebody of the data, or to somebody new who names what they like.
+"""Recommend items to one person from a run folder: to somebody of the data, or to a newcomer by their likes.
 
 The person is personalised exactly as in evaluation (tasks/serve.py), on this device; nothing is sent.
 """
@@ -145,8 +145,8 @@ def _member_scores(run: OpenRun, name: str, cache: Path | None) -> tuple[Histori
     fresh = begin(plan.method, plan.model, task.federation("final", plan.method, plan.sampling, None), plan.seed)
     if folder.federated and fresh.private.initial:
         raise SettingError(
-            f'The private parameters that {settings.method} learnt for "{name}" are on their node, not in {folder.path}. '
-            "Say what they like with --likes or --from."
+            f'The private parameters that {settings.method} learnt for "{name}" are on their node, not in '
+            f"{folder.path}. Say what they like with --likes or --from."
         )
     state = folder.final(fresh)
     history = data.table.histories(settings.seed).take(np.array([number]))

@@ -1,4 +1,4 @@
-"""Recommender: recommendations from an exported bundle, in Python and without torch. The page computes the same.
+"""Recommender: recommendations from an exported bundle, in Python without torch; the same as on the bundle's page.
 
 >>> Recommender.load("bundle").recommend(likes=["Toy Story", "Star Wars"], n=10)  # doctest: +SKIP
 Recommendations(items=(Recommendation(item='172', title='Empire Strikes Back, The (1980)', score=..., ...

@@ -1,4 +1,4 @@
-"""Find the item that a person means when they type a title."""
+"""Titles: look up items by the title that a person types, and suggest similar titles."""
 
 from __future__ import annotations
 

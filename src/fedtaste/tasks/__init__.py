@@ -1,1 +1,1 @@
-"""Tasks: what a data set is used for. Each task says what is learnt from, what chooses the round and what is measured."""
+"""Tasks: what a data set is used for (ranking, ratings, clients): training, validation and test data, and metrics."""

@@ -1,6 +1,7 @@
-"""The Task protocol: what a data set is used for, and the parts that every task has (Facts, Sampling, TaskData, Served).
+"""The Task protocol, and the types that every task uses: Facts, Sampling, TaskData and Served.
 
-Ranking, Ratings and Clients implement it, and so does the server of remote clients (flower/server.py).
+A task says what a data set is used for. Ranking, Ratings and Clients implement it, and so does the server of remote
+clients (flower/server.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ranking task: which item does a person take next? Splits, training data, validation and test of item rankings."""
+"""The ranking task: which item does a person take next? Splits, training data, validation and test by HR and NDCG."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from fedtaste.text import count
 
 MOST_EVALUATED = 20_000  # people: ranking whole catalogues for everybody would be people x items
 MOST_VALIDATED = 5_000  # people who choose the round: enough for a third digit, whatever the size of the data
-MEMORY_CURVE, MEMORY_ROUND = (
-    (1, 2, 5, 10, 20, 30, 50, 100),
-    50,
-)  # rounds of remembering: the curve, and the one reported
+MEMORY_CURVE = (1, 2, 5, 10, 20, 30, 50, 100)  # rounds after which the leak detector (memoriser) is measured
+MEMORY_ROUND = 50  # the one of them that a result reports
 
 
 class Ranking(Task):

@@ -1,4 +1,4 @@
-"""The ratings task: how many stars does a person give an item?"""
+"""The ratings task: how many stars does a person give an item? Splits, training data, validation and test by RMSE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ratings(Task):
     def __init__(self, data: TaskData, *, new_people: float, seed: int) -> None:
         parts = data.histories
         self.seed, self.catalogue, self.scale = seed, data.items, data.scale
-        self.train, self.test = parts["train"], parts["asked"]  # of seen people
+        self.train, self.test = parts["train"], parts["asked"]  # of seen people; "asked" is a name in files of shards
         self.support, self.query = parts["support"], parts["query"]  # of new people
         self.half, self.other = parts["half"], parts["other"]  # of people who choose the round
         self.people = self.train.people
@@ -41,8 +41,8 @@ class Ratings(Task):
         self.evaluated = np.flatnonzero(possible)
         if not len(self.evaluated):
             raise DataError(
-                f"Nobody in {data.name} can be evaluated: a person needs a rating to learn from and one to test on (in a "
-                "split of your own: rows in train.csv and in test.csv). Bring more ratings."
+                f"Nobody in {data.name} can be evaluated: a person needs a rating to learn from and one to test on (in "
+                "a split of your own: rows in train.csv and in test.csv). Bring more ratings."
             )
         self.newcomers = np.intersect1d(self.left_out, self.evaluated)
         self.interactions = len(self.train) + len(self.test)

@@ -1,4 +1,4 @@
-"""Personalisation of people before they are served or evaluated: seen people from the store, newcomers on their device."""
+"""Personalise people before they are scored: seen people from the store, newcomers by passes on their device."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The wire between devices and server: messages, validation, stages (clipping, noise, secure and robust sums), epsilon."""
+"""Between devices and server: messages, validation, stages (clip, noise, secure and robust sums), accounting."""

@@ -1,4 +1,4 @@
-"""Differential-privacy accounting: epsilon of a run, the noise for a wanted epsilon, and the privacy statement.
+"""Differential-privacy accounting: epsilon of a run, the noise that a given epsilon needs, and PrivacyStatement.
 
 Epsilon is computed by the dp-accounting package and protects a whole person. A release is a sum of uploads, none of
 them longer than a bound C, plus discrete Gaussian noise of standard deviation `multiplier` x C on every number

@@ -1,4 +1,4 @@
-"""Secure aggregation with pairwise masks between devices and a server: the server learns the sum of their vectors only.
+"""The secure-aggregation protocol (SecAgg, SecAgg+): pairwise masks, with which a server learns only sums of vectors.
 
 Bonawitz et al. 2017 (Practical Secure Aggregation), where every pair of devices shares a mask, and Bell et al. 2020
 (SecAgg+), where only neighbours on a ring do; both recover from drop-outs. A device sends four messages:
@@ -8,16 +8,17 @@ Bonawitz et al. 2017 (Practical Secure Aggregation), where every pair of devices
     mask        the vector + own mask + (masks with neighbours of larger numbers) - (masks with smaller ones)
     reveal      of everybody who sent a vector the share of the own mask, of everybody else the share of the mask key
 
-Masks between two devices that both sent cancel. The server rebuilds the own masks of those who sent and the mask keys of
-those who did not, and subtracts what is left. A device never reveals both shares of one person, because both together
-expose a vector. All secrets come from the operating system, fresh for every sum; the sum does not depend on them.
+Masks between two devices that both sent cancel. The server rebuilds the own masks of those who sent and the mask keys
+of those who did not, and subtracts what is left. A device never reveals both shares of one person, because both
+together expose a vector. All secrets come from the operating system, fresh for every sum; the sum does not depend on
+them.
 
 Protected: no single vector is seen by a server that follows the protocol and keeps everything it sees, also together
 with fewer devices than `threshold` - 1 among that person's neighbours. Not protected: against a server that invents
 devices or keys (nobody signs them here); and no check that a device's vector is honest.
 
-Departure from the papers: the shared secrets are seeds of 16 bytes, Shamir's block, from which HKDF derives the mask key
-and the own mask.
+Departure from the papers: the shared secrets are seeds of 16 bytes, Shamir's block, from which HKDF derives the mask
+key and the own mask.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class Device:
         """The masked vector. `ciphertexts` are the neighbours' shares; a neighbour without one is not in the sum."""
         if self._sent or self.person not in self._shares:
             raise ProtocolError(
-                f"The device of person {self.person} sends one vector, after it has shared its secrets. Begin a new sum."
+                f"The device of person {self.person} sends one vector, after it has shared its secrets. Begin "
+                "a new sum."
             )
         self._shares |= {who: self._decrypt(who, text) for who, text in ciphertexts.items() if who in self._public}
         if len(self._shares) < self.group.threshold:

@@ -1,4 +1,4 @@
-"""Messages as safetensors bytes (encode, decode), and the ledger that counts traffic from real messages."""
+"""Encode and decode messages (safetensors), and the Ledger, which counts traffic by the length of real messages."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def read_download(blob: bytes) -> Download:
 
 
 class Ledger:
-    """Counts the bytes of a round, up and down. Messages of the same names, shapes and types have the same length, so one
-    is encoded for all. A method that shares nothing (`local`) sends nothing, not even an empty message."""
+    """Counts the bytes of a round, up and down. Messages of the same names, shapes and types have the same length, so
+    one is encoded for all. A method that shares nothing (`local`) sends nothing, not even an empty message."""
 
     def __init__(self) -> None:
         self.up_bytes = self.down_bytes = 0

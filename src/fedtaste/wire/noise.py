@@ -47,9 +47,9 @@ WORST_SUM = 8 * 2.0**-53  # relative L2 error of adding n vectors in double prec
 
 @dataclass(frozen=True)
 class IntegerNoise:
-    """Grid, sensitivity and noise of every round. `releases` has (bound C, share of the budget) for each round; the last
-    one holds for all later rounds. `step` is the grid's where a modulus needs a coarser one. `sums`: the numbers may
-    come as a sum in double precision that was not rounded before. `local`: every device adds all of the noise.
+    """Grid, sensitivity and noise of every round. `releases` has (bound C, share of the budget) for each round; the
+    last one holds for all later rounds. `step` is the grid's where a modulus needs a coarser one. `sums`: the numbers
+    may come as a sum in double precision that was not rounded before. `local`: every device adds all of the noise.
     `clipped` False: nothing bounds an upload, so the noise protects nobody and nothing is promised."""
 
     multiplier: float
@@ -87,9 +87,9 @@ class IntegerNoise:
         return sigma
 
     def to_grid(self, total: Params, weight: Tensor, round: int) -> tuple[Params, Tensor]:
-        """Clip one person's change, total / weight, to the bound and round it to whole steps (int32), with weight 1. Runs
-        under vmap. A change that is not finite, or has an absurdly small weight, becomes zeros with a weight of NaN,
-        which the server refuses: nothing is ever longer than the sensitivity."""
+        """Clip one person's change, total / weight, to the bound and round it to whole steps (int32), with weight 1.
+        Runs under vmap. A change that is not finite, or has an absurdly small weight, becomes zeros with a weight of
+        NaN, which the server refuses: nothing is ever longer than the sensitivity."""
         inverse = torch.where(weight > 0, 1 / weight, 0.0).double()
         total = {n: v if v.dtype in (torch.float32, torch.float64) else v.float() for n, v in total.items()}
         step = self.grid(round)

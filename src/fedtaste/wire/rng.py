@@ -1,8 +1,8 @@
 """Cryptographic random numbers: ChaCha20 streams under keys that HMAC-SHA-256 derives for each party and purpose.
 
-A run has one 32-byte key. Every party and purpose derives its own from it, as in `derive(key, "noise", round, name)`, so
-the numbers of one stream reveal nothing about another. The key comes from the operating system (`fresh_key`) wherever a
-privacy promise depends on it; `seeded_key` is for studies, which can be repeated and promise nothing.
+A run has one 32-byte key. Every party and purpose derives its own from it, as in `derive(key, "noise", round, name)`,
+so the numbers of one stream reveal nothing about another. The key comes from the operating system (`fresh_key`)
+wherever a privacy promise depends on it; `seeded_key` is for studies, which can be repeated and promise nothing.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ mean is none for most items, a person's norm only says how long the history is, 
   * every row is aggregated on its own, among the people who moved it;
   * the values are what a person ADDS to the row (weight x change): a weight is spread over all of a person's rows and
     says nothing about any of them;
-  * hostile people may all meet in one row, so the share is of everybody and not of those who moved it: with 1,000
+  * hostile people may all attack one row, so the share is of everybody and not of those who moved it: with 1,000
     people, trim=0.05 cuts 50 from either end of every row. A row that 100 people or fewer moved (krum: 102) could be
     theirs alone, so it does not change;
   * `bound` caps every row. Its default is half of the median, over people, of everybody's longest row (where there are
@@ -207,8 +207,8 @@ def _norm(parts: list[Tensor]) -> Tensor:
 
 
 def _shrink(size: Tensor, limit: float | None, default: Tensor) -> Tensor:
-    """Factors after which nothing is longer than `limit`; exactly 1 where nothing is. The `default` limit also leaves out
-    (factor 0) what is far beyond it."""
+    """Factors after which nothing is longer than `limit`; exactly 1 where nothing is. The `default` limit also leaves
+    out (factor 0) what is far beyond it."""
     if limit is not None:
         return torch.where(size > limit, limit / size, torch.ones(()))
     factor = torch.where(size > default, default / size, torch.ones(()))

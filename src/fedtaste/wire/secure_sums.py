@@ -1,4 +1,4 @@
-"""Secure sums as a stage: uploads as integers, people in groups, and who must be left for a sum to be recovered.
+"""SecureSum: secure aggregation as a stage. Integer encoding, groups of people, and recovery from drop-outs.
 
     Stage(secure_sum=SecureSum(group=10))     the server sees sums of 10 people and more
     Stage(secure_sum=SecureSum())             of the whole cohort; masks with neighbours on a ring only
@@ -8,16 +8,16 @@ the same bits, since masks cancel exactly.
 Integers. With noise, uploads are integers already, on the grid of wire/noise.py, which is chosen so that a sum does not
 wrap modulo 2^`words`. Without noise a number is cut, towards zero, to a multiple of a step. Sums are then modulo 2^32
 where a clip bounds every number, with the smallest step at which `most` people's numbers cannot wrap; otherwise modulo
-2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. Numbers that the server would refuse anyway
-(NaN, infinity, beyond its limit) become 0.
+2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. Numbers that the server would refuse
+anyway (NaN, infinity, beyond its limit) become 0.
 
-Groups. The cohort is shuffled by the run's key, which stays the same for all rounds, and cut into groups; the last takes
-the rest, so that no group is smaller than requested. Where everybody takes part, groups are the same in all rounds:
-groups that changed would let a server compute single uploads from the sums of several rounds. In a small group everybody
-shares a mask with everybody, and its sum is recovered when a share of `threshold` is left, more than half and at least 3
-people. In a large one people share masks with their neighbours on a ring (wire/neighbour_graph.py), and enough of
-everybody's neighbours must be left as well. Otherwise the group is abandoned, and nothing of it is seen. With groups of
-10 and a drop-out of 30 %, that is every third.
+Groups. The cohort is shuffled by the run's key, which stays the same for all rounds, and cut into groups; the last
+takes the rest, so that no group is smaller than requested. Where everybody takes part, groups are the same in all
+rounds: groups that changed would let a server compute single uploads from the sums of several rounds. In a small group
+everybody shares a mask with everybody, and its sum is recovered when a share of `threshold` is left, more than half and
+at least 3 people. In a large one people share masks with their neighbours on a ring (wire/neighbour_graph.py), and
+enough of everybody's neighbours must be left as well. Otherwise the group is abandoned, and the server sees nothing of
+it. With groups of 10 and a drop-out of 30 %, every third group is abandoned.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class SecureSum:
         weight = torch.where(torch.isfinite(weight) & (weight.abs() <= MAX_WEIGHT), weight, 0.0)
         if self.bits == 32 and bool((weight.abs() >= SLACK).any()):
             raise SettingError(
-                f"Weights of clipped uploads must be at most 1, got {float(weight.abs().max()):g}. Clip before the secure "
-                "sum (which sets the weight to 1), or leave `clip` out of SecureSum."
+                f"Weights of clipped uploads must be at most 1, got {float(weight.abs().max()):g}. Clip before the "
+                "secure sum (which sets the weight to 1), or leave `clip` out of SecureSum."
             )
         return Upload(total, torch.trunc(weight / self.weight_step).long())
 
@@ -143,8 +143,8 @@ class SecureSum:
         people = np.asarray(cohort, np.int64)
         if len(people) > self.most:
             raise SettingError(
-                f"A cohort of SecureSum must be at most {self.most:,} people, got {len(people):,}: their sum could wrap. "
-                "Give it the largest cohort as `most`."
+                f"A cohort of SecureSum must be at most {self.most:,} people, got {len(people):,}: their sum could "
+                "wrap. Give it the largest cohort as `most`."
             )
         ring = people[np.argsort(coins(context.run_key or bytes(32), people), kind="stable")]
         size = self.group or len(ring)
@@ -203,8 +203,8 @@ class SecureSum:
         return 2 * KEY + width * (NONCE + 2 * SEED + TAG) + (width + 1) * SEED
 
     def message_layout(self, total: Params) -> Params:
-        """Tensors like those of a device's messages: integers, and the protocol's own bytes for a group of the requested
-        size (the whole cohort: of `most`)."""
+        """Tensors like those of a device's messages: integers, and the protocol's own bytes for a group of the
+        requested size (the whole cohort: of `most`)."""
         kind = torch.int64 if self.bits == 64 else torch.int32
         extra = torch.zeros(self.overhead_bytes(self.group or self.most), dtype=torch.uint8)
         return {name: torch.zeros(value.shape, dtype=kind) for name, value in total.items()} | {"secure": extra}

@@ -1,4 +1,4 @@
-"""Upload stages: clipping, noise, quantisation and sparsification, which compose with every method.
+"""Upload stages: clipping, central and local noise, quantisation and sparsification; they compose with every method.
 
     sparsify=SHARE   send the largest numbers only; the others are added to the next upload
     quantise=BITS    send integers of so few bits, rounded up or down at random, so that the mean is right

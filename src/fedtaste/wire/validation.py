@@ -30,7 +30,7 @@ REASONS = {
     "non-finite": "NaN or infinity",
     "too large": "a number beyond what any honest device sends",
     "weight": "a weight that is not positive, or absurdly large",
-    "abandoned": "lost with a group whose masks could not be taken off",
+    "abandoned": "lost with a group whose masks could not be removed",
 }
 
 
