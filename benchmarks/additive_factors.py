@@ -56,7 +56,7 @@ class World:
         return self
 
     def before(self, t):
-        """The same people without their newest t items; the oldest of these is held out, and own pairs are subtracted."""
+        """The same people without their newest t items. The oldest of these is held out; own pairs are subtracted."""
         self.long = np.array([len(h) >= t + 3 for h in self.h])
         past = replace(self, h=[h[:-t] if ok else h for h, ok in zip(self.h, self.long)], own=self.pairs)
         past.pos, past.N, past.norm = np.array([h[-t] for h in self.h]), self.N, self.norm

@@ -60,7 +60,8 @@ def spring(results: Table) -> str:
         "## The best lambda falls as clients differ more",
         "The data are least squares with 50 clients, 40 examples, 10 features and noise 1; the loss is the mean of "
         "(y - xw)^2, not halved. The table shows the mean squared distance of v_i from the true weights w*_i, as the "
-        f"mean of {results['seeds']} seeds, by lambda; the least is bold. 15 rounds of 20 steps end within {100 * results['off_closed_form']:.1g} % of the closed form.",
+        f"mean of {results['seeds']} seeds, by lambda; the least is bold. 15 rounds of 20 steps end within "
+        f"{100 * results['off_closed_form']:.1g} % of the closed form.",
         table(["", *(f"{lam:g}" for lam in results["grid"])], cells),
         "![Error against lambda for four R, with the choice of lam=auto marked](degree.png)",
         f"At R = {last['R']:g} the error is {last['error']['0.03']:.4f} for lambda .03 and "
@@ -89,11 +90,11 @@ def chosen(rows: list[Table]) -> list[str]:
     return [
         table(heads, cells),
         f"- The best lambda is as expected (at least 30, then 10, .3, .1) for {good[0]} of {len(rows)} R.",
-        f'- The error of `lam="auto"` is within 10 % of the best, as the mean over seeds for {good[1]} of {len(rows)} R '
-        f"and on the worst seed for {good[2]}. If R is small compared with the noise of one client, it is estimated as a "
-        "small difference of two large numbers, which is uncertain with 50 clients; so only a difference beyond one "
-        "standard error counts. That rule was added after a first version of this table, in which auto was more than "
-        "10 % off at R = .1 and .3. The loss is small compared with local models "
+        f'- The error of `lam="auto"` is within 10 % of the best, as the mean over seeds for {good[1]} of {len(rows)} '
+        f"R and on the worst seed for {good[2]}. If R is small compared with the noise of one client, it is estimated "
+        "as a small difference of two large numbers, which is uncertain with 50 clients; so only a difference beyond "
+        "one standard error counts. That rule was added after a first version of this table, in which auto was more "
+        "than 10 % off at R = .1 and .3. The loss is small compared with local models "
         f"(R = {rows[0]['R']:g}: {rows[0]['auto']['error']:.4f} with auto, {rows[0]['error']['0.01']:.3f} local).",
         "- The released rule uses the distance between fitted models as R. That distance includes the error of every "
         "model, so it is never small, and the rule shares too little where sharing helps most: its error is up to "
@@ -123,14 +124,14 @@ def rounds(results: Table) -> str:
         f"The same data with worse conditioned features: L = {results['L']:.3g}, mu = {results['mu']:.3g}, kappa = "
         f"{results['kappa']:.0f}, R = 1, seed 0. The table shows the rounds until the objective is within "
         f"{results['target']:.0e} of its minimum in closed form, with K = ceil(2 (lambda + L) / (lambda + mu)) local "
-        "steps; the gradient evaluations of one client until then; and the decrease of log(gap) per round, which is not "
-        "rounded to whole rounds. The objective is computed in double precision from parameters in single precision, "
-        "which resolve gaps of 1e-11.",
+        "steps; the gradient evaluations of one client until then; and the decrease of log(gap) per round, which is "
+        "not rounded to whole rounds. The objective is computed in double precision from parameters in single "
+        "precision, which resolve gaps of 1e-11.",
         table(heads, cells),
         *(growth(rows, k) for k in steps),
         "Our default step is 1 / mean(L_i / (L_i + lambda)), with the L of every client; the theory's step uses the "
-        f"largest L for all, which needs {more:.0f} % more rounds at the largest lambda. Measuring L costs a client about "
-        "24 gradients, once, which are not counted here.",
+        f"largest L for all, which needs {more:.0f} % more rounds at the largest lambda. Measuring L costs a client "
+        "about 24 gradients, once, which are not counted here.",
     )
 
 
@@ -140,10 +141,10 @@ def growth(rows: list[Table], key: str) -> str:
     grown, decrease = end[key]["rounds"] / first[key]["rounds"], first[key]["slope"] / end[key]["slope"]
     name = "default step" if key == "default" else "step 1 + lambda / max L"
     return (
-        f"- {name}: the rounds grow by a factor of {grown:.0f} (at least 20: {verdict(grown >= 20)}; within 30 % of the "
-        f"predicted {expected:.0f}: {verdict(abs(grown / expected - 1) <= 0.3)}), computed from the decrease per round "
-        f"by {decrease:.0f} (within 30 %: {verdict(abs(decrease / expected - 1) <= 0.3)}). Gradients differ by a factor "
-        f"of {max(spent) / min(spent):.2f} (at most 3: {verdict(max(spent) <= 3 * min(spent))})."
+        f"- {name}: the rounds grow by a factor of {grown:.0f} (at least 20: {verdict(grown >= 20)}; within 30 % of "
+        f"the predicted {expected:.0f}: {verdict(abs(grown / expected - 1) <= 0.3)}), computed from the decrease per "
+        f"round by {decrease:.0f} (within 30 %: {verdict(abs(decrease / expected - 1) <= 0.3)}). Gradients differ by a "
+        f"factor of {max(spent) / min(spent):.2f} (at most 3: {verdict(max(spent) <= 3 * min(spent))})."
     )
 
 
@@ -159,15 +160,16 @@ def parity(results: Table) -> str:
         cells.append(line)
     return flow(
         "## The released figures, reproduced",
-        "On the released code's logistic data with 10 clients, the global error is the norm of g - mean W, and the local "
-        "error the mean norm of v_i / std_i - W_i. A cell has our global / local error, and in brackets those of the "
-        "released code.",
+        "On the released code's logistic data with 10 clients, the global error is the norm of g - mean W, and the "
+        "local error the mean norm of v_i / std_i - W_i. A cell has our global / local error, and in brackets those of "
+        "the released code.",
         table(["R", *(NAMES[m] for m in methods)], cells),
-        f"The largest difference is {100 * worst:.2f} % (within 5 %: {verdict(worst <= 0.05)}). To reproduce the figures, "
-        "everybody starts from the same N(0, 1) weights, not from 0; the step of FedAvg is .01, that of local training "
-        ".001 for 250 rounds, not 50, and that of FedCLUP 1 / (9.13 + lambda) with a server rate of 1; there are 150 "
-        "local steps; FedAvg's clients are evaluated with their own models before the last mean; and the first example "
-        "of each client is left out. Labels do not depend on R, so a column is one run, compared with three true weights.",
+        f"The largest difference is {100 * worst:.2f} % (within 5 %: {verdict(worst <= 0.05)}). To reproduce the "
+        "figures, everybody starts from the same N(0, 1) weights, not from 0; the step of FedAvg is .01, that of local "
+        "training .001 for 250 rounds, not 50, and that of FedCLUP 1 / (9.13 + lambda) with a server rate of 1; there "
+        "are 150 local steps; FedAvg's clients are evaluated with their own models before the last mean; and the first "
+        "example of each client is left out. Labels do not depend on R, so a column is one run, compared with "
+        "three true weights.",
         "FedCLUP's columns agree in round 1 and differ a little later: with L taken from one client, the step is too "
         "long for some others, whose models do not converge, so that single and double precision give different "
         "results.",
@@ -187,13 +189,13 @@ def crossover(results: Table) -> str:
     seeds = np.array(results["errors"]["0"]["fedavg"]).shape[1]
     return flow(
         "## Which method is best, with the intended server step",
-        f"fedtaste's `logistic` data, {seeds} seeds, {results['rounds']} rounds of 150 steps for all methods, each client's "
-        f"own L (the largest: {results['largest_L']:.0f}), and the intended server step. The step of FedAvg is 1 / the "
-        "largest L, and g is evaluated. Local is FedCLUP with lambda 0.",
+        f"fedtaste's `logistic` data, {seeds} seeds, {results['rounds']} rounds of 150 steps for all methods, each "
+        f"client's own L (the largest: {results['largest_L']:.0f}), and the intended server step. The step of FedAvg "
+        "is 1 / the largest L, and g is evaluated. Local is FedCLUP with lambda 0.",
         *body,
-        "Whether a small lambda beats local training depends on the number of local rounds: labels without noise can be "
-        "separated perfectly, so the weights grow for as long as training continues, while R scales the true weights. "
-        "The released code's local column is one point on that path.",
+        "Whether a small lambda beats local training depends on the number of local rounds: labels without noise can "
+        "be separated perfectly, so the weights grow for as long as training continues, while R scales the true "
+        "weights. The released code's local column is one point on that path.",
     )
 
 
@@ -224,14 +226,14 @@ def sampled(results: Table) -> str:
     low, middle, high = results["L"]
     return flow(
         "## A thousand clients with a tenth in each round",
-        "The released code's data and start for 1,000 clients, R = 1, lambda .5 and 150 steps. The table shows the norm "
-        f"of g - mean W, which is {results['start']:.2f} at the start.",
+        "The released code's data and start for 1,000 clients, R = 1, lambda .5 and 150 steps. The table shows the "
+        f"norm of g - mean W, which is {results['start']:.2f} at the start.",
         table(["L and server step", "round 1", "round 10", "round 40"], cells),
         f"At most 2.3 by round 10: {'; '.join(verdicts)}.",
         "The released code never runs its server step and also averages clients that were not in the cohort. L differs "
-        f"between clients (quantiles 5, 50 and 95 %: {low:.1f}, {middle:.1f}, {high:.1f}). With each client's own L, steps "
-        "are as short as the most curved direction requires, and the model of a client that takes part in one of ten "
-        "rounds has not converged yet.",
+        f"between clients (quantiles 5, 50 and 95 %: {low:.1f}, {middle:.1f}, {high:.1f}). With each client's own L, "
+        "steps are as short as the most curved direction requires, and the model of a client that takes part in one of "
+        "ten rounds has not converged yet.",
     )
 
 
@@ -255,10 +257,10 @@ def write(page: Table) -> None:
     """Write and print the page with all parts that were measured."""
     head = flow(
         "# How personal should a model be?",
-        "FedCLUP gives every client a model v_i and pulls it towards a shared model g with strength lambda: lambda 0 means "
-        "local models, a large lambda means one model for all. This page tests the claims of its paper (Yu, He, Sun, Xue, "
-        "Li; ICML 2025) with fedtaste's methods, and compares them with the released code. R is the distance of the "
-        "clients' true weights from their mean, L the largest and mu the smallest curvature of a client's loss. "
+        "FedCLUP gives every client a model v_i and pulls it towards a shared model g with strength lambda: lambda 0 "
+        "means local models, a large lambda means one model for all. This page tests the claims of its paper (Yu, He, "
+        "Sun, Xue, Li; ICML 2025) with fedtaste's methods, and compares them with the released code. R is the distance "
+        "of the clients' true weights from their mean, L the largest and mu the smallest curvature of a client's loss. "
         f"`{page['command']}` ({page['date']}) wrote this page from docs/evidence/degree.json: no measured figure or "
         "verdict is typed by hand.",
     )

@@ -85,7 +85,7 @@ def last(*args: object, **more: object) -> tuple[State, Array, Array]:
 
 
 def bends(model: Model, federation: Federation, worlds: bool = False) -> torch.Tensor:
-    """The curvature of every client as FedCLUP measures it, at zero weights, where that of a logistic loss is largest."""
+    """Every client's curvature as FedCLUP measures it, at zero weights, where that of a logistic loss is largest."""
     zero = replace(model, init=lambda generator: {n: torch.zeros_like(v) for n, v in model.init(generator).items()})
     method = fedtaste.fedclup(zero, lam=1.0, passes=1)
     state, *_ = last(side_by_side(method) if worlds else method, zero, federation, 1)
@@ -93,7 +93,7 @@ def bends(model: Model, federation: Federation, worlds: bool = False) -> torch.T
 
 
 def released(clients: int = 10, seed: int = 1) -> Supervised:
-    """The data that the released code generates, without the first example, as there. The true weights are for R = 1."""
+    """The data that the released code generates, without the first example (as there). True weights are for R = 1."""
     clients_data = []
     for k in range(clients):
         draw = np.random.RandomState(k + seed * clients)  # noqa: NPY002 (to reproduce its draws)

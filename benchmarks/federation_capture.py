@@ -1,4 +1,4 @@
-"""Record all bytes of a run without TLS and search them for data that must not be sent: a part of benchmarks/federation.py.
+"""Record all bytes of a run without TLS and search them for data that must not be sent (for benchmarks/federation.py).
 
 People, ratings and items are generated with values that cannot occur by chance. Every byte between nodes and the
 SuperLink is recorded, by connection and direction. The search looks for people's names, the ratings as text and as

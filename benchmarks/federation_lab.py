@@ -1,7 +1,7 @@
 """Run `fedtaste federate` with one part replaced, for tests of faults and of what is sent.
 
-`run_lab` runs a federation as the command does, but it may use another app (a node that lies, a server that records what
-it receives), other settings of single nodes, no TLS, or a proxy between nodes and the SuperLink. A Proxy forwards
+`run_lab` runs a federation as the command does, but it may use another app (a node that lies, a server that records
+what it receives), other settings of single nodes, no TLS, or a proxy between nodes and the SuperLink. A Proxy forwards
 bytes; it may also record or change them.
 """
 

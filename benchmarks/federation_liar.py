@@ -81,7 +81,7 @@ def act(message: Message, context: Context) -> Message:
 
 
 def send_directly(reply: Message, context: Context) -> None:
-    """Send an answer with this node's key, beside its SuperNode, which then sends another answer to the same message."""
+    """Send a reply with this node's key, beside its SuperNode, which then sends another reply to the same message."""
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -1,7 +1,7 @@
 """Send 2,000 requests that schemathesis generates, and 100 at once, to `fedtaste serve --api`.
 
-`python benchmarks/page_api.py [cases]` trains on ML-100K, serves it, and prints one JSON line: the counts of requests by
-status, with 5xx and with an undocumented reply, and the seconds. tests/test_serving.py uses the same code.
+`python benchmarks/page_api.py [cases]` trains on ML-100K, serves it, and prints one JSON line: the counts of requests
+by status, with 5xx and with an undocumented reply, and the seconds. tests/test_serving.py uses the same code.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 python benchmarks/poisoning.py [name ...]      all of JOBS, or some; the simulator is that of `fedtaste poison`
 
 The settings of `bound` were chosen with these measures on seed 0 and its first target, so all figures here are of other
-seeds: other hostile people, other targets, another split. Every seed that was run is included. `crude` is an attack with
-far too long uploads; `adaptive` knows the rule and sends a row as long as its own longest honest one. The number of
-rounds is fixed for all.
+seeds: other hostile people, other targets, another split. Every seed that was run is included. `crude` is an attack
+with far too long uploads; `adaptive` knows the rule and sends a row as long as its own longest honest one. The number
+of rounds is fixed for all.
 """
 
 from __future__ import annotations

@@ -44,5 +44,6 @@ for item in fedtaste.top_items(fedals, model, state, likes, n=3):
     print(f"  {data.titles[item]} - {data.genres[item]}")
 stored = list(state.private.initial)
 print(
-    f"Stored about them: {', '.join(stored) or 'nothing'}. Recommendations need only the shared parameters and the likes."
+    f"Stored about them: {', '.join(stored) or 'nothing'}. "
+    "Recommendations need only the shared parameters and the likes."
 )

@@ -227,7 +227,7 @@ def test_attacked_uploads_add_up_to_the_sum_of_the_engine(method):
         torch.testing.assert_close(total.total[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_the_steps_of_a_wire_include_solved_noise():
+def test_wire_prefixes_include_the_noise_solved_for_epsilon():
     settings, task, _ = audit_inputs(method="fedmf", wire="clip=1.0,secure=10", epsilon=3.0)
     texts = wire_prefixes(settings, plan(settings, task.facts))
     assert [re.sub(r"noise=[\d.]+", "noise=z", text) for text in texts] == [
@@ -257,7 +257,7 @@ def test_an_audit_is_repeatable_and_another_seed_samples_other_people():
 # Figures
 
 
-def test_figures_of_a_guess_are_exact():
+def test_f1_and_auc_of_guesses_equal_known_values_also_with_ties():
     popularity = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
     truth = np.array([1, 3])
     near = popularity_neighbours(truth, popularity)
@@ -294,7 +294,7 @@ def _histories():
     return Histories(np.arange(0, 10, 2), np.array([0, 1, 1, 2, 2, 3, 3, 4], np.int32), np.ones(8, np.float32))
 
 
-def test_the_baselines_are_exact():
+def test_f1_of_random_and_popularity_guesses_equals_known_values():
     about = make_targets(holdings_of(of_histories(_histories(), 6), "ranking", 0), np.arange(4), 6, {})
     baselines = measure_baselines(about)
     assert baselines.random_f1 == pytest.approx(2 / 6, abs=1e-6)
@@ -365,7 +365,7 @@ def test_saved_uploads_are_not_overwritten(tmp_path):
 # The page and the command
 
 
-def test_the_page_is_complete_and_inert(tmp_path):
+def test_the_page_shows_all_figures_runs_no_script_and_loads_no_file(tmp_path):
     evil = "<script>alert(1)</script>"
     settings, task, titles = audit_inputs(method="fedmf", wire="clip=1.0,noise=1000.0,secure=10")
     result = audit(settings, task, [evil] * len(titles), AuditScope(people=30))

@@ -49,7 +49,7 @@ def test_the_front_holds_the_results_that_no_other_beats_on_all_axes():
     assert [RUNS[i].method for i in two.front] == ["fedals", "fedveil", "popularity", "local"]
 
 
-def test_epsilon_is_infinite_without_a_promise_and_zero_without_uploads():
+def test_epsilon_is_infinite_without_privacy_and_zero_without_uploads():
     assert epsilon_of(RUNS[0]) == float("inf") and epsilon_of(RUNS[5]) == 0.0 and epsilon_of(RUNS[1]) == 1.0
 
 

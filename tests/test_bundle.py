@@ -380,7 +380,8 @@ def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
 def test_recommender_needs_no_torch():
     """A process that only serves should start fast."""
     code = (
-        f"import sys; from fedtaste.serving.recommender import Recommender; r = Recommender.load({str(bundle_of('fedals'))!r}); "
+        "import sys; from fedtaste.serving.recommender import Recommender; "
+        f"r = Recommender.load({str(bundle_of('fedals'))!r}); "
         "r.recommend([r.bundle.titles[0]]); assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

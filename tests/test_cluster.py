@@ -1,4 +1,4 @@
-"""The processes of a federation on one machine: certificates, keys, ports, and one real SuperLink with one real node."""
+"""The processes of a federation on one machine: certificates, keys, ports, and a real SuperLink with one real node."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_functions_are_short_and_take_few_parameters(path):
         assert lines <= LONGEST, f"{place}: {lines} lines"
 
 
-def test_any_is_rare():
+def test_the_type_any_is_rare():
     uses = [
         f"{path.relative_to(PACKAGE)}:{number}"
         for path in FILES

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "contributing.md").read_text(), re.S)
 
 
-def test_there_is_a_diff_for_a_metric_a_source_and_an_option():
+def test_the_docs_have_three_diffs_for_a_metric_a_source_and_an_option():
     assert len(DIFFS) == 3
 
 
@@ -27,6 +27,6 @@ def test_a_documented_diff_applies_to_two_files_at_most(diff, tmp_path):
     assert patch.returncode == 0, patch.stdout
 
 
-def test_the_documented_method_is_the_tested_one():
+def test_the_method_in_the_docs_is_the_one_in_test_new_method():
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "contributing.md").read_text(), re.S)
     assert code and code[1].strip() in (ROOT / "tests" / "test_new_method.py").read_text()

@@ -1,4 +1,4 @@
-"""Attacks on the secure sums of several rounds: exact recovery of lists where it is possible, and the audit's figures."""
+"""Attacks on the secure sums of several rounds: exact recovery of lists where possible, and the audit's figures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_person_missing_in_a_later_round_is_recovered_from_two_sums():
     assert np.abs(guess[4] - lists[4]).max() > 0.5, "the others are not determined"
 
 
-def test_guesses_of_rounds_are_merged():
+def test_merged_guesses_average_standardised_scores_and_vote_on_picks():
     merged = MergedGuesses()
     merged.add({"a": Guess(np.array([0.0, 2.0]), np.array([True, False]))})
     merged.add({"a": Guess(np.array([0.0, 9.0]), np.array([False, False])), "b": Guess(np.array([3.0, 1.0]))})
@@ -134,7 +134,7 @@ def test_dropouts_make_recovery_from_cohort_sums_better():
     assert with_dropout > without_dropout + 0.02
 
 
-def test_rounds_of_other_methods_are_averaged():
+def test_fedmf_has_no_count_attacks_and_merged_rounds_beat_popularity():
     result = attack("fedmf", "secure=10", 4)
     assert result.f1 > result.popularity_f1
     assert not any(name.startswith(COUNTS) for name in result.attacks)

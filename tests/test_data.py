@@ -200,7 +200,7 @@ def test_ml_100k_in_the_format_of_grouplens_is_the_same(ml_100k, tmp_path):
     assert same_interactions(ml_100k, fetch(tmp_path, archive))
 
 
-def test_ml_100k_survives_saving(ml_100k, tmp_path):
+def test_ml_100k_is_read_back_unchanged_after_saving(ml_100k, tmp_path):
     save(ml_100k, tmp_path / "ml.parquet")
     assert same_interactions(ml_100k, read_interactions(tmp_path / "ml.parquet"))
 
@@ -312,7 +312,7 @@ def test_synthetic_titles_get_numbers_when_words_run_out():
     assert sum(title.endswith(" 2") for title in data.titles) == 2_000 and data.titles[4_000].endswith(" 3")
 
 
-def test_synthetic_survives_saving(tmp_path):
+def test_synthetic_is_read_back_unchanged_after_saving(tmp_path):
     data = synthetic(60, 40, 1_000)
     save(data, tmp_path / "synthetic.csv")
     assert set(range(40)) == set(data.item.tolist())
@@ -331,7 +331,7 @@ def test_linear_has_one_true_weight_vector():
     assert len({len(y) for y in data.targets}) > 1
 
 
-def test_linear_follows_noise_and_seed():
+def test_linear_has_the_noise_asked_for_and_depends_on_the_seed():
     quiet, noisy, other = linear(seed=1), linear(noise=0.5, seed=1), linear(seed=2)
     assert quiet.features[3].tobytes() == linear(seed=1).features[3].tobytes() != other.features[3].tobytes()
     residuals = np.concatenate([y - x @ noisy.truth for x, y in zip(noisy.features, noisy.targets)])

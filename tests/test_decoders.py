@@ -95,7 +95,7 @@ def test_checkpoint_with_an_invalid_description_is_refused(tmp_path, about):
 
 
 @pytest.mark.parametrize("number", ["[1]", "null", '"2"', "true", "-1", "1.5", "1e400"])
-def test_checkpoint_with_an_invalid_round_is_handled(tmp_path, number):
+def test_checkpoint_with_an_invalid_round_is_restored_or_refused(tmp_path, number):
     blob = checkpoints()[0]
     size = struct.unpack("<Q", blob[:8])[0]
     header = json.loads(blob[8 : 8 + size])
@@ -130,7 +130,7 @@ PAST_FINDINGS = {
 
 
 @pytest.mark.parametrize("case", PAST_FINDINGS)
-def test_changed_file_of_a_run_folder_is_handled(case, tmp_path):
+def test_changed_file_of_a_run_folder_is_read_or_refused(case, tmp_path):
     feed_folder(PAST_FINDINGS[case](), tmp_path)
 
 

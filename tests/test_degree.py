@@ -1,4 +1,4 @@
-"""The study of docs/degree.md on a small scale: figures of the released code, the choice of lambda, rounds by lambda."""
+"""The study of docs/degree.md on small data: figures of the released code, the choice of lambda, rounds by lambda."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_figures_of_the_released_code_are_reproduced(study):
             np.testing.assert_allclose(figures[name][r], row[name], rtol=0.01)
 
 
-def test_auto_is_near_the_best_lambda(study):
+def test_error_of_lam_auto_is_within_ten_percent_of_the_best_lambda(study):
     study_result = study[0].spring((0.3, 1.0), (0,), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0))
     assert study_result["off_closed_form"] < 1e-3
     assert [row["best"] for row in study_result["rows"]] == [10.0, 0.3]
@@ -64,7 +64,7 @@ def test_federations_trained_together_equal_separate_ones(study):
         np.testing.assert_allclose(v[:, i], v_alone, atol=1e-5)
 
 
-def test_two_classes_has_the_loss_of_the_logistic_model(study):
+def test_the_model_two_classes_of_the_study_has_the_loss_of_logistic(study):
     ours, theirs = study[0].two_classes(10, np.zeros((2, 10))), fedtaste.logistic(10)
     generator = torch.Generator().manual_seed(0)
     weights = {"weight": torch.randn(2, 10, generator=generator)}

@@ -50,7 +50,7 @@ def paint(folder: Path, n: int, value: int, mode: str = "L", size: tuple[int, in
 # Sizes
 
 
-def test_resampling_weights_are_means_and_the_same_size_changes_nothing():
+def test_resampling_weights_sum_to_one_and_are_the_identity_for_the_same_size():
     for old, new in ((28, 16), (8, 16), (16, 16), (5, 3), (1, 4), (7, 1)):
         weights = resampling_weights(old, new)
         assert weights.shape == (new, old) and (weights >= 0).all()

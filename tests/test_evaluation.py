@@ -128,7 +128,7 @@ def test_evaluation_negatives_are_distinct_and_not_in_the_history(count, seed):
         assert not set(items) & set(data.of(person).tolist())
 
 
-def test_padding_keeps_batches():
+def test_padding_fills_short_batches_and_masks_the_filling():
     examples = Ragged(np.array([0, 5, 7]), np.arange(7, dtype=np.int32), np.ones(7, np.float32), batch=2).pad()
     assert examples.inputs.shape == (2, 3, 2)
     assert examples.inputs[0].tolist() == [[0, 1], [2, 3], [4, 0]]

@@ -1,7 +1,7 @@
 """A trusted server survives every fault of the fault table: each test causes one of them.
 
-Kills at random moments of a run are in test_resume.py, damaged bytes in test_decoders.py, and random sequences of faults
-in test_rounds_machine.py.
+Kills at random moments of a run are in test_resume.py, damaged bytes in test_decoders.py, and random sequences of
+faults in test_rounds_machine.py.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def test_forged_bad_message_does_not_exclude_the_real_client(kind, clean):
 
 
 def test_messages_before_the_first_answer_are_rejected(clean):
-    """Messages forged in the names of clients not reached yet, late messages and rubbish come before the honest ones."""
+    """Messages forged in the names of clients not reached yet, late messages and rubbish precede the honest ones."""
     up = Upload({"item": torch.ones(40, 5)}, torch.ones(()))
 
     def network(blobs):
@@ -214,8 +214,8 @@ def test_messages_before_the_first_answer_are_rejected(clean):
 
 
 def test_first_of_two_valid_messages_counts(clean):
-    """A faster impostor displaces one client and no more, because the validator cannot know who wrote a message. That is
-    the task of the transport (a key for each device, TLS). The duplicate is counted, so the attack is visible."""
+    """A faster impostor displaces one client and no more, because the validator cannot know who wrote a message. That
+    is the task of the transport (a key for each device, TLS). The duplicate is counted, so the attack is visible."""
 
     forged = lambda up, head: encode(change_each(up, lambda v: v + 1.0), head)
     before = network_of(lambda blob, up, head: [forged(up, head), blob] if head.person == HOSTILE else [blob])
@@ -472,7 +472,8 @@ def test_checkpoint_without_valid_progress_is_refused(tmp_path):
 
 TAMPERED = {
     "curve": [3, "x", [3], [[]], {"a": 1}], "settings": [3, [], "x"], "notes": [3, [1], {"a": 1}],
-    "scale": [[], [1], ["a", "b"]], "rounds": ["x", None, [1], -1, 2.5], "seen": [None, 3, [], {"people": 1, "rmse": "x"}],
+    "scale": [[], [1], ["a", "b"]], "rounds": ["x", None, [1], -1, 2.5],
+    "seen": [None, 3, [], {"people": 1, "rmse": "x"}],
     "items": [None, "40"], "leak": [3, {"leaks": True}, {"memoriser_curve": [[1, "x"], 3]}], "traffic": [3, [], None],
     "by_client": [3, [1]], "weights": [[[1], 2], {"a": "x"}], "rejected_updates": [3, [1]], "stopped": [3, None],
     "gradients": ["x"], "data": [3, None], "seconds": [[], "x"], "privacy": [3, {"epsilon": "x"}],

@@ -22,8 +22,8 @@ from support.command import CommandOutput, fedtaste
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 DATA = "synthetic:60x40x900"
-# fedrap stores a table, a vector and two numbers for each person. There is no noise, because nodes draw it from their own
-# secrets and the simulator could not compute the same numbers.
+# fedrap stores a table, a vector and two numbers for each person. There is no noise, because nodes draw it from their
+# own secrets and the simulator could not compute the same numbers.
 RUN = f"--data {DATA} --method fedrap --rounds 2 --wire clip=1 --set k=8 --threads 1".split()
 PRIVATE = f"--data {DATA} --method fedmf --rounds 1 --wire clip=1,noise=1,secure --set k=8 --threads 1".split()
 

@@ -101,7 +101,8 @@ def test_a_client_step_equals_the_formulas_of_the_paper():
         Download(shared, torch.tensor(0.0)), private, Examples(*(x[0] for x in examples.pad(np.array([0]))))
     )
     c, d, u, b = reference_client(
-        shared["item"].numpy(), private["own"].numpy(), private["user"].numpy(), float(private["bias"]), examples.inputs, examples.targets,
+        shared["item"].numpy(), private["own"].numpy(), private["user"].numpy(), float(private["bias"]),
+        examples.inputs, examples.targets,
         lr=0.5, table_lr=20.0, lam=0.1, mu=0.02, wd=1e-4, steps=4,
     )  # fmt: skip
     item = (1 + upload.total["decay"]) * shared["item"] + upload.total["item"]
@@ -112,8 +113,8 @@ def test_a_client_step_equals_the_formulas_of_the_paper():
 
 
 def test_one_step_of_all_clients_equals_central_descent():
-    """With passes=1 and batch=0, C moves by the gradient of the mean objective of all people, and other parameters by the
-    gradient of their own person's objective."""
+    """With passes=1 and batch=0, C moves by the gradient of the mean objective of all people, and other parameters by
+    the gradient of their own person's objective."""
     settings = {"passes": 1, "released": False, "schedule": "fixed", "lr": 0.5, "table_lr": 20.0}
     method, model = fedrap_of(**settings)
     federated = list(run(method, model, federation(0), rounds=4, seed=2))[-1].state
@@ -145,7 +146,7 @@ def test_one_step_of_all_clients_equals_central_descent():
     np.testing.assert_allclose(private["user"], u.detach(), atol=1e-4)
 
 
-def test_the_schedule_reaches_the_loss_and_the_released_code_ignores_it():
+def test_schedule_changes_training_except_with_released():
     rounds = torch.arange(25.0)
     values = {name: schedule(rounds) for name, schedule in SCHEDULES.items()}
     assert values["tanh"][0] == 0 and values["tanh"][20] == pytest.approx(np.tanh(2))
@@ -159,7 +160,7 @@ def test_the_schedule_reaches_the_loss_and_the_released_code_ignores_it():
     assert same_bytes(*same)
 
 
-def test_prox_sets_numbers_to_exactly_zero():
+def test_prox_sets_entries_of_the_item_table_to_exactly_zero():
     without_prox, with_prox = train(rounds=4)[-1].state.shared, train(rounds=4, prox=0.2)[-1].state.shared
     assert float((without_prox["item"] == 0).float().mean()) == 0
     assert float((with_prox["item"] == 0).float().mean()) > 0.3

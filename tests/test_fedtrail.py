@@ -45,7 +45,7 @@ def train(settings, data=None, rounds=1, **options):
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
 def test_the_counts_of_two_people_equal_those_by_hand(backend):
-    """Ann has items 2, 0, 1, 3 in this order, Bob has 0 and 1. The window is 2, and a step over one item counts half."""
+    """Ann has items 2, 0, 1, 3 in this order, Bob 0 and 1. With window 2, a pair with one item between counts half."""
     model = factorization(4, k=2)
     method = build("fedtrail", model, {"window": 2, "fade": 0.5})
     data = Histories(np.array([0, 4, 6]), np.array([2, 0, 1, 3, 0, 1], np.int32), np.ones(6, np.float32))
@@ -187,7 +187,7 @@ def test_without_times_recency_is_off_and_a_note_says_so():
     assert np.abs(scores - state.shared["trail"].numpy()[data.of(0)[-4:]].sum(0)).max() < 1e-6
 
 
-def test_the_number_of_rounds_depends_on_the_parts():
+def test_default_rounds_are_one_for_trail_and_eight_for_trail_and_als():
     assert plan(Settings(method="fedtrail"), RANKING).rounds == 1
     assert plan(Settings(method="fedtrail", set={"parts": "trail+als"}), RANKING).rounds == 8
     assert plan(Settings(method="fedtrail", set={"parts": "trail+als"}, rounds=3), RANKING).rounds == 3

@@ -108,7 +108,7 @@ def shrink_vector(y: np.ndarray, features: np.ndarray, s: float) -> np.ndarray:
 
 class Reference:
     """The mechanism of the specification, implemented again on a dense matrix and in double precision. A basis V
-    consists of eigenvectors here. Its rotation does not matter, so the noise of tables comes in the method's rotation."""
+    consists of eigenvectors here. Its rotation does not matter, so the noise of tables comes in that of the method."""
 
     def __init__(
         self, x: np.ndarray, z: float, shares: list[float], alpha: float, noise: list[np.ndarray],
@@ -280,7 +280,7 @@ def test_the_shares_of_all_rounds_add_up_to_the_budget(route):
     assert epsilons(Mechanism(z, 1.0, shares), len(shares), 1e-3).epsilon == pytest.approx(3.0, abs=2e-3)
 
 
-def test_iterated_tables_get_growing_shares():
+def test_route_iterate_gives_later_tables_larger_shares_of_the_budget():
     release = fedveil(factorization(ITEMS, k=2), route="iterate", turns=3).privacy.bounds
     assert [b for b, _ in release] == [1, CLIP, CLIP, CLIP]
     assert np.allclose([release[2][1] / release[1][1], release[3][1] / release[2][1]], 1.3)
@@ -344,7 +344,7 @@ def test_fedveil_beats_popularity_on_data_with_two_tastes(route):
     assert hits["fedveil", "new"] > hits["popularity", "new"]
 
 
-def test_predictor_advice_and_constants_for_known_numbers():
+def test_predictor_advice_and_constants_equal_values_computed_by_hand():
     assert predictor(2.5, 1600, 1000) == pytest.approx(0.1) and predictor(1.0, 2500, 50_000) == pytest.approx(0.001)
     assert "30 items" in advice(0.019) and "Compare" in advice(0.05) and "popularity" in advice(0.11)
     assert constants(0.0, 3706, 0) == (0.1, 500, 32, 0.25)
@@ -426,7 +426,7 @@ def test_shrinkage_equals_an_independent_implementation_and_lowers_the_error(see
     assert ((result - truth) ** 2).mean() < 0.3 * ((noisy - truth) ** 2).mean()
 
 
-def test_the_route_follows_from_public_numbers():
+def test_route_auto_depends_on_noise_and_counts_but_not_on_the_feature_table():
     assert choose_route("auto", 0.54, 1682, 849, 26) == "features"
     assert choose_route("auto", 0.54, 1682, 849, 5) == choose_route("auto", 0.0, 1682, 849, 26) == "head"
     assert choose_route("auto", 0.05, 1682, 849, 26) == "head"  # r is .0024

@@ -90,7 +90,7 @@ PRIVATE = [
 
 @pytest.mark.parametrize("fields", SAME, ids=lambda fields: "-".join(str(v) for v in fields.values()))
 def test_a_federated_run_equals_the_run_on_one_machine(fields, tmp_path):
-    """Search, choice of the round, final training and evaluation: parameters, metrics and the keys of the JSON agree."""
+    """Search, choice of the round, final training and evaluation: parameters, metrics and JSON keys agree."""
     expected, model = on_one_machine(tmp_path / "one", **fields)
     folder, grid = federation_in_process(tmp_path / "many", **fields)
     result = serve_to_the_end(folder, grid)
@@ -178,7 +178,7 @@ def three_nodes(tmp_path, hook=None, deadline=0.6):
 
 
 def simulated(plan, federation, missing, rounds=4):
-    """The state after a simulation of all people in which `missing` names the nodes without an answer, by round (from 1)."""
+    """The state after simulating all people; `missing` names the nodes without an answer, by round (from 1)."""
     thirds = dict(zip(("node-11", "node-12", "node-13"), np.array_split(np.arange(federation.people), 3)))
     cohort_of_round = federation.cohort
 
@@ -641,7 +641,7 @@ def bytes_of(message):
     return out
 
 
-def test_the_apps_of_a_federation_import_no_torch_and_can_be_made_again():
+def test_flower_apps_can_be_created_twice_and_import_no_torch():
     """Every process of a node loads both apps. In version 0.8.0 the first use put a module in a function's place."""
     lines = ["import sys", "from fedtaste.flower import client_app, server_app", "client_app(), server_app()"]
     lines += [lines[1], lines[2], "assert 'torch' not in sys.modules"]
@@ -663,9 +663,9 @@ def test_message_headers_carry_the_number_of_the_node(tmp_path):
     "fields",
     [
         {"phase": "../../etc/x"}, {"catalogue": "../x"}, {"run": -1}, {"round": -1}, {"base": 2**40}, {"passes": 10**9},
-        {"action": "delete"}, {"more": 1}, {"cohort": ["x"]}, {"settings": "none"}, {"cohort": [10**30]}, {"cohort": [-1]},
-        {"key": 10**30}, {"key": "ab"}, {"noise_share": 2}, {"noise_share": -1}, {"noise_share": float("nan")}, {"people": -1},
-        {"people": float("inf")},
+        {"action": "delete"}, {"more": 1}, {"cohort": ["x"]}, {"settings": "none"}, {"cohort": [10**30]},
+        {"cohort": [-1]}, {"key": 10**30}, {"key": "ab"}, {"noise_share": 2}, {"noise_share": -1},
+        {"noise_share": float("nan")}, {"people": -1}, {"people": float("inf")},
     ],
     ids=str,
 )  # fmt: skip
@@ -748,7 +748,7 @@ def test_invalid_metrics_of_a_node_are_left_out(lie):
     assert not valid_metrics(MetricReport(new=TALLY), "ranking", 20, 0)
 
 
-def test_a_node_answers_only_for_its_fewest_people_or_more(tmp_path):
+def test_a_node_refuses_a_cohort_smaller_than_its_setting_fewest(tmp_path):
     method, model, federation = world(*METHOD)
     grid, plan, nodes = nodes_of(method, model, federation, facts_of("ranking", federation), tmp_path)
     node = Node({**nodes[11].config, "fewest": 3}, nodes[11].load)

@@ -231,7 +231,7 @@ NEED_ITEMS = ["popularity", "fedveil", "fedals", "fedrap", "fedtrail", "fcf", "f
         ("linear", "fedclup", {"rmse", "weights_error"}),
     ],
 )
-def test_json_of_data_with_features(data, method, metrics):
+def test_json_of_a_run_on_features_has_all_keys_and_the_metrics_of_its_task(data, method, metrics):
     result = fedtaste("run", "--data", data, "--method", method, "--rounds", 2, "--threads", 1, "--json").json
     assert result.keys() >= CONTRACT | {"gradients", "curve"} and result["seen"].keys() >= metrics
     assert result["new"] is None and result["gradients"]["total"] > 0 and result["traffic"]["up_bytes"] > 0

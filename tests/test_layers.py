@@ -82,8 +82,8 @@ def test_no_test_module_is_imported(path):
             assert not name.startswith(("test_", "tests.", "conftest")), f"{path}:{node.lineno} imports {name}"
 
 
-# Functions that import modules of the package. The command line imports its commands when they are called, in one place.
-# Flower's apps import torch for the messages that need it only: Flower starts a process for every message.
+# Files with functions that import modules of the package. The command line imports a command when it is called, in
+# one place. Flower's apps import torch only for messages that need it: Flower starts a process for every message.
 LATE_IMPORTS = {"cli/main.py", "__init__.py", "flower/__init__.py", "flower/node_app.py"}
 
 

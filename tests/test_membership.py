@@ -132,7 +132,7 @@ def test_overlapping_uploads_are_decorrelated():
     assert ((joint > 0) == inside).all() and not ((single > 0) == inside).all()
 
 
-def test_guesses_and_rates_are_exact():
+def test_membership_guesses_and_true_positive_rates_equal_known_values():
     scores = np.array([5.0, 4, 3, 2, 1, 0, -1, -2])
     inside = np.array([True, False, True, True, False, False, True, False])
     assert guess_coins(scores, inside, 0.25) == (4, 2)
@@ -199,7 +199,7 @@ def test_local_noise_and_noise_of_secure_groups_are_audited(quiet_noise):
         assert member.epsilon_lower > 1.0, wire
 
 
-def test_sums_without_noise_reveal_every_coin():
+def test_without_noise_the_audit_guesses_every_membership_correctly():
     result = audit_result("fedmf", "secure=10")
     member = result.membership
     assert result.epsilon is None and member.noise_ratio is None
@@ -213,7 +213,7 @@ def test_methods_without_uploads_or_sums_have_no_bound():
         assert result.epsilon_lower is result.membership is result.tpr_at_fpr is None
 
 
-def test_secret_sampling_is_not_refuted():
+def test_the_lower_epsilon_with_secret_cohorts_is_not_refuted():
     result = audit_result("popularity", "clip=1.0,noise=0.9", cohort=0.2, data="synthetic:300x1500x9000")
     assert result.membership.epsilon_lower <= result.epsilon
 

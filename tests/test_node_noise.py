@@ -395,7 +395,7 @@ def test_the_sum_has_the_noise_that_is_promised(wire, dead, deviation, tmp_path)
     assert abs(noise.mean()) < 5 * CLIP * deviation / np.sqrt(ITEMS)
 
 
-def test_shares_that_do_not_add_to_exactly_one_leave_nothing_for_the_server(tmp_path):
+def test_the_server_adds_no_noise_for_a_rounding_error_in_the_sum_of_shares(tmp_path):
     """Ten times a tenth is not 1 in floating point: the remainder must not count as a missing share."""
     world = World(tmp_path, CENTRAL, nodes=tuple(range(11, 21)))
     noise = world.release() - world.truth()
@@ -455,7 +455,7 @@ def evaluate_with_fewest(tmp_path, fewest, new_people=None):
 
 
 def test_a_node_reports_no_metrics_of_too_few_people(tmp_path):
-    """A node has 20 people; all of them train and are evaluated, or 4 of them are new. The notes name the nodes left out."""
+    """A node has 20 people: all train and are evaluated, or 4 of them are new. The notes name the nodes left out."""
     everybody = evaluate_with_fewest(tmp_path / "all", {})
     result = evaluate_with_fewest(tmp_path / "few", {13: 21})
     assert any("without node-2" in note for note in result["notes"])

@@ -79,7 +79,7 @@ def test_the_chi_square_rejects_a_wrong_deviation_and_a_rounded_gaussian():
 
 @pytest.mark.parametrize("parties", [2, 10, 1000])
 def test_sums_of_shares_have_the_exact_probabilities(parties):
-    """They are also those of one discrete Gaussian, up to the bound of Kairouz, Liu and Steinke, as the accountant assumes."""
+    """They equal those of one discrete Gaussian up to the bound of Kairouz, Liu and Steinke, as is accounted."""
     sigma = 20.0
     share = sigma / math.sqrt(parties)
     sums = 300 if parties == 1000 else 200_000
@@ -94,7 +94,7 @@ def test_sums_of_shares_have_the_exact_probabilities(parties):
     assert gap <= bound + 1e-3
 
 
-def test_the_rare_exact_decisions_agree_with_the_fast_ones(monkeypatch):
+def test_sampling_in_rational_arithmetic_gives_the_same_samples_as_the_fast_path(monkeypatch):
     """With a huge margin rational arithmetic decides every trial and gives the same samples."""
     key = fresh_key()
     fast = discrete_gaussian(3.7, (300,), key)
@@ -186,7 +186,7 @@ def test_a_client_that_diverges_is_refused_and_changes_nothing(backend):
     assert float(last.state.shared["item"].abs().max()) < 10
 
 
-def test_sums_that_are_rounded_once_move_by_no_more_than_the_sensitivity():
+def test_one_more_person_changes_a_rounded_sum_by_at_most_the_sensitivity():
     """As in FedVeil's kernel: one person more in a sum in double precision, added in another order."""
     noise, draw = IntegerNoise(1.0, ((1.0, 1.0),), sums=True), np.random.default_rng(0)
     people = draw.normal(0, 1, (300, 500))
@@ -199,7 +199,7 @@ def test_sums_that_are_rounded_once_move_by_no_more_than_the_sensitivity():
     assert 0.99 / noise.grid(0) < distance <= noise.sensitivity(0, 500, 300.0)
 
 
-def test_a_grid_is_fine_and_sums_fit_into_its_integers():
+def test_grid_steps_are_small_powers_of_two_and_sums_do_not_overflow():
     for bound in (1.0, 0.3, 7.0, 1e-9):
         step = fine_step(bound)
         assert math.log2(step).is_integer() and 2**FINE <= bound / step < 2 ** (FINE + 1)
@@ -321,7 +321,7 @@ def test_the_modulus_of_secure_sums_is_wide_enough_for_the_noise(text):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_number_types_are_bounded_too(kind):
+def test_uploads_of_half_and_double_precision_stay_within_the_sensitivity(kind):
     noise = IntegerNoise(1.0)
     for size in (0.0, 1e-3, 1.0, 3e4):
         steps, weight = noise.to_grid({"a": torch.full((50,), size, dtype=kind)}, torch.tensor(1.0), 0)

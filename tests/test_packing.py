@@ -19,7 +19,7 @@ from support.worlds import world
 @examples(max_examples=40, deadline=None)
 @given(st.integers(0, 30), st.integers(1, 9), st.floats(0, 1), st.integers(0, 9), st.sampled_from(sorted(FORMS)))
 def test_unpacked_tables_equal_the_packed_ones_up_to_rounding(rows, width, share, seed, form):
-    """The forms sparse and rows are exact, and int8 is off by at most half a step of the row's scale. Zeros stay zeros."""
+    """The forms sparse and rows are exact; int8 is off by at most half a step of the row's scale. Zeros stay zeros."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(rows, width, generator=generator)
     table[torch.rand(rows, width, generator=generator) < share] = 0.0

@@ -1,4 +1,4 @@
-"""The recommendation page in chromium: its lists equal those of Python, and it sends no data, with or without a network."""
+"""The recommendation page in chromium: its lists equal those of Python, and it sends no data, online or offline."""
 
 from __future__ import annotations
 

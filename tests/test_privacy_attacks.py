@@ -1,4 +1,4 @@
-"""Attacks that broke the privacy of version 0.6.0: each succeeds against its mechanism and fails against the current one.
+"""Attacks that broke the privacy of version 0.6.0: each succeeds against its mechanism and fails against today's.
 
 C1 inverts the generator of local noise. C2 tests which floating-point numbers the noise can give. C3 predicts cohorts
 from a published seed. H1 solves for single people over several rounds of secure sums. H3 subtracts two runs that drew
@@ -40,7 +40,7 @@ def f1(guess: np.ndarray, truth: np.ndarray) -> float:
 
 
 def epsilon_shown(with_person: int, without: int, trials: int) -> float:
-    """Lower bound of epsilon from the counts of an event, at 95 %: log(lower bound of one / upper bound of the other)."""
+    """Lower bound of epsilon from counts of an event, at 95 %: log(lower bound of one / upper bound of the other)."""
     low = beta.ppf(0.025, with_person, trials - with_person + 1) if with_person else 0.0
     high = beta.ppf(0.975, without + 1, trials - without) if without < trials else 1.0
     return math.log(low / high) if low > high else 0.0

@@ -99,12 +99,12 @@ def test_gaussian_runs_compose_as_one_gaussian(ledger):
     assert ledger.total(1e-6).epsilon == pytest.approx(dp_accounting.get_epsilon_gaussian(5.0, 1e-6), abs=2e-3)
 
 
-def test_one_run_costs_what_it_prints(ledger):
+def test_total_of_one_run_equals_the_epsilon_of_that_run(ledger):
     ledger.add(entry(1, SAMPLED, 20))
     assert ledger.total(1e-6).epsilon == ledger.entries[0].epsilon == epsilons(SAMPLED, 20, 1e-6).epsilon
 
 
-def test_a_huge_total_comes_from_renyi_divergences(ledger):
+def test_a_huge_total_equals_that_of_the_renyi_accountant(ledger):
     ledger.add(entry(1, Mechanism(0.1), 10), entry(2, Mechanism(0.2), 10))
     accountant = rdp.RdpAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(0.1), 10).compose(dp_accounting.GaussianDpEvent(0.2), 10)
@@ -408,7 +408,7 @@ def test_privacy_ledger_shows_a_table_and_json():
     assert fedtaste("privacy", "ledger", "--ledger", ledger_file(), "--json").json == ledger
 
 
-def test_privacy_ledger_without_private_runs_or_without_data():
+def test_privacy_ledger_command_without_private_runs_says_so_and_creates_nothing():
     assert "There is no privacy ledger" in fedtaste("privacy", "ledger").out
     assert "No private run on these people" in fedtaste("privacy", "ledger", "--data", DATA).out
     ledger = fedtaste("privacy", "ledger", "--data", DATA, "--json").json

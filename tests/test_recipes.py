@@ -152,7 +152,7 @@ def test_a_like_raises_and_a_dislike_lowers_the_score_of_its_item():
             assert abs(score["dislike"]) < abs(score["base"])
 
 
-def test_without_likes_nothing_is_rebuilt():
+def test_rebuild_returns_none_without_likes():
     t = tables()
     assert rebuild(RIDGE, t, None, Taste(NOBODY, np.zeros(0), np.array([3]))) is None
 

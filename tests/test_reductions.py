@@ -306,7 +306,7 @@ def test_server_optimisers_take_the_step_of_their_paper(name):
         assert abs(float(x) - expected) < 1e-6
 
 
-def test_uploads_add_and_average():
+def test_mean_of_added_uploads_is_weighted_and_zero_without_weight():
     a = Upload({"w": torch.tensor([2.0])}, torch.tensor(2.0))
     b = Upload({"w": torch.tensor([-1.0])}, torch.tensor(1.0))
     assert (a + b).mean()["w"].item() == pytest.approx(1 / 3)
@@ -558,7 +558,7 @@ def test_touched_marks_the_rows_that_real_examples_name():
     assert marks["w"].shape == () and marks["w"] == 1
 
 
-def test_pick_takes_new_values_where_marked():
+def test_pick_takes_new_values_in_marked_rows_and_old_values_elsewhere():
     marks = {"item": torch.tensor([[1.0], [0]]), "w": torch.ones(())}
     new, old = ({"item": torch.full((2, 2), x), "w": torch.full((3,), x)} for x in (1.0, torch.nan))
     picked = pick(marks, new, old)

@@ -79,7 +79,7 @@ def test_texts_from_outside_are_escaped(place):
     assert EVIL in page.text
 
 
-def test_odd_names_are_drawn_without_a_warning(tmp_path):
+def test_names_with_symbols_line_breaks_or_300_letters_are_plotted_without_a_warning(tmp_path):
     odd = [ranking(name) for name in ("$x_1^{", "_hidden", "映画🎬", "a\nb", "n" * 300)]
     assert "映画🎬" in page_of(odd, tmp_path)[0].text
 
@@ -153,7 +153,7 @@ def test_the_page_shows_rounds_traffic_and_privacy():
         assert text in page.text, text
 
 
-def test_reports_of_ratings_and_regression(tmp_path):
+def test_reports_of_ratings_show_rmse_and_of_regression_the_weights(tmp_path):
     rows = [row for row in page_of([RATINGS], tmp_path)[0].rows if row]
     assert rows[0]["seen.rmse"]["value"] == 0.93 and rows[0]["seen.rmse"]["ends"] == [0.91, 0.95]
     page, _ = page_of([REGRESSION], tmp_path)

@@ -151,7 +151,7 @@ def test_an_interruption_before_training_leaves_no_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_an_interruption_inside_a_compiled_kernel_is_no_bug(tmp_path, monkeypatch, by_hand):
+def test_ctrl_c_inside_a_compiled_kernel_is_not_reported_as_a_bug(tmp_path, monkeypatch, by_hand):
     monkeypatch.chdir(tmp_path)
     error = interrupted_kernel_error() if by_hand else SystemError("another")
     monkeypatch.setattr(Bars, "round", lambda *_: (_ for _ in ()).throw(error))

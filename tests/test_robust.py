@@ -107,7 +107,7 @@ def test_three_hostile_people_of_eleven_hardly_change_a_robust_mean(stage):
     assert mean(bound(np.inf), upload).min() > 1e5
 
 
-def test_leaves_are_treated_as_one_vector_and_keep_their_shapes():
+def test_rules_treat_all_parameters_of_an_upload_as_one_vector_and_keep_shapes():
     change, _, upload = dense(7)
     parts = Upload({"a": upload.total["w"][:, :1].reshape(PEOPLE), "b": upload.total["w"][:, 1:, None]}, upload.weight)
     for stage in (bound(1.0), trim(0.2), median(), krum(0.2)):

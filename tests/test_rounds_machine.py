@@ -14,16 +14,22 @@ class TestRounds(Rounds.TestCase):
     settings = options(12, 30, derandomize=True)
 
 
+ORIGINAL = UploadValidator._header_refusal
 FLAWS = {
-    "a late message counts": ("_header_refusal", lambda self, head: None if head.round < self.round else BEFORE(self, head)),
-    "a duplicate counts": ("_header_refusal", lambda self, head: None if head.person in self.answered else BEFORE(self, head)),
-    "one is not counted": ("refuse", lambda self, reason, who=-1: None),
-}  # fmt: skip
-BEFORE = UploadValidator._header_refusal
+    "a late message counts": (
+        "_header_refusal",
+        lambda self, head: None if head.round < self.round else ORIGINAL(self, head),
+    ),
+    "a duplicate counts": (
+        "_header_refusal",
+        lambda self, head: None if head.person in self.answered else ORIGINAL(self, head),
+    ),
+    "a refusal is not counted": ("refuse", lambda self, reason, who=-1: None),
+}
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_the_state_machine_finds_flaws(monkeypatch, flaw):
+def test_the_state_machine_detects_planted_flaws(monkeypatch, flaw):
     """A machine that never fails would prove nothing."""
     monkeypatch.setattr(UploadValidator, *FLAWS[flaw])
     with pytest.raises((AssertionError, KeyError)):

@@ -1,4 +1,4 @@
-"""Secure sums over Flower: exact under any drop-outs, no vector of one node visible, and no crash by invalid messages."""
+"""Secure sums over Flower: exact under drop-outs, no vector of one node visible, no crash by invalid messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Vectors = dict[int, np.ndarray]
 
 
 def vectors(nodes: int, words: int, seed: int = 0) -> Vectors:
-    """Random vectors that contain the limits of int64, by node ids as Flower draws them (some above the int64 range)."""
+    """Random vectors with the limits of int64, by node ids as Flower draws them (some above the int64 range)."""
     rng = np.random.default_rng(seed)
     ids = [int(node) for node in rng.integers(2**60, 2**64 - 1, nodes, dtype=np.uint64)]
     out = {node: rng.integers(LOW, HIGH, words, dtype=np.int64, endpoint=True) for node in ids}
@@ -147,7 +147,7 @@ def through_flower(limbs: list[np.ndarray]) -> np.ndarray:
 
 @given(st.lists(st.integers(LOW, HIGH), min_size=1, max_size=6), st.integers(1, 6))
 @hypothesis_settings(max_examples=200)
-def test_limbs_survive_the_arithmetic_of_flower(numbers, nodes):
+def test_words_split_into_limbs_are_summed_exactly_by_flower(numbers, nodes):
     words = np.array(numbers, np.int64)
     data = {node: np.roll(words, node) for node in range(nodes)}
     mean = through_flower([to_limbs(data[node]) for node in data])
@@ -172,7 +172,7 @@ def test_the_division_by_flower_is_undone_for_every_number_of_nodes():
     assert MAX_NODES * 2**22 < 2**32 <= (MAX_NODES + 1) * 2**22
 
 
-def test_a_mean_that_is_no_sum_of_limbs_gives_none():
+def test_from_mean_returns_none_for_a_changed_mean():
     words = np.arange(5)
     mean = through_flower([to_limbs(words)] * 3)
     assert np.array_equal(from_mean(mean, 3, 5), 3 * words)
@@ -182,7 +182,7 @@ def test_a_mean_that_is_no_sum_of_limbs_gives_none():
         assert from_mean(wrong, 3, 5) is None
 
 
-def test_several_rounds_with_large_requests():
+def test_in_every_round_each_node_gets_its_own_request_of_a_megabyte_once():
     """Every node receives its own bytes once, in the third stage."""
     data, requests = vectors(4, 20), []
     grid = grid_of(data, requests=requests)
@@ -199,7 +199,7 @@ def test_several_rounds_with_large_requests():
 
 
 def kill_at(victims: dict[int, str], fault: str) -> Callable[[LocalGrid], None]:
-    """A function that makes nodes of a grid fail from a stage on: silent, offline for the SuperLink, or raising errors."""
+    """A function that makes nodes fail from a stage on: silent, offline for the SuperLink, or raising errors."""
 
     def arm(grid: LocalGrid) -> None:
         def deliver(ask: Message) -> bool:
@@ -309,7 +309,7 @@ def test_late_replies_are_left_out_and_duplicates_count_once():
     assert np.array_equal(outcome.total, plain_sum(data, inside))
 
 
-def test_thresholds_and_numbers_of_nodes_are_checked():
+def test_low_thresholds_and_too_few_or_too_many_nodes_are_refused():
     data = vectors(4, 5)
     grid = grid_of(data)
     for least in (0, 2):
@@ -445,7 +445,7 @@ def change_plain_values(values: dict[str, Any] | None) -> Callable[[Message, Mes
 
 
 @pytest.mark.parametrize("values", [None, {"people": [1, 2]}, {"people": b"x" * (2**20 + 1)}])
-def test_unmasked_values_are_checked(values):
+def test_a_node_with_invalid_unmasked_values_is_refused(values):
     data = vectors(4, 20)
     bad = sorted(data)[3]
     outcome = run_sum(
@@ -611,7 +611,7 @@ def test_the_module_imports_no_torch():
     assert int(process.stdout) == FEWEST
 
 
-def test_a_plain_message_is_not_secure():
+def test_is_secure_is_false_for_a_plain_message():
     assert not is_secure(Message(RecordDict({"round": ConfigRecord({"ask": b"1"})}), 1, "train"))
 
 
@@ -724,7 +724,7 @@ def test_masks_depend_on_all_bits_of_the_secret():
 # Cost
 
 
-def test_size_and_time_of_a_sum_of_half_a_million_words():
+def test_half_a_million_words_need_12_bytes_each_and_less_than_a_minute():
     """A node uploads 12 bytes per word. The time is that of one process for the server and three nodes."""
     words = 500_000
     data = vectors(3, words)

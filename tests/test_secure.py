@@ -199,7 +199,8 @@ def connected(group: Group, alive: set[int]) -> bool:
 def test_the_survivors_of_a_recoverable_ring_are_connected():
     """Two parts without masks between them would be revealed as two sums.
 
-    Every set of survivors of a ring of 12 is tried. With a threshold lower by one, some recoverable sets are not connected.
+    All sets of survivors of a ring of 12 are tried. With a threshold lower by one, some recoverable sets are not
+    connected.
     """
     ring = ring_of(12, 4)
     looser = Group(ring.people, 4, ring.threshold - 1, 3)

@@ -33,8 +33,8 @@ def result_of(method: str, level: float, shared: float | None = None, *, lam: fl
     spread = {key: [value - half, value + half] for key, value in values.items()} if half else {}
     half_bytes = round(mb * 1e6 / 2)
     curve = [
-        {"round": n, "up_bytes": half_bytes * n // rounds, "down_bytes": half_bytes * n // rounds, "gradients": passes * n,
-         "valid": {"accuracy": level - 0.25 / n**0.7}, "loss": 1.2 - level + 0.3 / n}
+        {"round": n, "up_bytes": half_bytes * n // rounds, "down_bytes": half_bytes * n // rounds,
+         "gradients": passes * n, "valid": {"accuracy": level - 0.25 / n**0.7}, "loss": 1.2 - level + 0.3 / n}
         for n in range(1, rounds + 1)
     ]  # fmt: skip
     result = {
@@ -42,7 +42,8 @@ def result_of(method: str, level: float, shared: float | None = None, *, lam: fl
         "settings": {"lr": 0.1} if lam is None else {"lr": 0.1, "lam": lam}, "rounds": rounds, "best_round": rounds,
         "people": 50, "seen": {"people": 50, **values}, "intervals": {"seen": spread}, "new": None, "curve": curve,
         "gradients": {"per_person_round": passes, "total": passes * rounds}, "notes": [],
-        "traffic": {"up_bytes": half_bytes, "down_bytes": half_bytes, "up_bytes_per_person_round": half_bytes // rounds // 50},
+        "traffic": {"up_bytes": half_bytes, "down_bytes": half_bytes,
+                    "up_bytes_per_person_round": half_bytes // rounds // 50},
         "seconds": {"setup": 0.1, "train": 0.2 * passes, "evaluate": 0.1, "round": 0.2 * passes / rounds},
         "stopped": {"round": rounds + 5, "reason": "all rounds were run"}, "run": f"runs/{method}",
     }  # fmt: skip

@@ -194,7 +194,7 @@ def test_rounds_and_runs_have_independent_noise():
 
 
 def test_in_secure_sums_devices_add_the_noise_and_every_group_has_all_of_it():
-    """24 people are in groups of 6, of whom 4 must stay. Everybody adds a quarter, so each of 4 groups has 1.5 times."""
+    """Of 6 people in a group 4 must stay: each adds a quarter of the variance, so each of 4 groups has 1.5 times it."""
     for backend in ("loop", "vmap"):
         sums = [
             train("clip=1,noise=50,secure=6", "popularity", backend=backend, rounds=1, noise_seed=seed)[-1]
@@ -382,7 +382,7 @@ def test_epsilon_equals_that_of_dp_accounting(noise, rate, rounds, delta):
     assert spent.epsilon <= spent.epsilon_rdp
 
 
-def test_shares_of_a_budget_cost_what_one_release_costs():
+def test_releases_that_share_a_budget_have_the_epsilon_of_one_release():
     one_release = epsilons(Mechanism(2.0), 1, 1e-4).epsilon
     assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 3, 1e-4).epsilon == pytest.approx(one_release, rel=1e-3)
     assert epsilons(Mechanism(2.0, 1.0, (0.2, 0.3, 0.5)), 2, 1e-4).epsilon < one_release
@@ -397,14 +397,14 @@ def test_solved_noise_spends_just_below_the_epsilon(rate):
     assert solve(1.0, 1e-5, 4, rate) > noise > solve(3.0, 1e-5, 2, rate)
 
 
-def test_local_noise_counts_half_and_ignores_sampling():
+def test_epsilon_of_local_noise_is_that_of_half_the_noise_without_sampling():
     """The uploads of two people differ by up to twice the clip, so local noise counts half. Sampling does not help."""
     local = Mechanism(3.0, 0.1, (), True)
     assert epsilons(local, 4, 1e-5) == epsilons(Mechanism(1.5), 4, 1e-5)
     assert solve(2.0, 1e-5, 4, 0.1, True) == pytest.approx(2 * solve(2.0, 1e-5, 4), rel=1e-2)
 
 
-def test_the_default_delta_is_small():
+def test_the_default_delta_is_at_most_1e_6_and_falls_with_the_number_of_people():
     assert default_delta(943) == 1e-6 and default_delta(10**8) < 1e-8
 
 
@@ -672,7 +672,7 @@ def test_repeatable_noise_has_no_epsilon_and_a_reason(here):
     assert "repeatable" in (here / "known/report.html").read_text()
 
 
-def test_promise_succeeds_with_an_epsilon_and_is_refused_without():
+def test_option_promise_refuses_runs_without_an_epsilon():
     wire = ("--wire", "clip=1,noise=2")
     assert fedtaste("run", *PRIVATE, *wire, "--promise").json["privacy"]["epsilon"] > 0
     for args in (

@@ -2,13 +2,14 @@
 
     grid = LocalGrid({1: (app, context), 2: (app, context)})
     grid.send_and_receive([Message(content, dst_node_id=1, message_type="train")], timeout=5)
-Every message goes through Flower's own objects (`deflate`, `inflate`), as it does over HTTP. A node's Context is kept as
-bytes between messages, as if a new process handled each of them. An exception of a node comes back as the error that
-Flower's runner makes of it.
+Every message goes through Flower's own objects (`deflate`, `inflate`), as it does over HTTP. A node's Context is kept
+as bytes between messages, as if a new process handled each of them. An exception of a node comes back as the error
+that Flower's runner makes of it.
 
-Faults. Nodes in `grid.dead` receive nothing and reply nothing. For nodes in `grid.offline` the SuperLink replies with an
-error. If `deliver(ask)` is False, the message is lost on the way to the node. `hook(ask, reply)` returns what arrives in
-place of the reply: None (nothing), a message (changed or not), `Late(seconds, message)`, or a list of these (duplicates).
+Faults. Nodes in `grid.dead` receive nothing and reply nothing. For nodes in `grid.offline` the SuperLink replies with
+an error. If `deliver(ask)` is False, the message is lost on the way to the node. `hook(ask, reply)` returns what
+arrives in place of the reply: None (nothing), a message (changed or not), `Late(seconds, message)`, or a list of these
+(duplicates).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Federations in one process, for tests: nodes of tiny worlds, and nodes of data sets as `fedtaste federate` splits them."""
+"""Federations in one process, for tests: nodes of tiny worlds, or of data sets split as `fedtaste federate` does."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Damage on purpose: mutations of sound bytes, and for each decoder what may come of them.
+"""Fuzzing of decoders: mutate valid bytes and check what each decoder does with them.
 
-A target has sound bytes to begin with (`seeds`), a mutation that knows the format, and `feed`, which hands the bytes to
-the decoder. What `feed` lets through is a finding: of a decoder only a sound value, or a FedtasteError, or (of a message)
-a ValueError may come. `tests/test_decoders.py` runs each for a moment; `benchmarks/faults.py` for ten minutes.
+A target has valid bytes to start from (`seeds`), a mutation that knows the format, and `feed`, which passes the bytes
+to the decoder. A decoder may return a valid value or raise a FedtasteError (for messages also a ValueError); any other
+exception that leaves `feed` is a finding. `tests/test_decoders.py` runs each target for a moment, and
+`benchmarks/faults.py` for ten minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedtaste import __version__, load
 from fedtaste.cli.options import ReportOptions
 from fedtaste.cli.report import report
 from fedtaste.core import Upload
-from fedtaste.data import columns as tables
+from fedtaste.data import columns
 from fedtaste.data.user_files import read_likes, save
 from fedtaste.engine.checkpoint import checksum, load_params, load_state, save_state
 from fedtaste.engine.run import begin, run
@@ -68,8 +69,8 @@ WIDTHS = (("F64", 8), ("I64", 8), ("F32", 4), ("I32", 4), ("BF16", 2), ("F16", 2
 SHAPES = ([], [0], [-1], [2**62, 4], [2**32, 2**32], [2**40], [True], "x", [1.5], None, [1] * 70)
 
 
-def bent(draw: random.Random, blob: bytes) -> bytes:
-    """Bytes flipped, cut, doubled, moved, or with something nasty put in, once or a few times."""
+def mutate_bytes(draw: random.Random, blob: bytes) -> bytes:
+    """Flip, cut, repeat, move or insert bytes (also TOKENS that often break parsers), 1 to 16 times."""
     out = bytearray(blob)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
         at = draw.randrange(len(out) + 1)
@@ -95,8 +96,8 @@ def bent(draw: random.Random, blob: bytes) -> bytes:
     return bytes(out)
 
 
-def altered(draw: random.Random, tree: Any) -> Any:
-    """A JSON value with something in it replaced, removed, doubled or put deeper."""
+def mutate_json(draw: random.Random, tree: Any) -> Any:
+    """A copy of a JSON value in which 1 to 3 entries are replaced, removed, repeated or nested deeper."""
     tree = copy.deepcopy(tree)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         spots: list[tuple[Any, Any]] = []
@@ -127,8 +128,8 @@ def altered(draw: random.Random, tree: Any) -> Any:
     return tree
 
 
-def written(draw: random.Random, tree: Any) -> bytes:
-    """JSON as text, now and then with what JSON forbids or a reader stumbles over."""
+def dump_json(draw: random.Random, tree: Any) -> bytes:
+    """JSON as text, sometimes invalid or hard to parse: NaN, deep nesting, huge numbers, a key twice."""
     text = json.dumps(tree, indent=draw.choice((None, 1)))
     kind = draw.randrange(30)
     if kind == 0:
@@ -137,16 +138,16 @@ def written(draw: random.Random, tree: Any) -> bytes:
         text = "[" * 100_000 + text
     elif kind == 2:
         text = text.replace("0", "1" + "0" * 400, 1)
-    elif kind == 3 and isinstance(tree, dict) and tree:  # a name twice: the second counts
+    elif kind == 3 and isinstance(tree, dict) and tree:  # a key twice: readers use the second value
         text = text.rstrip()[:-1] + f",{json.dumps(draw.choice(list(tree)))}:{json.dumps(draw.choice(VALUES))}}}"
     return text.encode("utf-8", "surrogatepass")
 
 
-def bent_safetensors(draw: random.Random, blob: bytes) -> bytes:
-    """The header's sizes, offsets, shapes, types, names and words, or the bytes under it."""
+def mutate_safetensors(draw: random.Random, blob: bytes) -> bytes:
+    """Change sizes, offsets, shapes, types, names or metadata in the header of a safetensors file, or any bytes."""
     kind = draw.randrange(10)
     if kind < 3:
-        return bent(draw, blob)
+        return mutate_bytes(draw, blob)
     size = struct.unpack("<Q", blob[:8])[0]
     header, body = json.loads(blob[8 : 8 + size]), blob[8 + size :]
     names = [name for name in header if name != "__metadata__"]
@@ -162,9 +163,9 @@ def bent_safetensors(draw: random.Random, blob: bytes) -> bytes:
                                              [0, len(body)], [first], None, [first + 1, last + 1]))  # fmt: skip
     elif kind == 6 and "about" in header.get("__metadata__", {}):
         mark, _, text = header["__metadata__"]["about"].partition(" ")
-        about = written(draw, altered(draw, json.loads(text))).decode("utf-8", "replace")
+        about = dump_json(draw, mutate_json(draw, json.loads(text))).decode("utf-8", "replace")
         header["__metadata__"]["about"] = f"{mark} {about}"
-    elif kind == 7 and names:  # a sound file of another shape or type: what is there, read as something else
+    elif kind == 7 and names:  # a valid file: the same bytes as another shape or type
         whole = entry["data_offsets"][1] - entry["data_offsets"][0]
         dtype, width = draw.choice(WIDTHS)
         if whole % width == 0:
@@ -173,16 +174,16 @@ def bent_safetensors(draw: random.Random, blob: bytes) -> bytes:
         old = draw.choice(names)
         header[draw.choice(("x", "", "params/x", "weight", "shared.x", "memory.m.x", old + "x"))] = header.pop(old)
     else:
-        header = altered(draw, header)
+        header = mutate_json(draw, header)
         header = header if isinstance(header, dict) else {}
-    text = written(draw, header) if draw.random() < 0.2 else json.dumps(header).encode()
+    text = dump_json(draw, header) if draw.random() < 0.2 else json.dumps(header).encode()
     claimed = draw.choice((0, 1, 2**31, 2**62, len(body) + size)) if draw.random() < 0.05 else len(text)
     return struct.pack("<Q", claimed) + text + body
 
 
-def signed(draw: random.Random, blob: bytes) -> bytes:
-    """A damaged checkpoint, half of the time with a checksum that fits it again: what is behind that must hold too."""
-    blob = bent_safetensors(draw, blob)
+def mutate_checkpoint(draw: random.Random, blob: bytes) -> bytes:
+    """Damage a checkpoint; half of the time correct its checksum, so that the checks behind the checksum are tested."""
+    blob = mutate_safetensors(draw, blob)
     with contextlib.suppress(Exception):
         if draw.random() < 0.5:
             size = struct.unpack("<Q", blob[:8])[0]
@@ -190,8 +191,8 @@ def signed(draw: random.Random, blob: bytes) -> bytes:
             text = header["__metadata__"]["about"]
             text = text if text.startswith("{") else text.partition(" ")[2]
             header["__metadata__"]["about"] = f"{checksum(load_bytes(blob), text)} {text}"
-            found = json.dumps(header).encode()
-            return struct.pack("<Q", len(found)) + found + blob[8 + size :]
+            new_header = json.dumps(header).encode()
+            return struct.pack("<Q", len(new_header)) + new_header + blob[8 + size :]
     return blob
 
 
@@ -225,11 +226,12 @@ def messages() -> list[bytes]:
 def feed_message(blob: bytes, folder: Path) -> None:
     with contextlib.suppress(ValueError):
         decode(blob)
-    door = UploadValidator(7, 3, [0, 5], TOTAL)
-    got = door.admit(blob)
-    assert (got is None) == (sum(door.refused.values()) == 1) == (not door.answered), "admitted and counted, or neither"
-    if got is not None:
-        who, upload = got
+    validator = UploadValidator(7, 3, [0, 5], TOTAL)
+    admitted = validator.admit(blob)
+    refusals = sum(validator.refused.values())
+    assert (admitted is None) == (refusals == 1) == (not validator.answered), "either admitted or counted as refused"
+    if admitted is not None:
+        who, upload = admitted
         assert who in (0, 5) and upload.weight.dtype == torch.float32 and 0 < float(upload.weight) <= MAX_WEIGHT
         for name, value in upload.total.items():
             assert value.shape == TOTAL[name].shape and value.dtype == TOTAL[name].dtype
@@ -257,13 +259,13 @@ def checkpoints() -> list[bytes]:
 
 @cache
 def memories() -> dict[str, dict[str, Any]]:
-    """The server's memory of each method by name and shape. A state does not tell what a method keeps there: whoever
-    forges a checksum may put anything into it, and that is not looked for here."""
-    found = {}
+    """Names and shapes of the server's memory, by method. A state does not describe them: a checkpoint with a forged
+    checksum may have any memory, and such checkpoints are not trained further here."""
+    shapes = {}
     for name, settings in STATES:
         *_, last = run(*world(name, settings, "ranking"), rounds=1)
-        found[name] = {n: v.shape for n, v in last.state.memory.items()}
-    return found
+        shapes[name] = {n: v.shape for n, v in last.state.memory.items()}
+    return shapes
 
 
 def feed_checkpoint(blob: bytes, folder: Path) -> None:
@@ -277,8 +279,8 @@ def feed_checkpoint(blob: bytes, folder: Path) -> None:
             load_state(folder / "state.safetensors", fresh)
         with contextlib.suppress(FedtasteError):
             state, _ = RunFolder(folder).restore(lambda: begin(method, model, federation))  # noqa: B023
-            kinds = {n: v.shape for n, v in state.memory.items()} if state is not None else None
-            if state is not None and kinds == memories()[name]:  # what is taken for sound must be of use
+            shapes = {n: v.shape for n, v in state.memory.items()} if state is not None else None
+            if state is not None and shapes == memories()[name]:  # a state that is accepted can be trained and saved
                 next(run(method, model, federation, rounds=state.round + 1, state=state))
                 save_state(folder / "again.safetensors", state, {})
 
@@ -290,7 +292,7 @@ FILES = ("settings.json", "plan.json", "items.json", "result.json", "compare.jso
 
 @cache
 def run_folder() -> Path:
-    """A finished run, whole; and beside it what a comparison of it with itself would leave."""
+    """A folder with a finished run and the compare.json of a comparison of this run with itself."""
     base = Path(tempfile.mkdtemp(prefix="fedtaste-fuzz-"))
     settings, data = Settings(data=SMALL, method="fedals", set={"k": "3"}, rounds=3, threads=1), load(SMALL)
     folder = RunFolder.create(base / "run", settings.model_dump(), data, __version__)
@@ -310,10 +312,10 @@ def folder_files() -> list[bytes]:
 
 
 def mutate_folder(draw: random.Random, blob: bytes) -> bytes:
-    """The first byte says which file it is."""
+    """Damage one file of a run folder; the first byte is its index in FILES."""
     if draw.random() < 0.25:
-        return blob[:1] + bent(draw, blob[1:])
-    return blob[:1] + written(draw, altered(draw, json.loads(blob[1:])))
+        return blob[:1] + mutate_bytes(draw, blob[1:])
+    return blob[:1] + dump_json(draw, mutate_json(draw, json.loads(blob[1:])))
 
 
 def feed_folder(blob: bytes, folder: Path) -> None:
@@ -332,13 +334,13 @@ def feed_folder(blob: bytes, folder: Path) -> None:
 
 def _read_folder(trial: Path, name: str, slow: bool) -> None:
     data = load(SMALL)
-    with contextlib.suppress(FedtasteError):  # as resume begins
+    with contextlib.suppress(FedtasteError):  # the first steps of `fedtaste resume`
         folder = RunFolder.open(trial / "run")
         settings = folder.settings()
         folder.require_same_data(data)
         folder.require_same_version(__version__)
-        made = plan(settings, make_task(settings, data).facts)
-        folder.require_same_plan(made.settings)
+        run_plan = plan(settings, make_task(settings, data).facts)
+        folder.require_same_plan(run_plan.settings)
     with contextlib.suppress(FedtasteError):
         recommend(trial / "run", likes=[RunFolder(run_folder() / "run").items(10)["titles"][0]], n=3)
     if name in ("result.json", "compare.json"):
@@ -351,7 +353,7 @@ def _read_folder(trial: Path, name: str, slow: bool) -> None:
 
 
 def _page(result: RunResult) -> None:
-    """A report without drawing, which takes a second."""
+    """Render a report without its plots, which would take a second."""
     from fedtaste.report.curves import curves, downloads, memories
     from fedtaste.report.html import render
     from fedtaste.report.tables import text_table
@@ -364,7 +366,7 @@ def _page(result: RunResult) -> None:
         text_table(results, tradeoff)
 
 
-# Columns: CSV and the like, and Parquet
+# Interaction files: CSV and other text formats, and Parquet
 
 TEXTS = (
     'user,item,rating,timestamp,title,genres\na,x,1,10,Ex,g|h\nb,y,2.5,20,Why,\na,z,3,30,"Z, the",g\n',
@@ -384,9 +386,9 @@ def texts() -> list[bytes]:
 
 def mutate_text(draw: random.Random, blob: bytes) -> bytes:
     form, content = blob[:1], blob[1:]
-    if form == b"\x02" and draw.random() < 0.5:  # the text in it, packed again
-        return form + gzip.compress(bent(draw, gzip.decompress(content)), mtime=0)
-    return form + bent(draw, content)
+    if form == b"\x02" and draw.random() < 0.5:  # damage the text and compress it again
+        return form + gzip.compress(mutate_bytes(draw, gzip.decompress(content)), mtime=0)
+    return form + mutate_bytes(draw, content)
 
 
 def feed_text(blob: bytes, folder: Path) -> None:
@@ -397,11 +399,11 @@ def feed_text(blob: bytes, folder: Path) -> None:
 
 def _load(path: Path, folder: Path) -> None:
     with contextlib.suppress(FedtasteError):
-        found = load(str(path))
-        assert len(found.person) == len(found.item) > 0 and found.person.max() < len(found.people)
-        assert found.value is None or np.isfinite(found.value).all()
-        assert found.time is None or np.isfinite(found.time).all()
-        json.dumps([found.people, found.items, found.titles]).encode()
+        data = load(str(path))
+        assert len(data.person) == len(data.item) > 0 and data.person.max() < len(data.people)
+        assert data.value is None or np.isfinite(data.value).all()
+        assert data.time is None or np.isfinite(data.time).all()
+        json.dumps([data.people, data.items, data.titles]).encode()
     with contextlib.suppress(FedtasteError):
         read_likes(path)
     split = folder / "split"
@@ -435,8 +437,8 @@ def parquets() -> list[bytes]:
 
 
 class Trials:
-    """In place of a process for every trial (data/tables.py), which takes longer than all else: one that goes on with
-    the next file until one of them ends it."""
+    """Replaces `subprocess` in data/columns.py, which reads every Parquet file in a process of its own on trial. That
+    would take most of the time, so one process here reads file after file, until one of them crashes it."""
 
     DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
 
@@ -471,14 +473,14 @@ TRIALS = Trials()
 
 def feed_parquet(blob: bytes, folder: Path) -> None:
     (folder / "a.parquet").write_bytes(blob)
-    with mock.patch.object(tables, "subprocess", TRIALS):
+    with mock.patch.object(columns, "subprocess", TRIALS):
         _load(folder / "a.parquet", folder)
 
 
 TARGETS = {
-    "message": Target(messages, bent_safetensors, feed_message),
-    "checkpoint": Target(checkpoints, signed, feed_checkpoint),
+    "message": Target(messages, mutate_safetensors, feed_message),
+    "checkpoint": Target(checkpoints, mutate_checkpoint, feed_checkpoint),
     "run folder": Target(folder_files, mutate_folder, feed_folder),
     "text": Target(texts, mutate_text, feed_text),
-    "parquet": Target(parquets, bent, feed_parquet),
+    "parquet": Target(parquets, mutate_bytes, feed_parquet),
 }

@@ -3,8 +3,8 @@
 `python killing.py saving|runs HOW_OFTEN SEED FOLDER` prints a report as JSON:
 
     saving   a process only writes checkpoints; after every kill the file must be one of those written
-    runs     `fedtaste run` is killed, and `fedtaste resume` continues it (and may be killed too); the result must have the
-             same bytes as that of an uninterrupted run
+    runs     `fedtaste run` is killed, and `fedtaste resume` continues it (and may be killed too); the result must have
+             the same bytes as that of an uninterrupted run
 
 Processes are forked from one that has imported all modules, so that hundreds of them take minutes, not hours.
 """
@@ -63,8 +63,8 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def wait_or_kill(process: int, after: float | None = None, start_file: Path | None = None) -> int:
-    """The exit code of a process (-9: killed). It is killed after `after` seconds, counted from the moment when the file
-    `begun` exists."""
+    """The exit code of a process (-9: killed). It is killed after `after` seconds, which count from the moment when
+    `start_file` exists, if that is given."""
     while start_file is not None and not start_file.exists():
         if os.waitpid(process, os.WNOHANG)[0]:
             return 0
@@ -122,8 +122,15 @@ def kill_while_saving(times: int, seed: int, folder: Path, rows: int = 10_000) -
         with lock_folder(folder):  # as a resumed run does
             leftovers += any(folder.glob(".*.part"))
     megabytes = round((folder / "state.safetensors").stat().st_size / 1e6, 2)
-    return {"kills": times, "torn": damaged, "went_back": went_back, "killed_while_a_file_was_half_written": half_written,
-            "half_files_left_by_the_next_start": leftovers, "checkpoints_written": last_number, "megabytes": megabytes}  # fmt: skip
+    return {
+        "kills": times,
+        "torn": damaged,
+        "went_back": went_back,
+        "killed_while_a_file_was_half_written": half_written,
+        "half_files_left_by_the_next_start": leftovers,
+        "checkpoints_written": last_number,
+        "megabytes": megabytes,
+    }
 
 
 # Runs
@@ -199,8 +206,14 @@ def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -
             ]
             different.append({"kill": kills, "what": different_parts})
         shutil.rmtree(path)
-    return {"kills": kills, "of_them_in_a_resumed_run": kills_of_resumed, "not_resumed": failed, "not_the_same_bytes": different,
-            "where": places, "seconds_of_a_run": round(run_seconds, 2)}  # fmt: skip
+    return {
+        "kills": kills,
+        "of_them_in_a_resumed_run": kills_of_resumed,
+        "not_resumed": failed,
+        "not_the_same_bytes": different,
+        "where": places,
+        "seconds_of_a_run": round(run_seconds, 2),
+    }
 
 
 if __name__ == "__main__":

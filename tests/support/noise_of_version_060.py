@@ -1,4 +1,4 @@
-"""A short copy of the noise, cohort draws and keys of version 0.6.0, which the attacks of test_privacy_attacks.py break.
+"""Noise, cohort draws and keys of version 0.6.0 in short, which the attacks of test_privacy_attacks.py break.
 
 It proves that every attack can succeed. The package does not use it.
 """

@@ -16,10 +16,10 @@ VOID = {"meta", "link", "img", "source", "br"}
 def make_result(**fields) -> RunResult:
     """A RunResult with these fields; all other fields get neutral values."""
     defaults = {
-        "data": "toy", "task": "ranking", "method": "fedals", "settings": {}, "protocol": "clean", "wire": "", "seed": 0,
-        "rounds": 1, "people": 100, "members": 80, "items": 60, "feature_count": 0, "interactions": 2000, "new": None,
-        "leak": None, "gradients": None, "privacy": None, "peak_rss_mb": 600.1, "rejected_updates": {}, "notes": [],
-        "run": "runs/toy-1", "scale": [0.0, 1.0],
+        "data": "toy", "task": "ranking", "method": "fedals", "settings": {}, "protocol": "clean", "wire": "",
+        "seed": 0, "rounds": 1, "people": 100, "members": 80, "items": 60, "feature_count": 0, "interactions": 2000,
+        "new": None, "leak": None, "gradients": None, "privacy": None, "peak_rss_mb": 600.1, "rejected_updates": {},
+        "notes": [], "run": "runs/toy-1", "scale": [0.0, 1.0],
     }  # fmt: skip
     parts = {
         "seen": {"people": 80}, "intervals": {"seen": {}, "new": None},

@@ -71,7 +71,7 @@ def world(
 
 
 def checkerboard(n: int) -> Histories:
-    """Histories with a known answer: person u likes every item of u's parity except u, so item u is to be recommended."""
+    """Histories with a known answer: person u likes all items of u's parity except u, so item u must be recommended."""
     rows = [[item for item in range(n) if item != person and (item - person) % 2 == 0] for person in range(n)]
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     items = np.concatenate(rows).astype(np.int32)
