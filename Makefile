@@ -1,15 +1,24 @@
 # `make demo`: from nothing to a result, recommendations and a report. `make check`: lint, types and unit tests, in less
-# than 90 seconds on two cores after the install. `make test`: everything, with browsers and real federations.
+# than 90 seconds on two cores after `make install`. `make test`: everything, with browsers and real federations.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo check unit test suite lint browser bench evidence notebooks clean
+.PHONY: install demo check unit test suite lint browser bench evidence notebooks clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# Compile the kernels into their cache once. Otherwise every test process would compile them, for more than a minute.
+KERNELS := $(wildcard src/fedtaste/kernels/*.py) src/fedtaste/data/sampling.py src/fedtaste/data/synthetic.py
+.venv/kernels: .venv/ready $(KERNELS)
+	@echo "Compiling the kernels, once: about a minute"
+	@PYTHONPATH=tests $(BIN)/python -m support.compile_kernels
+	@touch $@
+
+install: .venv/kernels
 
 demo: .venv/ready
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -21,18 +30,18 @@ demo: .venv/ready
 # Test processes have one thread of torch each. The order of modules is in tests/support/modules.py.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-# Side by side: mypy takes one core for half a minute, while the tests compile the kernels that all tests need.
-check: .venv/ready
+# Side by side: mypy takes one core for half a minute.
+check: .venv/kernels
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint unit
 
-unit: .venv/ready
+unit: .venv/kernels
 	$(PYTEST) -n 2 --only unit
 
-test: .venv/ready browser
+test: .venv/kernels browser
 	@$(MAKE) --no-print-directory --jobs 2 lint suite
 
 # Three processes for two cores: real federations and browsers spend much of their time waiting.
-suite: .venv/ready
+suite: .venv/kernels
 	$(PYTEST) -n 3
 
 # The page's tests want Debian's chromium. Where it cannot be installed they skip, and say so.

@@ -260,10 +260,10 @@ def test_evaluation_is_limited_to_a_number_of_people_with_a_note(monkeypatch):
     data = synthetic(60, 50, 900)
     options = {"protocol_name": "clean", "split_name": "leave-one-out", "new_people": 0.1, "seed": 0}
     whole = tasks.ranking_task(data, **options)
-    assert len(whole.evaluated) == 60 and not any("are judged" in note for note in whole.notes)
+    assert len(whole.evaluated) == 60 and not any("are evaluated" in note for note in whole.notes)
     monkeypatch.setattr(tasks, "MOST_EVALUATED", 20)
     part = tasks.ranking_task(data, **options)
-    assert len(part.evaluated) == 20 and "20 of the people are judged, a seeded choice." in part.notes
+    assert len(part.evaluated) == 20 and "20 of the people are evaluated, a seeded choice." in part.notes
     assert tasks.MOST_EVALUATED == 20 and whole.people == part.people == 60
 
 

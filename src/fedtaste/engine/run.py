@@ -139,7 +139,7 @@ def run(method: Method, model: Model, federation: Federation, **options: Unpack[
     return RoundLoop(method, model, federation, options).rounds_left()
 
 
-class Cohort(NamedTuple):
+class RoundCohort(NamedTuple):
     """Who takes part in a round."""
 
     requested: People
@@ -205,7 +205,7 @@ class RoundLoop:
             senders=0 if outcome.upload is None else len(cohort.people),
         )  # fmt: skip
 
-    def _draw_cohort(self, number: int) -> Cohort:
+    def _draw_cohort(self, number: int) -> RoundCohort:
         """Draw who is requested in this round and who answers."""
         size, members = self.options.get("cohort"), len(self.federation.members)
         coins = derive(self.key, "cohort", number) if self.wire.poisson else None
@@ -215,9 +215,9 @@ class RoundLoop:
         key, run_key = derive(self.key, "devices", number), derive(self.key, "groups")
         context = StageContext(key, number, expected, run_key=run_key)
         answering = self.wire.secure_sum.recoverable(requested, people, context) if self.wire.secure_sum else people
-        return Cohort(requested, people, answering, context)
+        return RoundCohort(requested, people, answering, context)
 
-    def _collect(self, down: Download, written: Params, cohort: Cohort, ledger: Ledger) -> tuple[Outcome, float]:
+    def _collect(self, down: Download, written: Params, cohort: RoundCohort, ledger: Ledger) -> tuple[Outcome, float]:
         """(what the clients sent, the share of the noise's variance that the server has to add to the sum)."""
         answering, number = cohort.answering, cohort.context.round
         if not len(answering):
@@ -242,7 +242,7 @@ class RoundLoop:
             return outcome, 0.0
         return outcome, float(outcome.answered if self.wire.local else sum(shares[who] for who in answering.tolist()))
 
-    def _noise_shares(self, cohort: Cohort) -> dict[int, float]:
+    def _noise_shares(self, cohort: RoundCohort) -> dict[int, float]:
         """The share of a release's variance that each person's device adds; none where the server adds the noise."""
         if not self.wire.device_noise:
             return {}
