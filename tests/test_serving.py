@@ -198,7 +198,7 @@ def test_paths_outside_the_bundle_are_not_served(server, target):
 
 
 @pytest.mark.parametrize(
-    "request",
+    "payload",
     [
         b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET / HTTP/2\r\n\r\n", b"get / HTTP/1.1\r\n\r\n",
         b"GET  / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1 \r\n\r\n", b"\x16\x03\x01\x02\x00\x01\xfc\x03", b"\r\n\r\n",
@@ -209,8 +209,8 @@ def test_paths_outside_the_bundle_are_not_served(server, target):
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", b"GET / HTTP/1.1\rHost: a\r\n\r\n",
     ],
 )  # fmt: skip
-def test_malformed_requests_get_a_400_with_an_explanation(server, request):
-    reply = raw(server, request)
+def test_malformed_requests_get_a_400_with_an_explanation(server, payload):
+    reply = raw(server, payload)
     assert status_of(reply) == 400 and b"Connection: close" in reply and reply.endswith(b".\n")
 
 
@@ -222,11 +222,11 @@ FRAGMENTS = [
 
 
 @settings(max_examples=300)
-@given(request=st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=5), max_size=20).map(b"".join))
-def test_random_bytes_never_cause_an_internal_error(strict, request):
+@given(payload=st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=5), max_size=20).map(b"".join))
+def test_random_bytes_never_cause_an_internal_error(strict, payload):
     server, bugs = strict
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(request.replace(b"%d", b"%d" % server.port))
+        connection.sendall(payload.replace(b"%d", b"%d" % server.port))
         connection.shutdown(socket.SHUT_WR)
         reply = connection.recv(99)
     assert bugs == [] and (not reply or reply.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4", b"HTTP/1.1 100")))
