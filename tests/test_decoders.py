@@ -186,7 +186,7 @@ def test_claimed_sizes_are_not_allocated(tmp_path):
 
 def test_gzip_bomb_is_refused(tmp_path, monkeypatch):
     """Unpacking stops at 200 times the size of the file."""
-    monkeypatch.setattr(columns, "ROOM", 1 << 22)
+    monkeypatch.setattr(columns, "FREE_BYTES", 1 << 22)
     part = zlib.compressobj(9, zlib.DEFLATED, 31)
     zeros = bytes(1 << 24)
     packed = b"".join(part.compress(zeros) for _ in range(20)) + part.flush()

@@ -112,7 +112,7 @@ def test_intervals_narrow_with_more_test_examples(tmp_path):
 def test_local_models_classify_clients_of_one_class_perfectly(tmp_path):
     ones = tuple(np.full_like(y, client % 2) for client, y in enumerate(DATA.targets))
     x = tuple(np.abs(x) + 1 for x in DATA.features)
-    data = replace(DATA, features=x, targets=ones, test_features=x, test_targets=ones, truth=None, scales=None)
+    data = replace(DATA, features=x, targets=ones, test_features=x, test_targets=ones, truth=None, scales=())
     assert run_in(data, tmp_path / "a", "local")[0].metric("seen.accuracy") == 1
     assert run_in(data, tmp_path / "b", "fedavg")[0].metric("seen.accuracy") < 0.8
 
@@ -144,7 +144,7 @@ def test_weights_of_scaled_features_are_compared_in_the_units_of_the_truth(tmp_p
 @pytest.mark.parametrize("method", ["fedavg", "fedclup", "ditto", "apfl", "lgmix"])
 def test_a_client_without_examples_is_served_the_shared_model(method, tmp_path):
     x, y = DATA.features, DATA.targets
-    data = replace(DATA, features=(*x[:3], x[3][:0]), targets=(*y[:3], y[3][:0]), truth=None, scales=None)
+    data = replace(DATA, features=(*x[:3], x[3][:0]), targets=(*y[:3], y[3][:0]), truth=None, scales=())
     result, state = run_in(data, tmp_path / "run", method)
     assert any("1 client has no examples" in note and "3." in note for note in result.notes)
     last = result.by_client[3]

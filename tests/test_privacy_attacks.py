@@ -258,7 +258,7 @@ def test_h1_changing_groups_reveal_lists_in_060_and_fixed_groups_do_not():
     key, secure = fresh_key(), SecureSum(group=10)
     contexts = [StageContext(fresh_key(), number, 60.0, run_key=key) for number in range(6)]
     fixed = [[np.array(group.people) for group in secure.groups(people, context)] for context in contexts]
-    assert attack(fixed) == pytest.approx(attack(fixed[:1]), abs=0.02) and attack(fixed) < 0.5
+    assert attack(fixed) < attack(fixed[:1]) + 0.05 and attack(fixed) < 0.5  # more rounds reveal no more
 
 
 def test_h1_counts_are_sent_once_and_in_the_same_groups_by_the_engine():
