@@ -1,8 +1,8 @@
-"""`fedtaste federate` as a user runs it: two real federations, and refusals before any process starts.
+"""`fedtaste federate` as a user runs it: a real federation, a private one, and refusals before any process starts.
 
-The first federation has two nodes. One of them and the SuperLink are killed, and the result is compared with the
-simulator. The second one is private, with secure sums, which need three nodes. Every message to a node starts a process
-that takes about three seconds of CPU time, so both have as few nodes and rounds as possible.
+The real federation has two nodes. One of them and the SuperLink are killed, and the result is compared with the
+simulator. Every message to a node starts a process that takes several seconds of CPU time, so it has as few nodes and
+rounds as possible, and the nodes of the private federation answer in this process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from fedtaste.errors import RunError
 from fedtaste.flower.processes import MARK
 from support.command import CommandOutput, fedtaste
+from support.flower_worlds import federation_in_process, serve_to_the_end
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 DATA = "synthetic:60x40x900"
 # fedrap stores a table, a vector and two numbers for each person. There is no noise, because nodes draw it from their
 # own secrets and the simulator could not compute the same numbers.
 RUN = f"--data {DATA} --method fedrap --rounds 2 --wire clip=1 --set k=8 --threads 1".split()
-PRIVATE = f"--data {DATA} --method fedmf --rounds 1 --wire clip=1,noise=1,secure --set k=8 --threads 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +105,32 @@ def test_a_federation_with_two_killed_processes_equals_the_simulation(watch, tmp
     assert result["privacy"] is None and result["rejected_updates"] == {}
 
 
-def test_nodes_of_a_private_federation_have_their_own_secrets(watch, tmp_path):
-    run = tmp_path / "run"
-    result = watch.fedtaste("federate", "--nodes", 3, *PRIVATE, "--out", run)
+def test_nodes_of_a_private_federation_have_their_own_secrets(tmp_path):
+    """The nodes answer in this process; with real processes: `python benchmarks/federation.py secure`."""
+    settings = {"data": DATA, "method": "fedmf", "rounds": 1, "wire": "clip=1,noise=1,secure", "set": {"k": "8"}}
+    folder, grid = federation_in_process(tmp_path / "run", **settings)
+    result, run = serve_to_the_end(folder, grid), folder.path
     assert "the server too" in result["privacy"]["against"] and result["privacy"]["epsilon"] > 0
-    assert result["privacy"]["ledger"]["epsilon"] >= result["privacy"]["epsilon"]
     secrets = sorted(run.glob("federation/nodes/*/store/secret"))
     assert len(secrets) == 3 and {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
     keys = {path.read_bytes() for path in [*secrets, run / "noise.key"]}
     assert len(keys) == 4 and {len(key) for key in keys} == {32}
     assert (run / "noise.key").stat().st_mode & 0o777 == 0o600 and run.stat().st_mode & 0o777 == 0o700
     assert {name for entry in result["federation"]["history"] for name in entry} == {"phase", "round", "seconds"}
+
+
+def test_a_private_federation_is_in_the_ledger_before_its_processes_start(tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RunError("no process could be started")
+
+    monkeypatch.setattr("fedtaste.cli.federate.run_federation", fail)
+    options = ("--data", DATA, "--method", "fedmf", "--rounds", 1, "--wire", "clip=1,noise=1", "--set", "k=8")
+    ledger = tmp_path / "people.json"
+    output = fedtaste("federate", "--nodes", 2, *options, "--ledger", ledger, "--out", tmp_path / "run")
+    assert output.code == 2 and "no process could be started" in output.err
+    assert [run["method"] for run in fedtaste("privacy", "ledger", "--ledger", ledger, "--json").json["runs"]] == [
+        "fedmf"
+    ]
 
 
 # Refusals before any process starts
