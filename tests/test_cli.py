@@ -245,6 +245,7 @@ def test_options_come_from_a_file_and_the_command_line_overrides_them():
         ("roudns = 2", ['"roudns" is not an option', 'Did you mean "rounds"?']),
         ("nodes = 2", ['"nodes" is not an option']),  # of another command
         ("rounds = 0", ["rounds must be a whole number at least 1, got 0"]),
+        ("rounds = true", ["rounds must be a whole number at least 1", "got true"]),
         ('protocol = "clan"', ['"clan" is not a protocol', 'Did you mean "clean"?']),
         ("set = 3", ["set must be a table of settings"]),
         ("[set]\nlamm = 3", ['"lamm" is not a setting']),
@@ -659,8 +660,8 @@ def test_recommend_reads_likes_from_a_file(finished_run):
     "args, parts",
     [
         ([], ["Say for whom", "--likes", "--person", "--from"]),
-        (["--likes", "1", "--person", "1"], ["either", "or"]),
-        (["--person", "1", "--from", "x.csv"], ["either", "or"]),
+        (["--likes", "1", "--person", "1"], ["in one way, got 2", "either", "or"]),
+        (["--person", "1", "--from", "x.csv"], ["in one way, got 2", "either", "or"]),
         (["--person", "nobody"], ['"nobody" is nobody in synthetic:40x40x400', '"1" to "40"']),
         (["--person", "33x"], ['"33x" is nobody', 'Did you mean "33"?']),
         (["--likes", "1", "-n", "41"], ["from 1 to 39", "got 41"]),

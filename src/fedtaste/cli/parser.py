@@ -110,6 +110,9 @@ def read_config(path: Path, fields: Mapping[str, FieldInfo]) -> JsonObject:
     for key, value in content.items():
         if key not in by_key:
             raise SettingError(f"{path}: {did_you_mean(key, by_key, 'option')}")
+        info = fields[by_key[key]]
+        if isinstance(value, bool) and bool not in _types(info.annotation):  # Python would count true as 1
+            raise SettingError(f"{path}: {key} must be {expectation(info)}, got {str(value).lower()}.")
         if isinstance(value, dict):
             # values of a [set] table as --set spells them
             content[key] = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in value.items()}

@@ -51,8 +51,10 @@ def recommend(
 ) -> Recommendations:
     """The n best items that the person does not have yet. Name them by `likes`, by `person` or by a `file` of likes."""
     run = OpenRun.open(path)
-    if sum((bool(likes), person is not None, file is not None)) != 1:
-        raise SettingError("Say for whom: either --likes TITLE (repeatable), or --person NAME, or --from FILE.")
+    given = sum((bool(likes), person is not None, file is not None))
+    if given != 1:
+        problem = "Say for whom" if not given else f"Say for whom in one way, got {given}"
+        raise SettingError(f"{problem}: either --likes TITLE (repeatable), or --person NAME, or --from FILE.")
     if person is not None:
         history, scores = _member_scores(run, person, cache)
     else:
