@@ -508,6 +508,15 @@ def test_invalid_facts_are_refused(run_copy):
             RunFolder(run_copy).facts()
 
 
+@pytest.mark.parametrize("name, value", [("rounds", "nine"), ("sead", 0)])
+def test_a_wrong_entry_of_the_settings_is_named(run_copy, name, value):
+    header = json.loads((run_copy / "settings.json").read_text())
+    header["settings"][name] = value
+    (run_copy / "settings.json").write_text(json.dumps(header))
+    with pytest.raises(RunError, match=f"settings.json holds no settings .*{name}"):
+        RunFolder(run_copy).settings()
+
+
 def test_a_run_of_a_version_that_was_called_tacit_is_refused(run_copy):
     header = json.loads((run_copy / "settings.json").read_text())
     for form, version, writer in (("tacit-run-1", "0.6.0", "tacit 0.6.0"), ("fedtaste-run-9", "2.0", "fedtaste 2.0")):

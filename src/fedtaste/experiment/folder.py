@@ -188,6 +188,9 @@ class RunFolder:
             return Settings(**self.read("settings.json")["settings"])
         except (KeyError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0]
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise RunError(
                 f"{self.path / 'settings.json'} holds no settings of this fedtaste ({reason}). {RESTORE}"
             ) from error
