@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedtaste import __version__
-from fedtaste.cli.output import Bars
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.data.sources import load
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import save

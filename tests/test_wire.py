@@ -449,7 +449,7 @@ def test_noise_without_clipping_has_no_epsilon_and_a_reason():
 
 def interrupt(folder, monkeypatch, *args):
     """Run a command and interrupt it in its third round, as Ctrl-C would."""
-    from fedtaste.cli.output import Bars
+    from fedtaste.experiment.progress_bars import Bars
 
     rounds = []
 
@@ -623,7 +623,7 @@ def test_a_killed_and_resumed_run_has_the_same_epsilon_and_bytes(here):
 @pytest.mark.parametrize("name, value", [("wire", "clip=1,noise=20"), ("noise_seed", 5), ("delta", 0.5)])
 def test_a_checkpoint_with_changed_privacy_settings_is_refused(here, monkeypatch, name, value):
     """The rounds of a checkpoint were computed with its noise: with other settings its epsilon would be false."""
-    from fedtaste.cli.output import Bars
+    from fedtaste.experiment.progress_bars import Bars
 
     monkeypatch.setattr(Bars, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--out", "run")

@@ -144,6 +144,7 @@ class Kernel(Protocol):
 
 
 Scores = Callable[[Params, PrivateStore, People, NDArray[np.int64]], NDArray[np.float32]]
+Users = Callable[[Params, CohortExamples], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,8 @@ class Fast:
     kernel: Kernel | None = None  # `client` for a whole cohort (engine/backends.py)
     exact: Kernel | None = None  # the kernel with sums in double precision, for sums that are added up elsewhere
     scores: Scores | None = None  # (shared, store, people, candidates): everybody's scores (evaluation/scoring.py)
+    users: Users | None = None  # (shared, examples): everybody's vector `user` [people, p], where it is all of
+    # `personalize` and the model has a design
     bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: fewer clients run at once then
 
 

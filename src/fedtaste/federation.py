@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtaste.core import People
 from fedtaste.data.interactions import Histories, starts_of
-from fedtaste.data.sampling import COHORT, DROPOUT, TRAIN, Ragged, key_of, samples, uniform
+from fedtaste.data.sampling import COHORT, DROPOUT, SERVE, TRAIN, Ragged, key_of, samples, uniform
 from fedtaste.errors import DataError, SettingError
 from fedtaste.wire.rng import coins as secret_coins
 
@@ -92,6 +92,22 @@ def of_histories(
 
     learners = np.arange(histories.people) if members is None else np.asarray(members, np.int64)
     return Federation(histories.people, learners[histories.lengths[learners] > 0], examples, catalogue)
+
+
+def separate_devices(
+    histories: Histories, catalogue: int, *, negatives: int = 4, batch: int = 0, seed: int = 0
+) -> Federation:
+    """People who are served, each as the only person of a federation: what is drawn for somebody depends on their
+    history alone and not on their number, so that a list for many people has the same rows as lists one by one."""
+
+    def examples(people: People, round: int, form: ExampleForm) -> Ragged:
+        if form == "history":
+            part = histories.take(people)
+            return Ragged(part.starts, part.items, part.values)
+        key = key_of(seed, SERVE, round)
+        return samples(histories, people, catalogue=catalogue, negatives=negatives, batch=batch, key=key, alone=True)
+
+    return Federation(histories.people, np.flatnonzero(histories.lengths), examples, catalogue)
 
 
 def of_arrays(

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from fedtaste.cli.options import CompareOptions
-from fedtaste.cli.output import Bars, emit, ledger_folder, say
+from fedtaste.cli.output import emit, ledger_folder, say
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, train_folder
 from fedtaste.errors import RunError, SettingError

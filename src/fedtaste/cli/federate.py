@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedtaste.cli.options import FederateOptions
-from fedtaste.cli.output import Bars, cache, emit, err, ledger_folder, put, say
+from fedtaste.cli.output import cache, emit, ledger_folder, put, say
+from fedtaste.experiment.progress_bars import Bars, err
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
 from fedtaste.data.sources import load

@@ -6,7 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtaste.cli.options import PoisonOptions
-from fedtaste.cli.output import Bars, emit, out, put
+from fedtaste.cli.output import emit, out, put
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.run import load_data
 from fedtaste.data.supervised import Supervised
 from fedtaste.errors import SettingError

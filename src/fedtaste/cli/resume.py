@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fedtaste import __version__
 from fedtaste.cli.options import ResumeOptions
-from fedtaste.cli.output import Bars, say
+from fedtaste.cli.output import say
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import load_data, train_folder

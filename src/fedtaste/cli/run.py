@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fedtaste import __version__
 from fedtaste.cli.options import RunOptions
-from fedtaste.cli.output import Bars, cache, ledger_folder, say
+from fedtaste.cli.output import cache, ledger_folder, say
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted

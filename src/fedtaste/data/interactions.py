@@ -116,6 +116,7 @@ class Interactions:
     titles: tuple[str, ...] = ()  # for readers; the names where the source has no titles
     genres: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was done to the source, for the reader
+    frame_library: str = "polars"  # polars or pandas: of the frame that the data came from, and of frames made from it
 
     def __post_init__(self) -> None:
         if not self.titles:

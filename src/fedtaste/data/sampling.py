@@ -102,6 +102,7 @@ def _samples(
     catalogue: int,
     negatives: int,
     key: np.uint64,
+    numbers: People,
 ) -> tuple[Ints, Floats]:
     starts, items, values = histories
     forbidden_starts, forbidden_items = forbidden
@@ -111,7 +112,7 @@ def _samples(
         marks = np.full(catalogue, -1, np.int32)  # the place of the last person whose item it is: no clearing
         for place in range(worker, len(people), WORKERS):
             person = people[place]
-            own = mix(key, person)
+            own = mix(key, numbers[place])
             first, count = starts[person], starts[person + 1] - starts[person]
             begin, end = out_starts[place], out_starts[place + 1]
             out_items[begin : begin + count] = items[first : first + count]
@@ -168,11 +169,13 @@ def samples(
     batch: int,
     key: np.uint64,
     forbidden: Histories | None = None,
+    alone: bool = False,
 ) -> Ragged:
     """Each person's items with `negatives` times as many drawn items, shuffled.
 
     The target of an own item is its value, or 1 where negatives are drawn; that of a negative is 0. Negatives come from
-    outside the history and `forbidden`. People who have every item get no negatives.
+    outside the history and `forbidden`. People who have every item get no negatives. With `alone` everybody draws as
+    person 0 does, so that a person's draws do not depend on their number.
     """
     chosen = np.asarray(people, np.int64)
     forbidden = forbidden or Histories.empty(histories.people)
@@ -180,7 +183,8 @@ def samples(
     full = lengths + forbidden.lengths[chosen] >= catalogue
     starts = starts_of(lengths * np.where(full, 1, 1 + negatives))
     own, out = (histories.starts, histories.items, histories.values), (forbidden.starts, forbidden.items)
-    items, targets = _samples(chosen, starts, own, out, catalogue, negatives, key)
+    numbers = np.zeros_like(chosen) if alone else chosen
+    items, targets = _samples(chosen, starts, own, out, catalogue, negatives, key, numbers)
     return Ragged(starts, items, targets, batch)
 
 

@@ -51,6 +51,14 @@ def leave_one_out(
     return Split(train, valid, test, negatives.valid, negatives.test, notes + negatives.notes)
 
 
+def for_production(histories: Histories, catalogue: int, seed: int, *, search: bool) -> Split:
+    """Nothing is for testing. With `search` the newest item of each person is for validation, to choose the rounds."""
+    nothing = Histories.empty(histories.people)
+    train, valid = leave_last(histories) if search else (histories, nothing)
+    negatives = _draw_negatives(histories, catalogue, seed)
+    return Split(train, valid, nothing, negatives.valid, nothing)
+
+
 def temporal(interactions: Interactions, seed: int) -> Split:
     """One cut in time for everybody: the first 80 % of all interactions, the next 10 %, the last 10 %."""
     if interactions.time is None:

@@ -7,6 +7,7 @@ final.safetensors     the trained state            model.safetensors   its share
 items.json            the catalogue: names, titles, genres, and counts (not in a private run)
 noise.key             32 secret bytes from which a private run draws noise and coins; needed to resume
 result.json           the RunResult that `--json` prints               report.html, plots/
+interactions.safetensors   of a fit: everybody's history, so that people of the data are served without the file
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -34,7 +35,7 @@ from fedtaste.experiment.facts import FactsJson
 from fedtaste.experiment.plan import UNTIMED
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress import Progress
-from fedtaste.experiment.result import Comparison, RunResult
+from fedtaste.experiment.result import Comparison, FitResult, RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
@@ -45,6 +46,7 @@ from fedtaste.wire.rng import KEY_BYTES, fresh_key
 FORMAT = "fedtaste-run-1"
 RESTORE = "Restore it from a copy, or run again."
 Data = Interactions | UserSplit | Supervised
+Kind = Literal["run", "fit"]
 Content = TypeVar("Content", bound=BaseModel)
 
 
@@ -55,8 +57,8 @@ class RunFolder:
     path: Path
 
     @staticmethod
-    def create(path: Path, settings: JsonObject, data: Data, version: str) -> RunFolder:
-        """Begin a run in a new or empty folder. What a private run writes is readable by its owner only."""
+    def create(path: Path, settings: JsonObject, data: Data, version: str, kind: Kind = "run") -> RunFolder:
+        """Begin a run, or a fit, in a new or empty folder. What a private one writes is readable by its owner only."""
         folder, private = RunFolder(path), adds_noise(Settings(**settings))
         try:
             path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
@@ -76,7 +78,7 @@ class RunFolder:
             folder.write(  # before everything else: from now on this is a run and can be resumed
                 "settings.json",
                 {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data),
-                 "nonce": secrets.token_hex(16), "private": private},
+                 "nonce": secrets.token_hex(16), "private": private, **({} if kind == "run" else {"kind": kind})},
             )  # fmt: skip
             folder.write("items.json", catalogue(data, counts=not private))
         return folder
@@ -110,6 +112,11 @@ class RunFolder:
             return bool(json.loads((self.path / "settings.json").read_text("utf-8")).get("private"))
         except (OSError, ValueError, AttributeError):
             return False
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the folder holds an evaluated run, or a model for production that was fitted to all data."""
+        return "fit" if self.read("settings.json").get("kind") == "fit" else "run"
 
     @property
     def federated(self) -> bool:
@@ -201,7 +208,16 @@ class RunFolder:
 
     def result(self) -> RunResult:
         """The result of a finished run."""
+        if self.kind == "fit":
+            raise RunError(
+                f"{self.path} is a model for production: it learnt from all data, so nothing was left to evaluate it "
+                "on. `fedtaste run` with the same options evaluates it."
+            )
         return self._validated("result.json", RunResult)
+
+    def fit_result(self) -> FitResult:
+        """The result of a finished fit."""
+        return self._validated("result.json", FitResult)
 
     def comparison(self) -> Comparison:
         """compare.json of a folder of several runs."""

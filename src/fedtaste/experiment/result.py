@@ -231,6 +231,42 @@ class RunResult(ResultPart):
         return self.privacy.epsilon if self.privacy else None
 
 
+class FitResult(ResultPart):
+    """The result of `fedtaste fit`: a model for production, which learnt from everything and everybody."""
+
+    data: str
+    task: str
+    method: str
+    settings: dict[str, object]
+    """Every setting in force, defaults included."""
+    wire: str
+    seed: int
+    rounds: Count
+    """Rounds of this training."""
+    total_rounds: Count
+    """Rounds of this training and of the models that it continues."""
+    people: Count
+    members: Count
+    """People who took part in training."""
+    items: Count
+    feature_count: Count
+    interactions: Count | None
+    stopped: Stopped
+    valid: dict[str, float] | None
+    """Validation metrics of the round that was chosen, before the final training; None where no round was chosen."""
+    traffic: Traffic
+    privacy: PrivacyStatement | None
+    total_epsilon: float | None
+    """Epsilon of this training and of the private ones that it continues, added up; None where one promises nothing."""
+    total_delta: float | None
+    seconds: Seconds
+    notes: tuple[str, ...]
+    run: str
+    """The folder of the model."""
+    scale: tuple[float, float]
+    curve: tuple[CurvePoint, ...]
+
+
 class Heterogeneity(ResultPart):
     """How far clients' data are apart (`R`), against the error (`noise`) of a fit to one client's `n` examples. `lam`
     is what FedCLUP would take for the linear model that this was measured with."""

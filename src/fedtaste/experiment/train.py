@@ -10,7 +10,7 @@ Every phase is checkpointed; `execute` on a folder with a checkpoint resumes the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -78,6 +78,7 @@ class Prepared:
     task: Task
     plan: Plan
     seconds: float  # that preparing took
+    start: Callable[[State], State] = lambda fresh: fresh  # the state to begin with, made from a fresh one
 
 
 def prepare(
@@ -91,7 +92,7 @@ def prepare(
     """
     began = time.perf_counter() if began is None else began
     task = task or make_task(settings, data)
-    run_plan = _checked_plan(settings, task)
+    run_plan = checked_plan(settings, task)
     set_threads(settings.threads)
     choose_backend(settings.backend, run_plan.method, run_plan.wire.stage)
     if not len(task.seen):
@@ -109,10 +110,11 @@ def prepare(
 def prepare_remote(settings: Settings, task: Task) -> Prepared:
     """Prepare an experiment whose clients are remote (flower/server.py) and hold the data; `task` reaches them."""
     began = time.perf_counter()
-    return Prepared(settings, None, task, _checked_plan(settings, task, elsewhere=True), time.perf_counter() - began)
+    return Prepared(settings, None, task, checked_plan(settings, task, elsewhere=True), time.perf_counter() - began)
 
 
-def _checked_plan(settings: Settings, task: Task, elsewhere: bool = False) -> Plan:
+def checked_plan(settings: Settings, task: Task, elsewhere: bool = False) -> Plan:
+    """The plan, with a cohort that its privacy allows."""
     run_plan = plan(settings, task.facts, elsewhere)
     require_cohort(run_plan.wire.mechanism, max(task.facts.people, 1), run_plan.rounds, run_plan.delta)
     return run_plan
@@ -154,7 +156,7 @@ class Training:
         self, prepared: Prepared, folder: RunFolder, listener: ProgressListener, remote: RemoteClients | None
     ) -> None:
         self.settings, self.task, self.plan = prepared.settings, prepared.task, prepared.plan
-        self.setup_seconds = prepared.seconds
+        self.setup_seconds, self._start = prepared.seconds, prepared.start
         self.folder, self.listener, self.remote = folder, listener, remote
         self.searches = self.task.validates and self.plan.searches
         self._resumed, progress = folder.restore(lambda: self.begin(self.federation("final")))
@@ -200,7 +202,7 @@ class Training:
     def begin(self, federation: Federation) -> State:
         """The state before the first round."""
         rows = self.folder.path / "private" if self.settings.store == "disk" else None
-        return begin(self.plan.method, self.plan.model, federation, self.plan.seed, rows)
+        return self._start(begin(self.plan.method, self.plan.model, federation, self.plan.seed, rows))
 
     def served(self, state: State) -> Served:
         """The method as people are served with it, with the shared parameters that a client decodes from a download."""

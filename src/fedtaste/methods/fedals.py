@@ -59,7 +59,7 @@ class FedALS:
             self.personalize,
             examples="history",
             rows=(*self.model.rows, "sums"),
-            fast=Fast(self.kernel, partial(self.kernel, wide=True)),
+            fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users),
             privacy=Release(constant=not self.counts_once),
             recipe=Recipe("ridge", self.lam, prior, alpha0, self.recency, self.floor),
         )
@@ -119,6 +119,26 @@ class FedALS:
         weights = recency_weights(flat.mask, self.recency, self.floor)
         return shared | {"user": self.solve(shared, flat, weights)}
 
+    def users(self, shared: Params, examples: CohortExamples) -> NDArray[np.float32]:
+        """The vector `user` of `personalize` for many people, [people, p]."""
+        ends = np.repeat(examples.starts[1:], examples.lengths)
+        age = ends - 1 - np.arange(len(examples.inputs))
+        weights = (self.floor + (1 - self.floor) * self.recency**age).astype(np.float32)
+        table, targets, gram, prior = self._systems(shared, examples)
+        return kernels.solve_people(examples.starts, examples.inputs, targets, weights, table, gram, self.lam, prior)[0]
+
+    def _systems(
+        self, params: Params, examples: CohortExamples
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], float]:
+        """(features of the items, targets of the examples, alpha0 V'V, lam alpha0 m) of people's linear systems."""
+        item = params["item"].numpy()
+        if not self.ratings:
+            ones = np.ones(len(examples.inputs), np.float32)
+            return item, ones, self.alpha0 * params["gram"].numpy(), self.lam * self.alpha0 * self.model.catalogue
+        table = np.concatenate([item, np.ones((len(item), 1), np.float32)], 1)
+        targets = examples.targets - params["item_bias"].numpy()[examples.inputs] - params["mean"].numpy()
+        return table, targets, np.zeros((table.shape[1], table.shape[1]), np.float32), 0.0
+
     def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide` as in `cohort_sums`."""
         total, finite = self.cohort_sums(download.params, cohort.examples, wide)
@@ -131,25 +151,18 @@ class FedALS:
     ) -> tuple[Params, NDArray[np.bool_]]:
         """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
         precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding."""
-        shared = {name: value.numpy() for name, value in params.items()}
-        item, ones = shared["item"], np.ones(len(examples.inputs), np.float32)
-        table, targets, alpha0 = item, ones, self.alpha0
-        if self.ratings:
-            table = np.concatenate([item, np.ones((len(item), 1), np.float32)], 1)
-            targets, alpha0 = examples.targets - shared["item_bias"][examples.inputs] - shared["mean"], 0.0
-        p = table.shape[1]
-        gram = np.zeros((p, p), np.float32) if self.ratings else alpha0 * shared["gram"]
-        prior = self.lam * alpha0 * self.model.catalogue
+        table, targets, gram, prior = self._systems(params, examples)
+        ones, (m, p) = np.ones(len(examples.inputs), np.float32), table.shape
         users, finite = kernels.solve_people(
             examples.starts, examples.inputs, targets, ones, table, gram, self.lam, prior
         )
         residuals = ones
         if self.ratings:
             bias = np.repeat(users[:, -1], examples.lengths)
-            residuals = (examples.targets - bias - shared["mean"]).astype(np.float32)
+            residuals = (examples.targets - bias - params["mean"].numpy()).astype(np.float32)
             users[:, -1] = 1.0
-        sums = np.zeros((len(item), p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
-        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, len(item), finite)
+        sums = np.zeros((m, p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
+        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, m, finite)
         kernels.sum_outer(starts, people, entries, residuals, users, sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +23,7 @@ from fedtaste.engine.run import begin
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
+from fedtaste.files.folders import replace_folder
 from fedtaste.methods import METHODS, build
 from fedtaste.models import additive, factorization
 from fedtaste.recipe import Recipe
@@ -76,7 +75,7 @@ def export(run: Path, out: Path, *, float32: bool = False, log: Log = lambda tex
     _check_target(out)
     log("Placing the items on the map")
     contents = bundle_files(model, "float32" if float32 else "int8", log)
-    _write_folder(out, contents)
+    replace_folder(out, lambda folder: _write_files(folder, contents))
     return Manifest.model_validate_json(contents["manifest.json"])
 
 
@@ -307,32 +306,9 @@ def _check_target(out: Path) -> None:
         )
 
 
-def _write_folder(out: Path, contents: dict[str, bytes]) -> None:
-    """Write all files into a new folder beside `out`, then put it in the place of `out`: all of it or nothing."""
-    out = out.absolute()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-            new, old = Path(beside) / "new", Path(beside) / "old"
-            new.mkdir()
-            new.chmod(0o755)
-            for name, content in contents.items():
-                (new / name).write_bytes(content)
-            if out.exists() and not any(out.iterdir()):  # keep the folder: it may be a process's working directory
-                for name in contents:
-                    os.replace(new / name, out / name)
-                return
-            try:
-                if out.exists():
-                    os.replace(out, old)
-                os.replace(new, out)
-            finally:
-                if old.exists() and not out.exists():
-                    os.replace(old, out)
-    except OSError as error:
-        raise RunError(
-            f"{out} cannot be written ({error.strerror}). Choose another folder, or free some space."
-        ) from error
+def _write_files(folder: Path, contents: dict[str, bytes]) -> None:
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
 def _dump(value: object) -> bytes:

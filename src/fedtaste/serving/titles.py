@@ -37,6 +37,7 @@ class Titles:
 
     def __init__(self, names: Sequence[str], titles: Sequence[str], counts: Sequence[int]) -> None:
         self.titles = titles
+        self.numbers = {name: at for at, name in enumerate(names)}
         self.plain = [plain(title) for title in titles]
         first: dict[str, int] = {}
         self.groups = np.array([first.setdefault(title, at) for at, title in enumerate(titles)], np.int64)
@@ -54,6 +55,11 @@ class Titles:
             (str, index(names)),
             (bare, index(map(bare, titles))),
         ]
+
+    def number(self, text: str) -> int | None:
+        """The item of this name, or else of this title; None where there is none."""
+        number = self.numbers.get(text)
+        return self.get(text) if number is None else number
 
     def get(self, text: str) -> int | None:
         """The item, or None where there is none."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from fedtaste.core import Download, Examples, Method, Model, People
-from fedtaste.data.interactions import Histories
+from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.item_features import item_features
+from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.run import State, begin
 from fedtaste.evaluation.protocol import Evaluation
 from fedtaste.federation import Federation
@@ -144,3 +146,11 @@ class TaskData:
 def count_learners(histories: Histories, newcomers: People) -> int:
     """How many people have a history and are not newcomers."""
     return int((np.delete(histories.lengths, newcomers) > 0).sum())
+
+
+def all_histories(data: Interactions | UserSplit, seed: int) -> Histories:
+    """Everybody's whole history; of a split that the user supplies, all of its parts."""
+    if isinstance(data, Interactions):
+        return data.histories(seed)
+    parts = [part.histories(seed) for part in (data.train, data.valid, data.test) if part is not None]
+    return reduce(Histories.then, parts).distinct()

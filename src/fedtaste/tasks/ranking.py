@@ -16,7 +16,7 @@ from fedtaste.evaluation import protocol
 from fedtaste.evaluation.protocol import HeldOut, RankingMetrics, rank_full, rank_sampled
 from fedtaste.federation import Federation, of_histories, pooled
 from fedtaste.result_part import JsonObject
-from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, count_learners
+from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, all_histories, count_learners
 from fedtaste.tasks.serve import personalise
 from fedtaste.text import count
 
@@ -31,6 +31,7 @@ class Ranking(Task):
 
     clean       trains on the training part, chooses the round on validation, then trains on both
     published   trains on the training part, and chooses the round on the test part (evaluation/protocol.py)
+    production  as clean, but nothing is held out for a test and nobody is evaluated (`production_task`)
     """
 
     selection = ("ndcg@10", 1)
@@ -46,7 +47,7 @@ class Ranking(Task):
         self.people = self.train.people
         self.left_out = np.flatnonzero(splits.held_out_people(self.people, new_people, seed))
         self.evaluated = some(np.flatnonzero(parts["test"].lengths), MOST_EVALUATED, key_of(seed, SPLIT, 6))
-        if not len(self.evaluated):
+        if not len(self.evaluated) and protocol_name != "production":
             raise DataError(
                 f"Nobody in {data.name} has two interactions or more, so nothing can be held out. Bring longer "
                 "histories."
@@ -112,7 +113,7 @@ class Ranking(Task):
             people = count(without, "person", "people")
             notes += (f"For {people} no item is left to draw as a negative: they train without negatives.",)
         certain = int(((self.test.negatives.lengths == 0) & tested).sum())
-        if certain == int(tested.sum()):
+        if certain and certain == int(tested.sum()):
             raise DataError(
                 f"Everybody in {name} has touched every item, so a held-out item has nothing to be ranked against. "
                 "Bring a larger catalogue, or use --task ratings."
@@ -134,6 +135,22 @@ def ranking_task(
     parts = split_for_ranking(data, protocol_name, split_name, seed)
     task = Ranking(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
     task.facts = task.facts.described(data.table.titles, data.table.genres)
+    return task
+
+
+def production_task(data: Interactions | UserSplit, *, seed: int, search: bool) -> Ranking:
+    """The ranking task of a model for production: its final phase learns from everything and everybody. With `search`
+    the newest item of each person chooses the number of rounds before that."""
+    table = data.table.require()
+    histories = all_histories(data, seed)
+    ones = replace(histories, values=np.ones(len(histories), np.float32))
+    split = splits.for_production(ones, len(table.items), seed, search=search)
+    parts = {"train": split.train, "valid": split.valid, "test": split.test}
+    parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
+    timed = table.time is not None
+    parts_of_task = TaskData("ranking", table.name, len(table.items), timed, parts, notes=data.notes)
+    task = Ranking(parts_of_task, protocol_name="production", new_people=0.0, seed=seed)
+    task.facts = task.facts.described(table.titles, table.genres)
     return task
 
 

@@ -12,7 +12,7 @@ from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.evaluation.protocol import PredictionErrors, rating_errors
 from fedtaste.federation import Federation, of_histories, pooled
-from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, count_learners
+from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, all_histories, count_learners
 from fedtaste.tasks.serve import personalise
 
 LARGEST = 1e9  # of ratings: what is beyond is a mistake in the file
@@ -76,14 +76,34 @@ class Ratings(Task):
         return rating_errors(ready, test.take(people), self.scale)
 
 
-def split_for_ratings(data: Interactions | UserSplit, seed: int) -> TaskData:
-    """The ratings to learn from and to evaluate on: of seen people, of new ones and of those who choose the round."""
+def production_task(data: Interactions | UserSplit, *, seed: int, search: bool) -> Ratings:
+    """The ratings task of a model for production: its final phase learns from everything and everybody. With `search` a
+    tenth of the people choose the number of rounds before that."""
+    table = _checked_ratings(data)
+    histories = all_histories(data, seed)
+    half, other = splits.support_query(histories, 0.5, seed)
+    nothing, scale = Histories.empty(histories.people), (float(histories.values.min()), float(histories.values.max()))
+    parts = {"train": histories, "asked": nothing, "support": half, "query": other, "half": half, "other": other}
+    whole = TaskData("ratings", table.name, len(table.items), table.time is not None, parts, scale, data.notes)
+    task = Ratings(whole, new_people=0.0, seed=seed)
+    task.validates = task.validates and search
+    return task
+
+
+def _checked_ratings(data: Interactions | UserSplit) -> Interactions:
+    """The table of the data; refuses data without ratings, and absurd ones."""
     table = data.table.require()
     if table.value is None:
         raise DataError(f"{table.name} has no ratings. Bring a rating column, or use --task ranking.")
     largest = float(np.abs(table.value).max(initial=0.0))
     if not largest <= LARGEST:
         raise DataError(f"Ratings must be at most {LARGEST:g}, got {largest:g} in {table.name}. Correct it.")
+    return table
+
+
+def split_for_ratings(data: Interactions | UserSplit, seed: int) -> TaskData:
+    """The ratings to learn from and to evaluate on: of seen people, of new ones and of those who choose the round."""
+    table = _checked_ratings(data)
     notes, histories = data.notes, table.histories(seed)
     if isinstance(data, UserSplit):
         train = histories if data.valid is None else histories.then(data.valid.histories(seed))

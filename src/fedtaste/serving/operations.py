@@ -1,0 +1,263 @@
+"""What Recommender does with a model in a folder: fit, recommend, personalise, evaluate, update and save.
+
+Names in, names out; numbers of people and items stay inside. `fedtaste.recommender` has the public class, which imports
+this module when it is needed, so that a process which only serves a bundle does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from fedtaste import __version__
+from fedtaste.core import Download, Examples, People
+from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.sources import load
+from fedtaste.data.supervised import Supervised
+from fedtaste.data.user_files import UserSplit
+from fedtaste.errors import DataError, RunError, SettingError
+from fedtaste.experiment.continuation import SHARE, continue_from, join
+from fedtaste.experiment.fit import fit, prepare_fit
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.progress import ProgressListener
+from fedtaste.experiment.result import FitResult, RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.stored_interactions import INTERACTIONS
+from fedtaste.experiment.train import execute, prepare
+from fedtaste.files.folders import replace_folder
+from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
+from fedtaste.serving.open_model import OpenModel
+from fedtaste.serving.recommendation import Recommendation, Recommendations
+from fedtaste.serving.rebuild import Tables
+from fedtaste.serving.similar import similar_items as nearest_items
+from fedtaste.tasks.serve import serve
+from fedtaste.wire.messages import encode
+
+SAVED = ("settings.json", "facts.json", "plan.json", "items.json", "result.json", "model.safetensors")
+OF_PEOPLE = (INTERACTIONS, "final.safetensors")
+
+
+def as_interactions(data: object) -> Interactions | UserSplit:
+    """The data of a fit: Interactions, a frame, or the name or path of data."""
+    loaded = data if isinstance(data, Interactions | UserSplit) else load(data)  # type: ignore[arg-type]
+    if isinstance(loaded, Supervised):
+        raise DataError(f"{loaded.name} has clients with features; a Recommender needs people and items.")
+    return loaded
+
+
+def fit_model(
+    settings: Settings, data: Interactions | UserSplit, path: Path, listener: ProgressListener | None
+) -> OpenModel:
+    """Fit a model to all data, in a new folder."""
+    settings = settings.model_copy(update={"data": data.name})
+    prepared = prepare_fit(settings, data)
+    folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
+    fit(prepared, folder, listener)
+    return OpenModel.open(path)
+
+
+def update_model(
+    model: OpenModel, new: Interactions, changes: Mapping[str, object], path: Path, listener: ProgressListener | None
+) -> OpenModel:
+    """A model of the old and the new data together, which continues from the state of this one, in a new folder."""
+    result = model.result
+    if not isinstance(result, FitResult):
+        raise SettingError(
+            f"{model.folder.path} is an evaluated run, whose test items would be learnt. Update a model that was "
+            "fitted, or use `fedtaste run --from`."
+        )
+    data = join(model.data, new)
+    rounds = max(1, round(SHARE * result.rounds))
+    settings = model.settings.model_copy(update={"rounds": rounds, **changes})
+    state = model.trained_state()
+    prepared = prepare_fit(settings, data, continue_from(state.shared, state.memory, state.store))
+    folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
+    fit(prepared, folder, listener, before=result)
+    return OpenModel.open(path)
+
+
+def evaluate_model(model: OpenModel, listener: ProgressListener | None) -> RunResult:
+    """The clean protocol on the data of the model, with its settings: part of the data is held out and not learnt."""
+    if isinstance(model.result, RunResult):
+        return model.result
+    with tempfile.TemporaryDirectory(prefix="fedtaste-") as beside:
+        path = Path(beside) / "run"
+        prepared = prepare(model.settings, model.data)
+        folder = RunFolder.create(path, model.settings.model_dump(), model.data, __version__)
+        return execute(prepared, folder, listener).model_copy(update={"run": ""})
+
+
+def save_model(model: OpenModel, out: Path, people: bool) -> None:
+    """Write the model into a folder of its own: all of it or nothing. Without `people`, nobody's history and nobody's
+    private parameters are in it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (out / "model.safetensors").exists()):
+        raise RunError(f"{out} is not empty, and what is in it is not a model. Give a new folder.")
+    names = [*SAVED, *(OF_PEOPLE if people else ())]
+
+    def fill(folder: Path) -> None:
+        folder.chmod(0o700)
+        for name in names:
+            if (model.folder.path / name).exists():
+                shutil.copy2(model.folder.path / name, folder / name)
+
+    replace_folder(out, fill)
+
+
+# Recommendations
+
+
+def recommend_frame(
+    model: OpenModel, users: Iterable[object] | None, n: int, *, only: Iterable[object] | None,
+    exclude: Iterable[object], on_unknown: OnUnknown, repeat: bool,
+) -> object:  # fmt: skip
+    """The n best items of these people of the data, or of everybody: a frame with user, item, rank and score."""
+    check_n(n)
+    allowed = allowed_items(model.titles, only, exclude, on_unknown)
+    numbers = _find_people(model, users, on_unknown)
+    histories = model.histories.take(numbers)
+    best = model.top(
+        histories, n, timed=model.data.time is not None, members=numbers, allowed=allowed, repeat=repeat
+    )
+    left = (best.items >= 0).sum(1)
+    if not left.any() and len(numbers):
+        raise SettingError("Nothing is left to recommend: the filters and the histories leave no item for anybody.")
+    if (left == 0).any():
+        empty = [model.data.people[number] for number in numbers[left == 0]]
+        warnings.warn(f"{describe(empty)} without a row: no item is left for them.", stacklevel=3)
+    row, rank = np.nonzero(best.items >= 0)
+    columns = {
+        "user": pl.Series(model.data.people, dtype=pl.String).gather(numbers[row]),
+        "item": pl.Series(model.items["names"], dtype=pl.String).gather(best.items[row, rank]),
+        "rank": pl.Series((rank + 1).astype(np.int64)),
+        "score": pl.Series(best.scores[row, rank].astype(np.float64)),
+    }
+    return to_library(pl.DataFrame(columns), model.data.frame_library)
+
+
+def _find_people(model: OpenModel, users: Iterable[object] | None, on_unknown: OnUnknown) -> People:
+    """The numbers of these people, or of everybody who has a history."""
+    lengths = model.histories.lengths
+    if users is None:
+        return np.flatnonzero(lengths)
+    if isinstance(users, str):
+        raise SettingError(f"users must be a list, as in recommend([{users!r}]), got one text.")
+    names = [str(user) for user in users]
+    unknown = [name for name in names if name not in model.numbers or not lengths[model.numbers[name]]]
+    if unknown and on_unknown == "raise":
+        model.person(unknown[0])
+        raise DataError(f'"{unknown[0]}" has no history. Say what they like with recommend_for.')
+    if unknown and on_unknown == "warn":
+        warnings.warn(f"users: {describe(unknown)} not in the data and left out.", stacklevel=3)
+    missing = set(unknown)
+    return np.array([model.numbers[name] for name in names if name not in missing], np.int64)
+
+
+def to_library(frame: pl.DataFrame, library: str) -> object:
+    """The frame in the library that the data came from."""
+    if library != "pandas":
+        return frame
+    pandas: Any = import_module("pandas")
+    return pandas.DataFrame({name: frame[name].to_list() for name in frame.columns})
+
+
+def check_n(n: object) -> None:
+    """Refuse a number of items that is not a whole number of at least 1."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")
+
+
+def history_of(
+    model: OpenModel, likes: Iterable[object], ratings: Mapping[object, float] | None, on_unknown: OnUnknown
+) -> Histories:
+    """One person's history, oldest first; a like counts as the best rating."""
+    if ratings and model.facts.kind == "ranking":
+        raise SettingError("This model knows liked or not, and no ratings. Give likes and dislikes.")
+    low, high = model.facts.scale
+    values = dict.fromkeys(find_items(model.titles, likes, on_unknown, "likes"), high)
+    for name, value in (ratings or {}).items():
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise SettingError(f"ratings must be numbers from {low:g} to {high:g}, got {value!r} for {str(name)[:40]!r}.")
+        for number in find_items(model.titles, [name], on_unknown, "ratings"):
+            values.pop(number, None)
+            values[number] = float(value)
+    items = np.array(list(values), np.int32)
+    return Histories(np.array([0, len(items)]), items, np.array(list(values.values()), np.float32))
+
+
+def similar_items(model: OpenModel, item: object, n: int) -> Recommendations:
+    """The items whose vectors point most nearly in the direction of this item's."""
+    check_n(n)
+    table = model.shared.get("item")
+    if table is None or table.ndim != 2:
+        raise SettingError(f"{model.settings.method} has no item vectors, so similar items are not known to it.")
+    (number,) = find_items(model.titles, [item], "raise", "item")
+    tables = Tables(table.double().numpy(), None, False)
+    return recommendations(
+        model, *nearest_items(tables, number, n, model.titles.groups), history=(model.items["titles"][number],)
+    )
+
+
+def recommendations(
+    model: OpenModel, items: Sequence[int] | NDArray[np.integer], scores: Sequence[float] | NDArray[np.floating],
+    history: tuple[str, ...], because: Sequence[Sequence[int]] = (),
+) -> Recommendations:  # fmt: skip
+    """Items with their scores as a typed answer."""
+    names, titles = model.items["names"], model.items["titles"]
+    reasons = because or [()] * len(items)
+    rows = (
+        Recommendation(
+            item=names[at], title=titles[at], score=round(float(score), 6), because=tuple(titles[i] for i in why)
+        )
+        for at, score, why in zip(items, scores, reasons)
+    )
+    return Recommendations(items=tuple(rows), history=history)
+
+
+# One device
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalModel:
+    """What one device computes from what it receives; none of it is sent."""
+
+    history: tuple[str, ...]
+    """The titles that it was computed from, oldest first."""
+    received_bytes: int
+    """The size of the download: the shared parameters."""
+    parameters: dict[str, NDArray[np.generic]]
+    """The parameters of this person alone: rebuilt from the history, or private."""
+    scores: object
+    """A frame with every item and its score for this person, best first."""
+
+
+def personal_model(model: OpenModel, likes: Iterable[object], timed: bool) -> PersonalModel:
+    """Personalise one person on this machine as their own device would."""
+    history = history_of(model, likes, None, "raise")
+    if not len(history):
+        raise SettingError("history names no items. Give what the person took, oldest first.")
+    current, shared = model.plan(timed), model.shared
+    devices, alone = model.devices(history, timed), np.zeros(1, np.int64)
+    store, numbers, examples = serve(
+        current.method, shared, model.newcomer_store(), devices, alone, model.passes
+    )
+    own = {name: value[0] for name, value in store.gather(numbers).items()}
+    params = current.method.personalize(shared, own, Examples(*(x[0] for x in examples.pad())))
+    personal = {n: v.detach().numpy() for n, v in params.items() if n not in shared or v is not shared[n]}
+    ((_, scores),) = model.scores(history, timed=timed)
+    frame = pl.DataFrame({"item": model.items["names"], "score": scores[0].astype(np.float64)})
+    titles = tuple(model.items["titles"][at] for at in history.items)
+    size = len(encode(Download(shared, torch.zeros(()))))
+    library = model.data.frame_library if model.has_people else "polars"
+    return PersonalModel(titles, size, personal, to_library(frame.sort("score", descending=True), library))
