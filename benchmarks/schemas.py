@@ -17,13 +17,13 @@ from fedtaste.audit.result import AuditResult
 from fedtaste.bench.result import BenchResult
 from fedtaste.experiment.result import ComparisonResult, RunResult
 from fedtaste.poisoning.result import PoisonResult
-from fedtaste.serving.recommendation import Recommendations
+from fedtaste.serving.recommendation import RecommendResult
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunResult,
     "compare": ComparisonResult,
-    "recommend": Recommendations,
+    "recommend": RecommendResult,
     "audit": AuditResult,
     "poison": PoisonResult,
     "bench": BenchResult,

@@ -4,6 +4,7 @@
     GET  /v1/health          that the server runs, and with which model
     GET  /v1/items           the catalogue, in pages
     POST /v1/recommend       the best items for somebody, from what they like
+    POST /v1/similar         the items that are most similar to one item
 
 There is no search: what a person types would stand in an address, and proxies write addresses into their logs. The
 catalogue is public, so clients search in a copy of their own. Nothing is stored or logged between two requests.
@@ -15,22 +16,42 @@ import json
 import math
 import re
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Container, Iterable
+from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 
 from fedtaste import __version__
 from fedtaste.errors import FedtasteError
-from fedtaste.serving.openapi import MAX_PAGE, MUST_BE, CatalogueItem, Error, Health, Page, RecommendRequest, describe
-from fedtaste.serving.recommendation import Json
+from fedtaste.serving.filters import Filter, FilterError
+from fedtaste.serving.openapi import (
+    MAX_PAGE,
+    MUST_BE,
+    SIMILAR_MUST_BE,
+    CatalogueItem,
+    Error,
+    Health,
+    Page,
+    RecommendRequest,
+    SimilarRequest,
+    describe,
+)
+from fedtaste.serving.recommendation import Json, JsonModel
 from fedtaste.serving.recommender import Recommender
 from fedtaste.text import did_you_mean
 
+Request = TypeVar("Request", bound=JsonModel)
 MAX_BODY = 64 * 1024
 MAX_DIGITS = 30
 ECHO = 80  # characters of a wrong value that an error may repeat
-ROUTES = {"/v1/openapi.json": "GET", "/v1/health": "GET", "/v1/items": "GET", "/v1/recommend": "POST"}
+ROUTES = {
+    "/v1/openapi.json": "GET",
+    "/v1/health": "GET",
+    "/v1/items": "GET",
+    "/v1/recommend": "POST",
+    "/v1/similar": "POST",
+}
 
 
 class Answer(NamedTuple):
@@ -85,6 +106,8 @@ class Api:
             raise Refused(405, f"{path} takes {allowed}, got {cut(method)}.", Allow=allow)
         if path == "/v1/recommend":
             return self.recommend(parse_body(content_type, body))
+        if path == "/v1/similar":
+            return self.similar(parse_body(content_type, body))
         if path == "/v1/items":
             return self.page(query)
         return self.health if path == "/v1/health" else self.description
@@ -116,16 +139,27 @@ class Api:
                 n=request.n,
                 adventurous=request.adventurous,
                 timed=request.timed,
+                filter=filter_of(request, unknown),
             )
+        except FilterError as error:
+            raise Refused(422, str(error), error.field) from None
         except FedtasteError as error:  # likes and ratings have been checked; what is left is about dislikes
             raise Refused(422, str(error), "dislikes") from None
         return answer.model_copy(update={"unknown": tuple(unknown)}).dump()
+
+    def similar(self, body: Json) -> Json:
+        """The answer to a JSON object; 422 where a value does not fit, or the item is unknown."""
+        request = parse_request(SimilarRequest, body, SIMILAR_MUST_BE)
+        if self.recommender.titles.get(request.item) is None:
+            raise Refused(422, str(self.recommender.titles.not_found(request.item)), "item")
+        return self.recommender.similar(request.item, request.n).dump()
 
     def _unknown_titles(self, request: RecommendRequest) -> dict[str, None]:
         """The titles that are not in the catalogue, each once; refuses the first unless the request skips them."""
         unknown: dict[str, None] = {}
         lookup = self.recommender.titles
-        for field, titles in (("likes", request.likes), ("dislikes", request.dislikes), ("ratings", request.ratings)):
+        for field in ("likes", "dislikes", "ratings", "only", "exclude"):
+            titles: Iterable[str] = getattr(request, field) or ()
             missing = [title for title in titles if lookup.get(title) is None]
             if missing and request.unknown == "refuse":
                 hint = 'Or send "unknown": "skip" to leave such titles out.'
@@ -232,20 +266,35 @@ def parse_count(text: str, field: str, low: int, high: int) -> int:
 # From values to a request
 
 
-def check_request(body: Json, recommender: Recommender) -> RecommendRequest:
-    """A typed request; 422 with a sentence where a value does not fit."""
+def parse_request(model: type[Request], body: Json, must_be: dict[str, str]) -> Request:
+    """The body as this model; 422 with a sentence where a field is unknown or its value does not fit."""
     for name in body:
-        if name not in MUST_BE:
-            raise Refused(422, did_you_mean(cut(name), tuple(MUST_BE), "field"), cut(name))
+        if name not in must_be:
+            raise Refused(422, did_you_mean(cut(name), tuple(must_be), "field"), cut(name))
     try:
-        request = RecommendRequest.model_validate(body)
+        return model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = str(first["loc"][0])
+        if first["type"] == "missing":
+            raise Refused(422, f"{field} is missing; it must be {must_be[field]}.", field) from None
         verb = "is" if len(first["loc"]) == 1 else "has"  # has: an entry of the field is wrong
         raise Refused(
-            422, f"{field} {verb} {quote(first['input'])}; {field} must be {MUST_BE[field]}.", field
+            422, f"{field} {verb} {quote(first['input'])}; {field} must be {must_be[field]}.", field
         ) from None
+
+
+def filter_of(request: RecommendRequest, unknown: Container[str]) -> Filter | None:
+    """The filter of a request, without unknown titles; None where the request has none."""
+    if request.only is None and request.genres is None and not request.exclude:
+        return None
+    only = None if request.only is None else [title for title in request.only if title not in unknown]
+    return Filter(only, [title for title in request.exclude if title not in unknown], request.genres)
+
+
+def check_request(body: Json, recommender: Recommender) -> RecommendRequest:
+    """A typed request; 422 with a sentence where a value does not fit."""
+    request = parse_request(RecommendRequest, body, MUST_BE)
     if request.ratings and recommender.task != "ratings":
         message = "This model ranks and knows no stars. Send titles in likes and dislikes, and no ratings."
         raise Refused(422, message, "ratings")

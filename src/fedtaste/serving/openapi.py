@@ -5,17 +5,18 @@ The schemas are generated from these types. The examples are real titles of the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from fedtaste import __version__
-from fedtaste.serving.recommendation import Json, JsonModel, Recommendations
+from fedtaste.serving.recommendation import Json, JsonModel, Recommendations, SimilarItems
 from fedtaste.serving.recommender import Recommender
 
 MAX_ENTRIES, MAX_TITLE = 1000, 300  # entries of a list, characters of a title
-MAX_ITEMS, MAX_PAGE = 100, 1000  # recommendations, items of a page
+MAX_ITEMS, MAX_PAGE, MAX_GENRES = 100, 1000, 100  # recommendations, items of a page, genres of a filter
 ERRORS = {
     400: "Not a request that can be read: its head or its body is malformed, or the body is not JSON.",
     408: "The request did not arrive whole in time.",
@@ -31,7 +32,7 @@ ALWAYS = (400, 408, 413, 421, 431, 503)
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE)]
 TitleList = Annotated[list[Title], Field(max_length=MAX_ENTRIES)]
 TITLES = f'a list of titles, as in ["A title"]: at most {MAX_ENTRIES:,}, each a text of 1 to {MAX_TITLE} characters'
-MUST_BE = {  # of every field of a request, for errors
+MUST_BE = {  # of every field of POST /v1/recommend, for errors
     "likes": TITLES,
     "dislikes": TITLES,
     "ratings": (
@@ -41,6 +42,13 @@ MUST_BE = {  # of every field of a request, for errors
     "adventurous": "a number from -1 to 1",
     "timed": "true or false",
     "unknown": '"refuse" or "skip"',
+    "only": TITLES,
+    "exclude": TITLES,
+    "genres": f'a list of genres, as in ["Drama"]: 1 to {MAX_GENRES}, as GET /v1/items names them',
+}
+SIMILAR_MUST_BE = {  # of every field of POST /v1/similar
+    "item": f"a title or the name of an item, a text of 1 to {MAX_TITLE} characters",
+    "n": MUST_BE["n"],
 }
 
 
@@ -59,6 +67,19 @@ class RecommendRequest(JsonModel):
     unknown: Literal["refuse", "skip"] = Field(
         default="refuse", description="What happens to a title that is not in the catalogue."
     )
+    only: TitleList | None = Field(default=None, description="Titles, or names of items: nothing else is listed.")
+    exclude: TitleList = Field(default=[], description="Titles, or names of items, that are not listed.")
+    genres: list[Title] | None = Field(
+        default=None, min_length=1, max_length=MAX_GENRES, description="Only items of one of these genres are listed."
+    )
+
+
+class SimilarRequest(JsonModel):
+    """The body of POST /v1/similar."""
+
+    model_config = ConfigDict(strict=True)
+    item: Title = Field(description="A title, or the name of an item.")
+    n: int = Field(default=10, ge=1, le=MAX_ITEMS)
 
 
 class CatalogueItem(JsonModel):
@@ -119,6 +140,7 @@ def describe(recommender: Recommender, health: Health, first: tuple[CatalogueIte
             },
             "/v1/items": {"get": _items_operation(Page(items=first, start=0, total=health.items))},
             "/v1/recommend": {"post": _recommend_operation(recommender)},
+            "/v1/similar": {"post": _similar_operation(recommender)},
         },
         "components": {"schemas": _schemas(*recommender.scale)},
     }
@@ -150,13 +172,26 @@ def _recommend_operation(recommender: Recommender) -> Json:
             "summary": "Titles that may be unknown",
             "value": {"likes": [popular[0], "No such title"], "unknown": "skip"},
         },
-    }
-    body = {
-        "required": True,
-        "content": {"application/json": {"schema": _ref("RecommendRequest"), "examples": examples}},
+        "filter": {"summary": "Without some titles", "value": {"likes": popular[:1], "exclude": popular[1:]}},
     }
     example = answer.model_copy(update={"unknown": ()}).dump()
-    return _operation("recommend", summary, _ref("Recommendations"), example, (411, 415, 422)) | {"requestBody": body}
+    return _operation("recommend", summary, _ref("Recommendations"), example, (411, 415, 422)) | {
+        "requestBody": _body("RecommendRequest", examples)
+    }
+
+
+def _similar_operation(recommender: Recommender) -> Json:
+    (first,) = recommender.recommend(n=1).items
+    summary = "The items that are most similar to one item, by the cosine of their vectors."
+    examples = {"title": {"summary": "By its title", "value": {"item": first.title, "n": 2}}}
+    example = recommender.similar(first.title, n=2).dump()
+    return _operation("similar", summary, _ref("SimilarItems"), example, (411, 415, 422)) | {
+        "requestBody": _body("SimilarRequest", examples)
+    }
+
+
+def _body(schema: str, examples: Mapping[str, object]) -> Json:
+    return {"required": True, "content": {"application/json": {"schema": _ref(schema), "examples": examples}}}
 
 
 def _operation(
@@ -186,9 +221,12 @@ def _ref(name: str) -> Json:
 
 def _schemas(low: float, high: float) -> Json:
     """The schemas of the request and of all answers; ratings are bounded by the scale of the model."""
-    models: list[tuple[type[JsonModel], JsonSchemaMode]] = [(RecommendRequest, "validation")]
-    models += [(model, "serialization") for model in (Recommendations, Page, Health, Error)]
+    models: list[tuple[type[JsonModel], JsonSchemaMode]] = [
+        (model, "validation") for model in (RecommendRequest, SimilarRequest)
+    ]
+    models += [(model, "serialization") for model in (Recommendations, SimilarItems, Page, Health, Error)]
     schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]
     schemas["RecommendRequest"]["properties"]["ratings"]["additionalProperties"] |= {"minimum": low, "maximum": high}
-    schemas["Recommendations"]["properties"]["items"]["maxItems"] = MAX_ITEMS
+    for name in ("Recommendations", "SimilarItems"):
+        schemas[name]["properties"]["items"]["maxItems"] = MAX_ITEMS
     return dict(schemas)

@@ -24,8 +24,7 @@ from fedtaste.recipe import Recipe
 Floats = NDArray[np.float64]
 Items = NDArray[np.int64]
 SERVE = 6  # the stream of draws for serving, of data/sampling.py, which is not imported as it needs torch
-LEAN = 0.7  # how strongly `adventurous` leans
-MEDIAN_STEPS = 30  # of Weiszfeld's iteration
+LEAN = 0.5  # exponent of the popularity rank where `adventurous` is 1
 
 
 class Tables(NamedTuple):
@@ -179,20 +178,25 @@ def _sigmoid(x: Floats) -> Floats:
 def lean(scores: Floats, popularity: Floats, adventurous: float) -> Floats:
     """Scores leant towards (below 0) or away from (above 0) popular items.
 
-    The distance of a score from the median of the catalogue is multiplied by e^(-LEAN adventurous z), with z the
-    standardised popularity. Items near the median stay there, so no lean recommends what does not suit the person.
+    The distance of a score from the median of the catalogue is multiplied by rank^(LEAN adventurous), where the most
+    popular item has rank 1 and equally popular items share a rank. An item below the median stays below it, so no lean
+    recommends what does not suit the person. A rank tells the best-known items apart, which a popularity on a
+    logarithmic scale hardly does: with that, the lists of people who like well-known titles stayed well-known.
     """
-    spread, median = popularity.std(), np.median(scores)
-    if not adventurous or not spread:
+    if not adventurous:
         return scores
-    leant: Floats = median + (scores - median) * np.exp(-LEAN * adventurous * (popularity - popularity.mean()) / spread)
+    rank = np.searchsorted(np.sort(-popularity), -popularity) + 1.0
+    median = np.median(scores)
+    leant: Floats = median + (scores - median) * rank ** (LEAN * adventurous)
     return leant
 
 
-def geometric_median(points: Floats) -> tuple[float, float]:
-    """The geometric median of points [n, 2]: it stands among most of them, where the mean may stand between groups."""
-    at = points.mean(0)
-    for _ in range(MEDIAN_STEPS):
-        near = 1 / np.maximum(np.hypot(*(points - at).T), 1e-9)
-        at = (near[:, None] * points).sum(0) / near.sum()
-    return float(at[0]), float(at[1])
+def densest_point(points: Floats) -> tuple[float, float]:
+    """The one of these points [n, 2] around which the smallest circle holds more than half of them.
+
+    A mean or a median of points may lie between two groups of them. Of equal points the first is taken; squared
+    distances of whole numbers are exact, so that the page chooses the same point.
+    """
+    distances = ((points[:, None] - points[None]) ** 2).sum(2)
+    x, y = points[np.argmin(np.sort(distances, axis=1)[:, len(points) // 2])]
+    return float(x), float(y)

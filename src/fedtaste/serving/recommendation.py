@@ -1,4 +1,4 @@
-"""Recommendation and Recommendations: the typed answer of `fedtaste recommend`, `Recommender` and the HTTP API."""
+"""Recommendations and SimilarItems: the typed answers of `fedtaste recommend`, `Recommender` and the HTTP API."""
 
 from __future__ import annotations
 
@@ -33,3 +33,26 @@ class Recommendations(JsonModel):
     )
     popular: bool = Field(default=False, description="Whether nothing was known: what most people take.")
     unknown: tuple[str, ...] = Field(default=(), description="Titles that were skipped, as they were sent.")
+    disliked: tuple[str, ...] = Field(default=(), description="The titles that count as dislikes: they are not listed.")
+
+
+class RecommendResult(Recommendations):
+    """The answer of `fedtaste recommend`."""
+
+    rating_rule: str = Field(default="", description="How the ratings of --from were read as likes and dislikes.")
+
+
+class SimilarItem(JsonModel):
+    """One similar item. `score` is the cosine of the two items' vectors, 1 for the same direction."""
+
+    item: str
+    title: str
+    score: float
+
+
+class SimilarItems(JsonModel):
+    """The items that are most similar to one item, most similar first; none where the model knows nothing of it."""
+
+    item: str
+    title: str
+    items: tuple[SimilarItem, ...]

@@ -16,11 +16,13 @@ import numpy as np
 from fedtaste.errors import SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.serving.bundle import Bundle, read_bundle
-from fedtaste.serving.rebuild import Floats, Items, Person, Taste, geometric_median, gram_matrix, lean, rebuild
-from fedtaste.serving.recommendation import Recommendation, Recommendations
+from fedtaste.serving.filters import ALL, Candidates, Filter, find_candidates, nothing_left
+from fedtaste.serving.rebuild import Floats, Items, Person, Taste, densest_point, gram_matrix, lean, rebuild
+from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
+from fedtaste.serving.similar import similar_items
 from fedtaste.serving.titles import Titles
 
-MAPPED = 20  # best items, whose geometric median is the person's place on the map
+MAPPED = 10  # best items, among which the person stands on the map
 REASONS = 2  # likes that are named for an item
 
 
@@ -61,19 +63,23 @@ class Recommender:
         n: int = 10,
         adventurous: float = 0.0,
         timed: bool = False,
+        filter: Filter | None = None,
     ) -> Recommendations:
         """The n best items for a person.
 
         Likes are titles or names of items, oldest first; `timed` says that the order is one of time, so that recent
         ones count for more. `ratings` are for a model of ratings, where a like counts as the best rating.
-        `adventurous`: -1 leans towards popular items, 1 away from them.
+        `adventurous`: -1 leans towards popular items, 1 away from them. `filter` says which items may be listed.
         """
         taste = self.taste(likes, dislikes, ratings, timed)
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")
+        check_count(n)
         if not isinstance(adventurous, (int, float)) or not -1 <= adventurous <= 1:
             raise SettingError(f"adventurous must be a number from -1 to 1, got {adventurous!r}.")
-        best, names, titles = self.rank(taste, n, adventurous), self.bundle.names, self.bundle.titles
+        names, titles = self.bundle.names, self.bundle.titles
+        candidates = ALL if filter is None else find_candidates(filter, self.titles, self.bundle.items)
+        best = self.rank(taste, n, adventurous, candidates)
+        if not best.left and filter is not None:
+            raise nothing_left(filter, len(titles))
         rows = zip(best.items.tolist(), best.scores.tolist(), best.because)
         return Recommendations(
             items=tuple(
@@ -83,7 +89,22 @@ class Recommender:
                 for at, score, because in rows
             ),
             history=tuple(titles[at] for at in taste.likes),
+            disliked=tuple(titles[at] for at in taste.dislikes),
             popular=best.popular,
+        )
+
+    def similar(self, item: str, n: int = 10) -> SimilarItems:
+        """The n items whose vectors are most similar to this item's, a title or a name; see similar_items."""
+        check_count(n)
+        at, names, titles = self.titles.find(str(item)), self.bundle.names, self.bundle.titles
+        best, cosines = similar_items(self.tables, at, n, self.titles.groups)
+        return SimilarItems(
+            item=names[at],
+            title=titles[at],
+            items=tuple(
+                SimilarItem(item=names[j], title=titles[j], score=round(cosine, 6))
+                for j, cosine in zip(best.tolist(), cosines.tolist())
+            ),
         )
 
     def taste(
@@ -118,17 +139,18 @@ class Recommender:
             raise SettingError(f"Ratings must be numbers from {low:g} to {high:g}, got {str(value)[:20]}.")
         return float(value)
 
-    def rank(self, taste: Taste, n: int, adventurous: float = 0.0) -> Ranking:
-        """The n best items for somebody with this taste, the same items as on the page."""
+    def rank(self, taste: Taste, n: int, adventurous: float = 0.0, candidates: Candidates = ALL) -> Ranking:
+        """The n best candidates for somebody with this taste, the same items as on the page."""
         person = rebuild(self.recipe, self.tables, self.gram, taste)
         scores = self.popularity
         if person is not None:
             scores = lean(self.tables.scores(person.user), self.popularity, adventurous)
-        order = rank_items(scores, np.concatenate([taste.likes, taste.dislikes]), self.titles.groups)
+        excluded = np.concatenate([taste.likes, taste.dislikes, candidates.excluded])
+        order = rank_items(scores, excluded, self.titles.groups, candidates.allowed)
         best = order[:n]
         if person is None:
             return Ranking(best, scores[best], True, [[] for _ in best], None, len(order))
-        place = geometric_median(self.bundle.places[order[:MAPPED]]) if len(order) else None
+        place = densest_point(self.bundle.places[order[:MAPPED]]) if len(order) else None
         return Ranking(best, scores[best], False, self._because(person, taste, best), place, len(order))
 
     def _because(self, person: Person, taste: Taste, items: Items) -> list[list[int]]:
@@ -138,3 +160,8 @@ class Recommender:
         shares = np.where(good & (shares > 0), shares, 0.0)
         order = np.argsort(-shares, axis=1, kind="stable")[:, :REASONS]
         return [[int(taste.likes[i]) for i in row if share[i] > 0] for row, share in zip(order, shares)]
+
+
+def check_count(n: object) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")
