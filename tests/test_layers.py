@@ -29,6 +29,7 @@ LAYERS = (
     ("report",),
     ("audit", "poisoning"),
     ("serving",),
+    ("recommender",),
     ("bench",),
     ("flower",),
     ("cli",),
@@ -84,6 +85,7 @@ def test_no_test_module_is_imported(path):
 
 # Files with functions that import modules of the package. The command line imports a command when it is called, in
 # one place. Flower's apps import torch only for messages that need it: Flower starts a process for every message.
+# `Recommender` imports torch only where it trains or reads a model, as serving a bundle needs none (by importlib).
 LATE_IMPORTS = {"cli/main.py", "__init__.py", "flower/__init__.py", "flower/node_app.py"}
 
 

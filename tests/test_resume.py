@@ -21,7 +21,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedtaste import __version__
-from fedtaste.experiment.progress_bars import Bars
 from fedtaste.data.sources import load
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import save
@@ -30,6 +29,7 @@ from fedtaste.errors import DataError, DivergedError, RunError
 from fedtaste.experiment import train as experiment
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import Progress
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Phase, execute, prepare

@@ -35,7 +35,7 @@ _MODULES = {  # module -> its public names; tests/test_public.py compares this t
     "experiment.heterogeneity": "heterogeneity",
     "report.trade_off": "trade_off",
     "serving.export": "export",
-    "serving.recommender": "Recommender",
+    "recommender": "Recommender",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["__version__", *_MODULE_OF]  # noqa: PLE0604 (names are strings)
@@ -91,8 +91,8 @@ if TYPE_CHECKING:
         popularity,
     )
     from fedtaste.models import additive, cnn, factorization, linear, logistic, wrap
+    from fedtaste.recommender import Recommender
     from fedtaste.report.trade_off import trade_off
     from fedtaste.serving.export import export
-    from fedtaste.serving.recommender import Recommender
     from fedtaste.tasks.clients import personal_outputs
     from fedtaste.tasks.serve import top_items

@@ -15,9 +15,9 @@ from fedtaste.audit.run import audit as audit_uploads
 from fedtaste.audit.saved import read_uploads
 from fedtaste.cli.options import AuditOptions
 from fedtaste.cli.output import emit, out, put
-from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.run import load_data, new_folder
 from fedtaste.errors import RunError, SettingError
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fedtaste.cli.options import CompareOptions
 from fedtaste.cli.output import emit, ledger_folder, say
-from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, train_folder
 from fedtaste.errors import RunError, SettingError
@@ -23,6 +22,7 @@ from fedtaste.experiment.compare import (
 )
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy_ledger import LedgerFolder
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import ComparisonResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Prepared

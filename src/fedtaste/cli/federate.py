@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fedtaste.cli.options import FederateOptions
 from fedtaste.cli.output import cache, emit, ledger_folder, put, say
-from fedtaste.experiment.progress_bars import Bars, err
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
 from fedtaste.data.sources import load
@@ -12,6 +11,7 @@ from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder
+from fedtaste.experiment.progress_bars import Bars, err
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import prepare
 from fedtaste.flower.deploy import read_catalogue, write_deployment

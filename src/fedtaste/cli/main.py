@@ -19,11 +19,13 @@ from fedtaste.text import did_you_mean
 
 COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "run": "Train one method on one data set: a result table, and a run folder that can be resumed.",
+    "fit": "Train a model for production on everything and everybody, or continue one with new data.",
     "compare": "Train several methods, or one over a sweep of a setting, on the same data: one table and one report.",
     "resume": "Resume a run that was interrupted; the result is byte for byte the same as without the interruption.",
     "report": "Write the HTML report of a finished run or comparison again, and show its table.",
     "federate": "Train as `fedtaste run` does, as a real federation over Flower, with TLS and node keys.",
     "recommend": "Recommend items to a person of the data, or to a new one from what they like.",
+    "similar": "Show the items that are most similar to one item.",
     "export": "Write a static folder with a page that recommends in the browser.",
     "serve": "Host the page on this machine alone: everything is computed in the browser.",
     "audit": "Attack the uploads that a configuration really produces, and show what a server learns about people.",

@@ -41,6 +41,19 @@ class RunOptions(TrainingOptions):
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
 
 
+class FitOptions(TrainingOptions):
+    """Train a model for production on everything and everybody, or continue one with new data.
+
+    Nothing is held out, so nothing is measured: `fedtaste run` with the same options measures. The number of rounds is
+    chosen on everybody's newest item first, unless --rounds gives it.
+    """
+
+    like: Path | None = None
+    """Take the settings of this run folder, and as many rounds as its validation chose."""
+    from_model: Annotated[Path | None, Cli(("--from",), metavar="MODEL")] = None
+    """Continue this fitted model with --data: new interactions, people and items."""
+
+
 class CompareOptions(TrainingOptions):
     """Train several methods, or one over a sweep of a setting, on the same data: one table and one report."""
 
@@ -141,6 +154,23 @@ class RecommendOptions(JsonOptions):
     """A new person's CSV, with columns title, rating, timestamp."""
     n: Annotated[int, Cli(("-n", "--n"))] = 10
     """The number of items."""
+    only: tuple[str, ...] = ()
+    """An item that may be recommended, by name or title, or @FILE with one in each line."""
+    exclude: tuple[str, ...] = ()
+    """An item that is not recommended, or @FILE with one in each line."""
+    all: Annotated[bool, Cli(("--all",))] = False
+    """Recommend to everybody in the data, into the file of --out."""
+    out: Path | None = None
+    """With --all: a .parquet, .csv, .csv.gz or .jsonl file with user, item, rank and score."""
+
+
+class SimilarOptions(JsonOptions):
+    """Show the items that are most similar to one item. PATH is a run folder, a fitted model or a bundle."""
+
+    path: Annotated[Path, Cli(argument=True, metavar="PATH")]
+    item: Annotated[str, Cli(argument=True, metavar="ITEM")]
+    n: Annotated[int, Cli(("-n", "--n"))] = 5
+    """The number of items."""
 
 
 class ExportOptions(JsonOptions):
@@ -227,6 +257,7 @@ def _all_settings(options: type[Options], *without: str) -> tuple[str, ...]:
 
 COMMANDS = {
     "run": Command("run:run", RunOptions, _all_settings(RunOptions)),
+    "fit": Command("fit:fit", FitOptions, _all_settings(FitOptions, "protocol", "split", "new_people", "promise")),
     "compare": Command("compare:compare", CompareOptions, _all_settings(CompareOptions, "promise")),
     "resume": Command("resume:resume", ResumeOptions),
     "report": Command("report:report", ReportOptions),
@@ -234,6 +265,7 @@ COMMANDS = {
         "federate:federate", FederateOptions, _all_settings(FederateOptions, "protocol", "store", "promise"),
     ),
     "recommend": Command("recommend:recommend", RecommendOptions),
+    "similar": Command("similar:similar", SimilarOptions),
     "export": Command("export:export", ExportOptions),
     "serve": Command("serve:serve", ServeOptions),
     "audit": Command(

@@ -7,10 +7,10 @@ from rich.text import Text
 
 from fedtaste.cli.options import PoisonOptions
 from fedtaste.cli.output import emit, out, put
-from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.run import load_data
 from fedtaste.data.supervised import Supervised
 from fedtaste.errors import SettingError
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.methods import find_method

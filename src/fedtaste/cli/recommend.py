@@ -1,20 +1,37 @@
-"""`fedtaste recommend`: the best items for one person, from the model of a run folder."""
+"""`fedtaste recommend`: the best items for one person, or for everybody in the data into a file."""
 
 from __future__ import annotations
 
+import gzip
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import polars as pl
 from rich.table import Table
 from rich.text import Text
 
 from fedtaste.cli.options import RecommendOptions
-from fedtaste.cli.output import cache, emit, out
+from fedtaste.cli.output import cache, emit, out, put
+from fedtaste.errors import DataError, SettingError
+from fedtaste.files.atomic import write_atomically
+from fedtaste.serving.open_model import OpenModel
+from fedtaste.serving.operations import recommend_table
 from fedtaste.serving.recommend import recommend as recommend_items
+
+FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl")
 
 
 def recommend(options: RecommendOptions) -> None:
-    """Recommend items to a person of the data, or to a new one."""
+    """Recommend items to a person of the data, to a new one, or to everybody."""
+    only, exclude = read_lists(options.only), read_lists(options.exclude)
+    if options.all or options.out is not None:
+        recommend_to_all(options, only or None, exclude)
+        return
     answer = recommend_items(
-        options.path, likes=list(options.likes), person=options.person, file=options.file, n=options.n, cache=cache()
-    )
+        options.path, likes=list(options.likes), person=options.person, file=options.file, n=options.n, cache=cache(),
+        only=only or None, exclude=exclude,
+    )  # fmt: skip
     if options.as_json:
         emit(answer.dump())
         return
@@ -25,3 +42,51 @@ def recommend(options: RecommendOptions) -> None:
     for place, item in enumerate(answer.items, 1):
         table.add_row(str(place), Text(item.title), f"{item.score:.3f}")
     out.print(table)
+
+
+def recommend_to_all(options: RecommendOptions, only: list[str] | None, exclude: list[str]) -> None:
+    """Write everybody's recommendations into a file."""
+    if not options.all or options.out is None:
+        raise SettingError("--all and --out FILE go together: recommendations for everybody go into a file.")
+    if options.likes or options.person is not None or options.file is not None:
+        raise SettingError("--all is for everybody in the data. Leave out --likes, --person and --from.")
+    if not options.out.name.lower().endswith(FORMATS):
+        raise SettingError(f"--out must end in {', '.join(FORMATS)}, got {options.out.name}.")
+    model = OpenModel.open(options.path, cache())
+    table = recommend_table(model, None, options.n, only=only, exclude=exclude)
+    write_atomically(options.out, encode(table, options.out.name.lower()))
+    people = table["user"].n_unique()
+    if options.as_json:
+        emit({"file": str(options.out), "people": people, "rows": len(table)})
+        return
+    put(f"{options.out}: {len(table):,} rows for {people:,} people, with user, item, rank and score.")
+
+
+def encode(frame: pl.DataFrame, name: str) -> bytes:
+    """The frame in the format that the name ends in."""
+    if name.endswith((".csv", ".csv.gz")):
+        text = frame.write_csv().encode()
+        return gzip.compress(text, 6, mtime=0) if name.endswith(".gz") else text
+    content = io.BytesIO()
+    if name.endswith(".jsonl"):
+        frame.write_ndjson(content)
+    else:
+        frame.write_parquet(content)
+    return content.getvalue()
+
+
+def read_lists(texts: Iterable[str]) -> list[str]:
+    """Items of --only or --exclude; @FILE stands for the lines of a file."""
+    names: list[str] = []
+    for text in texts:
+        if not text.startswith("@"):
+            names.append(text)
+            continue
+        try:
+            lines = Path(text[1:]).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{text[1:]} cannot be read ({error}). Give a text file with one item in each line."
+            ) from None
+        names += [line.strip() for line in lines if line.strip()]
+    return names

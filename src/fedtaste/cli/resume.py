@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from fedtaste import __version__
+from fedtaste.cli.fit import show_fit, train_fit
 from fedtaste.cli.options import ResumeOptions
 from fedtaste.cli.output import say
-from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import load_data, train_folder
 from fedtaste.experiment.compare import stop_with_parent
+from fedtaste.experiment.fit import prepare_fit
 from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.progress_bars import Bars
+from fedtaste.experiment.result import FitResult
+from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import prepare
 
 
@@ -20,6 +24,9 @@ def resume(options: ResumeOptions) -> None:
         stop_with_parent()
     folder = RunFolder.open(options.path)
     settings, report = folder.settings(), options.path / "report.html"
+    if folder.kind == "fit":
+        show_fit(folder.fit_result() if folder.finished else resume_fit(folder, settings), options.as_json)
+        return
     if folder.finished and report.exists():
         say(f"{options.path} had finished already.")
         result = folder.result()
@@ -33,3 +40,11 @@ def resume(options: ResumeOptions) -> None:
         with Bars() as bars:
             result = train_folder(folder, prepare(settings, data), data, bars, report=not options.worker)
     show_result(result, report, options.as_json)
+
+
+def resume_fit(folder: RunFolder, settings: Settings) -> FitResult:
+    """Resume a fit. An update is not resumed: it began from another model, which may be gone."""
+    data = load_data(settings)
+    folder.require_same_data(data)
+    folder.require_same_version(__version__)
+    return train_fit(folder, prepare_fit(settings, data))

@@ -8,13 +8,13 @@ from pathlib import Path
 from fedtaste import __version__
 from fedtaste.cli.options import RunOptions
 from fedtaste.cli.output import cache, ledger_folder, say
-from fedtaste.experiment.progress_bars import Bars
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint, next_folder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
+from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Prepared, execute, prepare
@@ -61,7 +61,7 @@ def create_folder(path: Path, prepared: Prepared, data: Data, ledger: Path | Non
 def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True) -> RunResult:
     """Start or resume the run of a folder, write its report, and return its result."""
     try:
-        LedgerFolder(ledger_folder()).enter({folder: prepared}, say)
+        enter_ledger(folder, prepared)
         result = execute(prepared, folder, bars)
         if report:
             write_report([result], folder.path, data=shape(data), runs=[folder.path])
@@ -70,6 +70,11 @@ def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, 
             raise
         raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
     return result
+
+
+def enter_ledger(folder: RunFolder, prepared: Prepared) -> None:
+    """Enter a private run into its ledger before it is trained."""
+    LedgerFolder(ledger_folder()).enter({folder: prepared}, say)
 
 
 def check_ledger(file: Path | None, runs: list[Prepared], data: Data) -> None:

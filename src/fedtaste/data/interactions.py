@@ -130,6 +130,12 @@ class Interactions:
         """The interactions themselves; of a UserSplit, its training part."""
         return self
 
+    def rows(self, keep: NDArray[np.bool_] | NDArray[np.integer]) -> Interactions:
+        """These interactions only; the vocabularies stay as they are."""
+        value = None if self.value is None else self.value[keep]
+        time = None if self.time is None else self.time[keep]
+        return replace(self, person=self.person[keep], item=self.item[keep], value=value, time=time)
+
     def noted(self, *notes: str) -> Interactions:
         return replace(self, notes=self.notes + notes)
 

@@ -19,8 +19,14 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
 from fedtaste.errors import DataError
+from fedtaste.experiment.result import FitResult
 
 SHARE = 1 / 3  # of the rounds of the first training: so many are run for an update
+
+
+def rounds_of_update(before: FitResult) -> int:
+    """The number of rounds of an update, where none is given: a third of those of the model."""
+    return max(1, round(SHARE * before.rounds))
 
 
 def join(old: Interactions, new: Interactions) -> Interactions:
@@ -29,22 +35,23 @@ def join(old: Interactions, new: Interactions) -> Interactions:
         if (getattr(old, name) is None) != (getattr(new, name) is None):
             what = {"time": "times", "value": "ratings"}[name]
             have, lack = ("model's", "new") if getattr(new, name) is None else ("new", "model's")
-            raise DataError(f"The {have} data have {what} and the {lack} data have none. Bring data with the same columns.")
+            raise DataError(
+                f"The {have} data have {what} and the {lack} data have none. Bring data with the same columns."
+            )
     people, person = _extend(old.people, new.people, new.person)
     items, item = _extend(old.items, new.items, new.item)
-    columns = {"person": np.concatenate([old.person, person]), "item": np.concatenate([old.item, item])}
-    for name in ("value", "time"):
-        if getattr(old, name) is not None:
-            columns[name] = np.concatenate([getattr(old, name), getattr(new, name)])
-    keys = columns["person"].astype(np.int64) * len(items) + columns["item"]
-    order = np.arange(len(keys)) if old.time is None else np.argsort(columns["time"], kind="stable")
-    _, last = np.unique(keys[order][::-1], return_index=True)
-    keep = np.sort(order[len(order) - 1 - last])
     titles = _described(items, (new.items, new.titles), (old.items, old.titles))
     genres = _described(items, (new.items, new.genres), (old.items, old.genres)) if old.genres or new.genres else ()
-    return replace(
-        old, people=people, items=items, titles=titles, genres=genres, **{n: c[keep] for n, c in columns.items()}
-    )
+    value = None if old.value is None or new.value is None else np.concatenate([old.value, new.value])
+    time = None if old.time is None or new.time is None else np.concatenate([old.time, new.time])
+    both = replace(
+        old, people=people, items=items, titles=titles, genres=genres, value=value, time=time,
+        person=np.concatenate([old.person, person]), item=np.concatenate([old.item, item]),
+    )  # fmt: skip
+    keys = both.person.astype(np.int64) * len(items) + both.item
+    order = np.arange(len(keys)) if time is None else np.argsort(time, kind="stable")
+    _, last = np.unique(keys[order][::-1], return_index=True)
+    return both.rows(np.sort(order[len(order) - 1 - last]))
 
 
 def _extend(

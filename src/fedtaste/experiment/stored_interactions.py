@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.user_files import UserSplit
@@ -15,12 +19,13 @@ from fedtaste.errors import RunError
 from fedtaste.result_part import JsonObject
 
 INTERACTIONS = "interactions.safetensors"
+Number = TypeVar("Number", bound=np.generic)
 
 
-def save_interactions(path: Path, data: Interactions | UserSplit, seed: int) -> None:
+def save_interactions(path: Path, data: Interactions | UserSplit) -> None:
     """Write who took what, with ratings and times; the file is readable by its owner only. `items.json` of the same
     folder has the names of the items. Parts of a split become one table, in their order."""
-    table = joined(data, seed)
+    table = joined(data)
     columns = {"person": table.person, "item": table.item, "value": table.value, "time": table.time}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(c)) for name, c in columns.items() if c is not None}
     names = json.dumps(table.people).encode()
@@ -41,34 +46,32 @@ def load_interactions(path: Path, items: JsonObject) -> Interactions:
             raise ValueError("it names people or items that do not exist")
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}). Restore it from a copy, or fit again.") from error
-    described = {"titles": tuple(items["titles"]), "genres": tuple(items.get("genres") or ())}
-    library = str(about.get("frames", "polars"))
     return Interactions(
-        str(about["name"]), person, item, people, tuple(items["names"]), **columns, **described, frame_library=library
-    )
-
-
-def joined(data: Interactions | UserSplit, seed: int) -> Interactions:
-    """One table; of a split that the user supplies, all parts, where later parts are later in time."""
-    if isinstance(data, Interactions):
-        return data
-    parts = [part for part in (data.train, data.valid, data.test) if part is not None]
-    person, item = (np.concatenate([getattr(part, name) for part in parts]) for name in ("person", "item"))
-    value = None if data.train.value is None else np.concatenate([_values(part) for part in parts])
-    time = None if data.train.time is None else np.concatenate([_times(part) for part in parts])
-    keys = person.astype(np.int64) * len(data.train.items) + item
-    last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]  # of a pair that stands twice, the last
-    keep = np.sort(last)
-    return Interactions(
-        data.name, person[keep], item[keep], data.train.people, data.train.items,
-        None if value is None else value[keep], None if time is None else time[keep], data.train.titles,
-        data.train.genres, data.notes,
+        str(about.get("name", "data")), person, item, people, tuple(items["names"]), columns.get("value"),
+        columns.get("time"), tuple(items["titles"]), tuple(items.get("genres") or ()),
+        frame_library=str(about.get("frames", "polars")),
     )  # fmt: skip
 
 
-def _values(part: Interactions) -> np.ndarray:
-    return np.ones(len(part), np.float32) if part.value is None else part.value
+def joined(data: Interactions | UserSplit) -> Interactions:
+    """One table; of a split that the user supplies, all parts. Of a pair that stands in several, the last counts."""
+    if isinstance(data, Interactions):
+        return data
+    parts = [part for part in (data.train, data.valid, data.test) if part is not None]
+    together = replace(
+        data.train,
+        name=data.name,
+        notes=data.notes,
+        person=np.concatenate([part.person for part in parts]),
+        item=np.concatenate([part.item for part in parts]),
+        value=_column([part.value for part in parts]),
+        time=_column([part.time for part in parts]),
+    )
+    keys = together.person.astype(np.int64) * len(together.items) + together.item
+    return together.rows(np.sort(len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]))
 
 
-def _times(part: Interactions) -> np.ndarray:
-    return np.zeros(len(part)) if part.time is None else part.time
+def _column(parts: Sequence[NDArray[Number] | None]) -> NDArray[Number] | None:
+    """The column of all parts; None where a part has none."""
+    filled = [part for part in parts if part is not None]
+    return np.concatenate(filled) if len(filled) == len(parts) else None

@@ -125,7 +125,11 @@ class FedALS:
         age = ends - 1 - np.arange(len(examples.inputs))
         weights = (self.floor + (1 - self.floor) * self.recency**age).astype(np.float32)
         table, targets, gram, prior = self._systems(shared, examples)
-        return kernels.solve_people(examples.starts, examples.inputs, targets, weights, table, gram, self.lam, prior)[0]
+        users: NDArray[np.float32]
+        users, _ = kernels.solve_people(
+            examples.starts, examples.inputs, targets, weights, table, gram, self.lam, prior
+        )
+        return users
 
     def _systems(
         self, params: Params, examples: CohortExamples
@@ -134,7 +138,8 @@ class FedALS:
         item = params["item"].numpy()
         if not self.ratings:
             ones = np.ones(len(examples.inputs), np.float32)
-            return item, ones, self.alpha0 * params["gram"].numpy(), self.lam * self.alpha0 * self.model.catalogue
+            gram = (self.alpha0 * params["gram"]).numpy()
+            return item, ones, gram, self.lam * self.alpha0 * self.model.catalogue
         table = np.concatenate([item, np.ones((len(item), 1), np.float32)], 1)
         targets = examples.targets - params["item_bias"].numpy()[examples.inputs] - params["mean"].numpy()
         return table, targets, np.zeros((table.shape[1], table.shape[1]), np.float32), 0.0

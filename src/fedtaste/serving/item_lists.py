@@ -1,4 +1,4 @@
-"""Lists of items by name or title, as in `likes`, `only` and `exclude`: which items they name, and which are unknown."""
+"""Lists of items by name or title, as in `likes`, `only` and `exclude`: the items they name."""
 
 from __future__ import annotations
 

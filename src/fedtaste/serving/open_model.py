@@ -30,7 +30,7 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, load_interactions
+from fedtaste.experiment.stored_interactions import INTERACTIONS, load_interactions
 from fedtaste.experiment.train import make_task
 from fedtaste.federation import Federation, separate_devices
 from fedtaste.kernels.top_items import top_items
@@ -146,8 +146,18 @@ class OpenModel:
             )
         data = load(self.settings.data, seed=self.settings.seed, cache=self.cache)
         assert isinstance(data, Interactions | UserSplit)
-        self.folder.require_same_data(data)
-        return joined(data, self.settings.seed) if self.folder.kind == "fit" else data.table
+        if self.start[1]:  # private parameters are numbered by the people of the data
+            self.folder.require_same_data(data)
+        return self._recoded(data.table)
+
+    def _recoded(self, table: Interactions) -> Interactions:
+        """The table with the model's numbers of items. The source may have grown since: what the model does not know
+        is left out."""
+        if table.items == tuple(self.items["names"]):
+            return table
+        number = np.array([self.titles.numbers.get(name, -1) for name in table.items], np.int32)
+        known = replace(table, item=number[table.item]).rows(number[table.item] >= 0)
+        return replace(known, items=tuple(self.items["names"]), titles=tuple(self.items["titles"]), genres=())
 
     @cached_property
     def histories(self) -> Histories:
@@ -227,9 +237,7 @@ class OpenModel:
                 for places, scores in ready.scores(catalogue):
                     yield people[places], scores.numpy()
 
-    def _scores_by_vectors(
-        self, histories: Histories, current: Plan
-    ) -> Iterator[tuple[People, NDArray[np.floating]]]:
+    def _scores_by_vectors(self, histories: Histories, current: Plan) -> Iterator[tuple[People, NDArray[np.floating]]]:
         """Scores as products of everybody's vectors with the features of the items, in double precision: the last bits
         then hardly depend on how many people are scored at once."""
         assert current.method.fast.users is not None and current.model.design is not None

@@ -6,15 +6,14 @@ this module when it is needed, so that a process which only serves a bundle does
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import polars as pl
@@ -28,7 +27,7 @@ from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError, RunError, SettingError
-from fedtaste.experiment.continuation import SHARE, continue_from, join
+from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
@@ -39,8 +38,8 @@ from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
 from fedtaste.serving.open_model import OpenModel
-from fedtaste.serving.recommendation import Recommendation, Recommendations
 from fedtaste.serving.rebuild import Tables
+from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
 from fedtaste.serving.similar import similar_items as nearest_items
 from fedtaste.tasks.serve import serve
 from fedtaste.wire.messages import encode
@@ -79,8 +78,7 @@ def update_model(
             "fitted, or use `fedtaste run --from`."
         )
     data = join(model.data, new)
-    rounds = max(1, round(SHARE * result.rounds))
-    settings = model.settings.model_copy(update={"rounds": rounds, **changes})
+    settings = model.settings.model_copy(update={"rounds": rounds_of_update(result), **changes})
     state = model.trained_state()
     prepared = prepare_fit(settings, data, continue_from(state.shared, state.memory, state.store))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
@@ -118,18 +116,16 @@ def save_model(model: OpenModel, out: Path, people: bool) -> None:
 # Recommendations
 
 
-def recommend_frame(
+def recommend_table(
     model: OpenModel, users: Iterable[object] | None, n: int, *, only: Iterable[object] | None,
-    exclude: Iterable[object], on_unknown: OnUnknown, repeat: bool,
-) -> object:  # fmt: skip
+    exclude: Iterable[object], on_unknown: OnUnknown = "raise", repeat: bool = False,
+) -> pl.DataFrame:  # fmt: skip
     """The n best items of these people of the data, or of everybody: a frame with user, item, rank and score."""
     check_n(n)
     allowed = allowed_items(model.titles, only, exclude, on_unknown)
     numbers = _find_people(model, users, on_unknown)
     histories = model.histories.take(numbers)
-    best = model.top(
-        histories, n, timed=model.data.time is not None, members=numbers, allowed=allowed, repeat=repeat
-    )
+    best = model.top(histories, n, timed=model.data.time is not None, members=numbers, allowed=allowed, repeat=repeat)
     left = (best.items >= 0).sum(1)
     if not left.any() and len(numbers):
         raise SettingError("Nothing is left to recommend: the filters and the histories leave no item for anybody.")
@@ -143,7 +139,7 @@ def recommend_frame(
         "rank": pl.Series((rank + 1).astype(np.int64)),
         "score": pl.Series(best.scores[row, rank].astype(np.float64)),
     }
-    return to_library(pl.DataFrame(columns), model.data.frame_library)
+    return pl.DataFrame(columns)
 
 
 def _find_people(model: OpenModel, users: Iterable[object] | None, on_unknown: OnUnknown) -> People:
@@ -188,7 +184,9 @@ def history_of(
     values = dict.fromkeys(find_items(model.titles, likes, on_unknown, "likes"), high)
     for name, value in (ratings or {}).items():
         if not isinstance(value, int | float) or not low <= value <= high:
-            raise SettingError(f"ratings must be numbers from {low:g} to {high:g}, got {value!r} for {str(name)[:40]!r}.")
+            raise SettingError(
+                f"ratings must be numbers from {low:g} to {high:g}, got {value!r} for {str(name)[:40]!r}."
+            )
         for number in find_items(model.titles, [name], on_unknown, "ratings"):
             values.pop(number, None)
             values[number] = float(value)
@@ -196,7 +194,35 @@ def history_of(
     return Histories(np.array([0, len(items)]), items, np.array(list(values.values()), np.float32))
 
 
-def similar_items(model: OpenModel, item: object, n: int) -> Recommendations:
+class TasteArguments(TypedDict):
+    """What a new person likes, dislikes and has rated, by names or titles of items."""
+
+    likes: Iterable[object]
+    dislikes: Iterable[object]
+    ratings: Mapping[object, float] | None
+    timed: bool  # whether likes are in order of time, oldest first
+
+
+def recommend_person(
+    model: OpenModel, taste: TasteArguments, n: int, *, only: Iterable[object] | None, exclude: Iterable[object]
+) -> Recommendations:
+    """The n best items for somebody new, with reasons where the method has a recipe."""
+    check_n(n)
+    history = history_of(model, taste["likes"], taste["ratings"], "raise")
+    dislikes = find_items(model.titles, taste["dislikes"], "raise", "dislikes")
+    if not len(history):
+        raise SettingError("likes names no items. Give at least one, as in likes=['Toy Story (1995)'].")
+    allowed = allowed_items(model.titles, only, exclude)
+    allowed[dislikes] = False
+    best = model.top(history, n, timed=taste["timed"], allowed=allowed)
+    items = best.items[0][best.items[0] >= 0]
+    if not len(items):
+        raise SettingError("Nothing is left to recommend: the filters and the likes leave no item.")
+    titles = tuple(model.items["titles"][at] for at in history.items)
+    return recommendations(model, items, best.scores[0], titles)
+
+
+def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
     """The items whose vectors point most nearly in the direction of this item's."""
     check_n(n)
     table = model.shared.get("item")
@@ -204,9 +230,10 @@ def similar_items(model: OpenModel, item: object, n: int) -> Recommendations:
         raise SettingError(f"{model.settings.method} has no item vectors, so similar items are not known to it.")
     (number,) = find_items(model.titles, [item], "raise", "item")
     tables = Tables(table.double().numpy(), None, False)
-    return recommendations(
-        model, *nearest_items(tables, number, n, model.titles.groups), history=(model.items["titles"][number],)
-    )
+    names, titles = model.items["names"], model.items["titles"]
+    near = zip(*nearest_items(tables, number, n, model.titles.groups))
+    items = (SimilarItem(item=names[at], title=titles[at], score=round(float(cosine), 6)) for at, cosine in near)
+    return SimilarItems(item=names[number], title=titles[number], items=tuple(items))
 
 
 def recommendations(
@@ -249,9 +276,7 @@ def personal_model(model: OpenModel, likes: Iterable[object], timed: bool) -> Pe
         raise SettingError("history names no items. Give what the person took, oldest first.")
     current, shared = model.plan(timed), model.shared
     devices, alone = model.devices(history, timed), np.zeros(1, np.int64)
-    store, numbers, examples = serve(
-        current.method, shared, model.newcomer_store(), devices, alone, model.passes
-    )
+    store, numbers, examples = serve(current.method, shared, model.newcomer_store(), devices, alone, model.passes)
     own = {name: value[0] for name, value in store.gather(numbers).items()}
     params = current.method.personalize(shared, own, Examples(*(x[0] for x in examples.pad())))
     personal = {n: v.detach().numpy() for n, v in params.items() if n not in shared or v is not shared[n]}

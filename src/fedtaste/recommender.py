@@ -1,0 +1,252 @@
+"""Recommender: one object for the whole job. Fit, recommend, find similar items, evaluate, update, save, load, export.
+
+    model = Recommender("fedals", seed=0).fit(data)
+
+Users and items are text, as in the data: "7" for the number 7. This module does not import torch, so that a process
+which only serves a bundle starts fast; what needs torch is imported when it is called (`_operations`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedtaste.errors import RunError, SettingError
+from fedtaste.serving.filters import Filter
+from fedtaste.serving.recommendation import Recommendations, SimilarItems
+from fedtaste.serving.recommender import Recommender as BundleRecommender
+from fedtaste.text import did_you_mean
+
+if TYPE_CHECKING:
+    import types
+
+    from fedtaste.core import Method
+    from fedtaste.experiment.progress import ProgressListener
+    from fedtaste.experiment.result import FitResult, RunResult
+    from fedtaste.experiment.settings import Settings
+    from fedtaste.serving.open_model import OpenModel
+    from fedtaste.serving.operations import PersonalModel
+
+OnUnknown = Literal["raise", "warn", "ignore"]
+NOT_FITTED = "This Recommender is not fitted. Call fit(data) first, or Recommender.load(path)."
+BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the saved model that it was exported from."
+
+
+class Recommender:
+    """A recommender that learns from everybody's data by federated rounds and serves each person.
+
+    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...).
+
+    >>> import fedtaste
+    >>> data = fedtaste.load("synthetic:60x40x900")
+    >>> model = fedtaste.Recommender("fedals", k=8).fit(data, progress=False)
+    >>> model.recommend(["1", "2"], n=3).columns
+    ['user', 'item', 'rank', 'score']
+    >>> [each.title for each in model.recommend_for(likes=["The Amber Lighthouse"], n=2).items]
+    ['...', '...']
+    """
+
+    def __init__(self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, **settings: object) -> None:
+        self._arguments = {"method": method, "seed": seed, **settings}
+        self._model: OpenModel | BundleRecommender | None = None
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments.items())
+        return f"Recommender({arguments}){'' if self._model is not None else ', not fitted'}"
+
+    # Training
+
+    def fit(self, data: object, *, progress: bool | None = None) -> Recommender:
+        """Learn from everything and everybody. `data` are Interactions, a frame, or the name or path of data.
+
+        The number of rounds is chosen on validation (everybody's newest item) unless `rounds` is a setting. `progress`
+        shows a bar; it is shown on terminals when it is left out.
+        """
+        work = _operations()
+        interactions = work.as_interactions(data)
+        settings = self._settings(interactions.name)
+        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars), progress)
+        return self
+
+    def update(self, data: object, *, progress: bool | None = None, **changes: object) -> Recommender:
+        """Continue from the present state with further data: new interactions, people and items.
+
+        A third of the rounds of the first training is run unless `rounds` says otherwise. In a private model every
+        update has its own epsilon, and `result.total_epsilon` adds them up.
+        """
+        work, model = _operations(), self._trained("be updated")
+        new = work.as_interactions(data)
+        settings = self._changed(changes)
+        self._keep(lambda path, bars: work.update_model(model, new, settings, path, bars), progress)
+        return self
+
+    def evaluate(self, *, progress: bool | None = None) -> RunResult:
+        """Measure these settings on the data of the model under the clean protocol: accuracy for people in training and
+        for new people, with intervals, traffic and epsilon. Trains again, with test items held out."""
+        work, model = _operations(), self._trained("be evaluated")
+        with _bars(progress) as bars:
+            result: RunResult = work.evaluate_model(model, bars)
+        return result
+
+    @property
+    def result(self) -> FitResult | RunResult:
+        """What the training measured: rounds, traffic, privacy, times, notes."""
+        return self._trained("tell").result
+
+    # Recommendations
+
+    def recommend(
+        self, users: Iterable[object] | None = None, n: int = 10, *, only: Iterable[object] | None = None,
+        exclude: Iterable[object] = (), on_unknown: OnUnknown = "raise", include_history: bool = False,
+    ) -> object:  # fmt: skip
+        """The n best items of each of these people of the data, or of everybody: a frame with the columns user, item,
+        rank and score, of the library that the data came from (polars, or pandas).
+
+        `only` and `exclude` name items by name or title. `on_unknown` says what happens to unknown users and items:
+        raise an error, warn, or ignore them. Items of a person's history are left out unless `include_history`.
+        """
+        work, model = _operations(), self._trained("recommend to people of the data")
+        table = work.recommend_table(
+            model, users, n, only=only, exclude=exclude, on_unknown=on_unknown, repeat=include_history
+        )
+        frame: object = work.to_library(table, model.data.frame_library)
+        return frame
+
+    def recommend_for(
+        self, likes: Iterable[object] = (), dislikes: Iterable[object] = (), *, n: int = 10,
+        ratings: Mapping[str, float] | None = None, only: Iterable[object] | None = None,
+        exclude: Iterable[object] = (), timed: bool = False,
+    ) -> Recommendations:  # fmt: skip
+        """The n best items for somebody new, who likes these items (oldest first, where `timed`), with reasons."""
+        if isinstance(self._model, BundleRecommender):
+            return self._model.recommend(
+                [str(item) for item in likes], dislikes=[str(item) for item in dislikes], ratings=ratings, n=n,
+                timed=timed, filter=Filter(None if only is None else map(str, only), [str(item) for item in exclude]),
+            )  # fmt: skip
+        taste = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
+        answer: Recommendations = _operations().recommend_person(
+            self._trained("recommend"), taste, n, only=only, exclude=exclude
+        )
+        return answer
+
+    def similar_items(self, item: object, n: int = 10) -> SimilarItems:
+        """The n items whose vectors are most nearly parallel to this item's; the score is the cosine."""
+        if isinstance(self._model, BundleRecommender):
+            return self._model.similar(str(item), n)
+        answer: SimilarItems = _operations().similar_items(self._trained("compare items"), item, n)
+        return answer
+
+    def personal(self, history: Iterable[object], *, timed: bool = True) -> PersonalModel:
+        """What one device computes from what it receives: the federated view. `history` are items, oldest first."""
+        answer: PersonalModel = _operations().personal_model(self._trained("be personalised"), history, timed)
+        return answer
+
+    # Files
+
+    def save(self, path: Path | str, *, people: bool = True) -> None:
+        """Write the model into a folder. With `people` it holds everybody's history and private parameters, readable by
+        its owner only, so that `recommend` works after `load`; without, only what everybody shares."""
+        _operations().save_model(self._trained("be saved"), Path(path), people)
+
+    @staticmethod
+    def load(path: Path | str) -> Recommender:
+        """Read a saved model, a run folder or an exported bundle."""
+        path = Path(path)
+        out = Recommender()
+        if (path / "manifest.json").exists():
+            out._model = BundleRecommender.load(path)
+            out._arguments = {"method": out._model.bundle.manifest.method}
+            return out
+        if not (path / "settings.json").exists():
+            raise RunError(
+                f"{path} is no model: it has no settings.json (a saved model or a run folder) and no manifest.json (a "
+                "bundle). Give a folder that save, `fedtaste fit`, `fedtaste run` or `fedtaste export` made."
+            )
+        module = importlib.import_module("fedtaste.serving.open_model")
+        out._model = module.OpenModel.open(path)
+        settings = out._trained("load").settings
+        out._arguments = settings.model_dump(exclude_defaults=True, exclude={"set", "data"}) | settings.set
+        return out
+
+    def export(self, path: Path | str, *, float32: bool = False) -> None:
+        """Write a static folder with a page that recommends in the browser, for any web server."""
+        model = self._trained("be exported again")
+        importlib.import_module("fedtaste.serving.export").export(model.folder.path, Path(path), float32=float32)
+
+    # Inside
+
+    def _trained(self, what: str) -> OpenModel:
+        if self._model is None:
+            raise SettingError(NOT_FITTED)
+        if isinstance(self._model, BundleRecommender):
+            raise SettingError(f"A bundle {BUNDLE.format(what=what)}")
+        return self._model
+
+    def _settings(self, data: str) -> Settings:
+        return make_settings(data, self._arguments)
+
+    def _changed(self, changes: Mapping[str, object]) -> dict[str, object]:
+        """The settings of an update that differ from those of the model."""
+        known = {"rounds", "cohort", "epsilon", "delta", "seed", "threads", "wire", "noise_seed"}
+        for name in changes:
+            if name not in known:
+                raise SettingError(did_you_mean(name, sorted(known), "setting of an update"))
+        return dict(changes)
+
+    def _keep(self, train: Callable[[Path, ProgressListener | None], OpenModel], progress: bool | None) -> None:
+        """Train in a new temporary folder and keep the model; the one before is kept where that fails."""
+        folder = tempfile.mkdtemp(prefix="fedtaste-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        with _bars(progress) as bars:
+            self._model = train(Path(folder) / "model", bars)
+
+
+def make_settings(data: str, arguments: Mapping[str, object]) -> Settings:
+    """Settings from keyword arguments: fields of Settings, and settings of the method."""
+    settings = importlib.import_module("fedtaste.experiment.settings").Settings
+    fields = {name: value for name, value in arguments.items() if name in settings.model_fields}
+    for name in ("data", "set"):
+        if name in fields:
+            raise SettingError(
+                f"{name} is not a setting here. Give data to fit, and settings of the method as they are."
+            )
+    rest = {name: _text(value) for name, value in arguments.items() if name not in settings.model_fields}
+    try:
+        made: Settings = settings(data=data, set=rest, **fields)
+    except ValueError as error:
+        first = error.errors()[0]  # type: ignore[attr-defined]
+        raise SettingError(f"{first['loc'][0]} is not valid: {first['msg']}, got {first['input']!r}.") from None
+    return made
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _operations() -> types.ModuleType:
+    return importlib.import_module("fedtaste.serving.operations")
+
+
+def _bars(progress: bool | None) -> ProgressBars:
+    return ProgressBars(sys.stderr.isatty() if progress is None else progress)
+
+
+class ProgressBars:
+    """A progress bar, or nothing, as a context."""
+
+    def __init__(self, shown: bool) -> None:
+        self._bars = importlib.import_module("fedtaste.experiment.progress_bars").Bars() if shown else None
+
+    def __enter__(self) -> ProgressListener | None:
+        listener: ProgressListener | None = self._bars.__enter__() if self._bars else None
+        return listener
+
+    def __exit__(self, *error: object) -> None:
+        if self._bars:
+            self._bars.__exit__(*error)
