@@ -6,6 +6,7 @@ items and people start as in a new training; the next rounds learn them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ SHARE = 1 / 3  # of the rounds of the first training: so many are run for an upd
 
 def rounds_of_update(before: FitResult) -> int:
     """The number of rounds of an update, where none is given: a third of those of the model."""
-    return max(1, round(SHARE * before.rounds))
+    return math.ceil(SHARE * before.rounds)
 
 
 def join(old: Interactions, new: Interactions) -> Interactions:
