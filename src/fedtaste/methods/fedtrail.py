@@ -4,6 +4,9 @@ A history i_1..i_L, oldest first; age a = 0 for the newest; m items; n_i people 
     pairs  C[p, q] = sum over positions x < y <= x + window of fade^(y-x-1), i_x = p and i_y = q     m m numbers
     both   x x', x its 0/1 item vector: the upper half                                               m (m + 1) / 2
     items  x                                                                                         m
+A device whose history has grown at its end sends the counts of the new items only: pairs whose later item is new, and
+entries of x x' with a new item. All that it sends adds up to the counts of its whole history, and `removal` takes that
+back: the server subtracts it like any other upload.
 The server normalises the sums, and the device computes what its person is served:
     T trail    N[p, q] = C[p, q] / ((n_p + shrink)^from_power (n_q + shrink)^to_power)
                s_q = sum_{a < reach} (mix fast^a + (1 - mix) slow^a) N[i_{L-a}, q]
@@ -27,11 +30,11 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Upload
+from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.kernels import pair_counts
-from fedtaste.methods.descent import ages, flat_examples, item_counts
+from fedtaste.methods.descent import ages, flat_examples, item_counts, unsent
 from fedtaste.methods.fedals import FedALS
 from fedtaste.methods.registry import RunContext, define
 from fedtaste.params import nest, unnest
@@ -95,7 +98,8 @@ class FedTrail:
         if self.keep > m:
             raise SettingError(f"keep must be from 1 to {m:,} (the items), or 0 for all, got {self.keep}.")
         fast = Fast(self.kernel, partial(self.kernel, wide=True), bulk=m * m)
-        return Method(self.init, self.client, self.server, self.personalize, "history", fast=fast)
+        removal = None if self.has("als") else self.removal
+        return Method(self.init, self.client, self.server, self.personalize, "history", fast=fast, removal=removal)
 
     def init(self, params: Params) -> tuple[Params, Params]:
         m, width = params["item"].shape
@@ -104,27 +108,35 @@ class FedTrail:
             shared |= _pack("item", torch.zeros(m, width), 0, self.bits) | {"gram": torch.zeros(width, width)}
         if self.has("trail"):
             shared |= _pack("trail", torch.zeros(m, m), self.keep, self.bits)
-        return shared, self.sent(0.0)
-
-    def sent(self, value: float) -> Params:
-        """What stays with a person: whether their counts were sent. With FedALS the number of the round says it."""
-        return {} if self.has("als") else {"told": torch.tensor(value)}
+        # private: how many items of the history have been counted; with FedALS the number of the round says it
+        return shared, {} if self.has("als") else {"sent": torch.zeros(())}
 
     def sends_counts(self, download: Download) -> bool:
         return not self.has("als") or float(download.round) == 0
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        m = self.model.catalogue
         total = self.inner.client(download, {}, examples)[0].total if self.has("als") else {}
         if self.sends_counts(download):
-            new = 1 - own["told"] if own else torch.ones(())  # counts that were sent before become zeros
-            unsent = flat_examples(examples._replace(mask=new * examples.mask))
-            total["items"] = item_counts(unsent, m)
-            if self.has("trail"):
-                total["pairs"] = _count_pairs(unsent.inputs, unsent.mask, self.powers, m)
-            if self.has("factors"):
-                total["both"] = _count_both(unsent.inputs, unsent.mask, m)
-        return Upload(total, torch.ones(())), self.sent(1.0)
+            total |= self.count(flat_examples(examples), own.get("sent", torch.zeros(())))
+        return Upload(total, torch.ones(())), {n: torch.maximum(v, examples.mask.sum()) for n, v in own.items()}
+
+    def count(self, history: Examples, sent: Tensor) -> Params:
+        """The counts of one person's history, without those of its first `sent` items."""
+        items, _, mask = history
+        m, new = self.model.catalogue, unsent(mask, sent)
+        counts = {"items": item_counts(history._replace(mask=new), m)}
+        if self.has("trail"):
+            counts["pairs"] = _count_pairs(items, mask, new, self.powers, m)
+        if self.has("factors"):
+            counts["both"] = _count_both(items, mask, new, m)
+        return counts
+
+    def removal(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        """A client that takes back what this device has sent: the counts of the first `sent` items, with a minus."""
+        history = flat_examples(examples)
+        counted = history._replace(mask=history.mask - unsent(history.mask, own["sent"]))
+        total = {name: -value for name, value in self.count(counted, torch.zeros(())).items()}
+        return Upload(total, torch.ones(())), {"sent": torch.zeros(())}
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         after, counts = dict(shared), {n: v for n, v in memory.items() if n in COUNTS}
@@ -132,7 +144,7 @@ class FedTrail:
             sums = Upload({n: v for n, v in upload.total.items() if n not in COUNTS}, upload.weight)
             factors, als_memory = self.inner.server(shared, unnest("als", memory), sums)
             after, memory = after | factors, nest("als", als_memory)
-        if "items" not in upload.total or not upload.total["items"].any():  # nobody sent anything new
+        if not any(v.any() for n, v in upload.total.items() if n in COUNTS):  # nobody sent anything new
             return after, memory | counts
         counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
         if self.has("trail"):
@@ -166,17 +178,30 @@ class FedTrail:
         if self.has("als"):
             total, finite = self.inner.cohort_sums(download.params, examples, wide)
         if self.sends_counts(download):
-            new = finite if self.has("als") else private.gather(people)["told"].numpy() == 0
-            histories = (examples.starts, examples.inputs)
-            starts, who, entries = kernels.by_item(*histories, self.model.catalogue, new)
-            total["items"] = torch.from_numpy(np.diff(starts).astype(np.float32))
-            if self.has("trail"):
-                pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
-                total["pairs"] = torch.from_numpy(pairs)
-            if self.has("factors"):
-                total["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who))
-        private.put(people, {n: v.expand(len(people)) for n, v in self.sent(1.0).items()})
+            own = private.gather(people)
+            sent = own.get("sent", torch.zeros(len(people))).numpy()
+            total |= self.cohort_counts(examples, sent, finite)
+            lengths = torch.from_numpy(examples.lengths).float()
+            private.put(people, {name: torch.maximum(value, lengths) for name, value in own.items()})
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
+
+    def cohort_counts(self, examples: CohortExamples, sent: NDArray[np.float32], finite: NDArray[np.bool_]) -> Params:
+        """The sum of `count` over those people of a cohort who are `finite`."""
+        old = np.fmin(sent, examples.lengths).astype(np.int64)  # [people] items that were counted before
+        fresh, good = examples.starts[:-1] + old, finite & (old < examples.lengths)
+        histories = (examples.starts, examples.inputs, fresh)
+        starts, who, entries = kernels.by_item(examples.starts, examples.inputs, self.model.catalogue, good)
+        new = np.repeat(good, examples.lengths) & (
+            np.arange(len(examples.inputs)) >= np.repeat(fresh, examples.lengths)
+        )
+        items = np.bincount(examples.inputs[new], minlength=self.model.catalogue)
+        counts = {"items": torch.from_numpy(items.astype(np.float32))}
+        if self.has("trail"):
+            pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
+            counts["pairs"] = torch.from_numpy(pairs)
+        if self.has("factors"):
+            counts["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who, entries))
+        return counts
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:
@@ -206,21 +231,21 @@ fedtrail = define(
 )(FedTrail)
 
 
-def _count_pairs(items: Tensor, mask: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
-    """C of one person, [m, m]."""
+def _count_pairs(items: Tensor, mask: Tensor, new: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
+    """C of one person, [m, m]: of pairs whose later item is `new`."""
     at, weight = [items[:0]], [mask[:0]]
     for step in range(min(len(powers), len(items) - 1)):
         early, late = slice(None, len(items) - 1 - step), slice(step + 1, None)
         at.append(items[early] * m + items[late])
-        weight.append(float(powers[step]) * mask[early] * (mask[late] > 0))
+        weight.append(float(powers[step]) * mask[early] * new[late])
     return torch.zeros(m * m).index_add(0, torch.cat(at), torch.cat(weight)).reshape(m, m)
 
 
-def _count_both(items: Tensor, mask: Tensor, m: int) -> Tensor:
-    """The upper half of x x' by rows, [m (m + 1) / 2]."""
+def _count_both(items: Tensor, mask: Tensor, new: Tensor, m: int) -> Tensor:
+    """The upper half of x x' by rows, [m (m + 1) / 2]: of pairs with a `new` item."""
     a, b = items[:, None], items[None]
     place = a * m - a * (a - 1) // 2 + b - a
-    weight = mask[:, None] * (mask > 0) * (a <= b)
+    weight = (mask[:, None] * mask - (mask - new)[:, None] * (mask - new)) * (a <= b)
     return torch.zeros(m * (m + 1) // 2).index_add(0, place.flatten(), weight.flatten())
 
 
