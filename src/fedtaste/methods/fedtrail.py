@@ -13,9 +13,12 @@ The server normalises the sums, and the device computes what its person is serve
     P factors  V = E sqrt(e), the top k eigenpairs of S G S with S = diag((n + 10)^-1/2), mean squared row norm 1; then
                FedALS's way of serving (own vector solved exactly, own recency)
     I als      FedALS itself, which goes on for its rounds; the counts are sent in the first round only
-Two parts are added as z-scores over the catalogue. Messages are dense, because sparse ones would reveal the history: on
-ML-100K 11 MB (pairs) and 6 MB (both) per person, once. N is as large; the ledger counts it in every round's download,
-although with FedALS nobody reads it before the last.
+Two parts are added as z-scores over the catalogue. A list without order of time (titles that somebody names, picks on a
+page) has flat weights, and all of its items count. Serving takes dislikes, too: for factors they are examples with
+target 0; the trail counts what people took, and a dislike changes nothing in it.
+Messages are dense, because sparse ones would reveal the history: on ML-100K 11 MB (pairs) and 6 MB (both) per person,
+once. N is as large. The ledger counts it in every round's download, although with FedALS nobody reads it before the
+last.
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ from fedtaste.methods.descent import ages, flat_examples, item_counts, unsent
 from fedtaste.methods.fedals import FedALS
 from fedtaste.methods.registry import RunContext, define
 from fedtaste.params import nest, unnest
+from fedtaste.recipe import Recipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 from fedtaste.wire.packing import int8
 
 MOST_ITEMS = 31_622  # beyond, a table of items x items passes 4 GB
 SOFT = 10.0  # imaginary people of every item, so that rare items do not dominate the eigenvectors
 COUNTS = ("pairs", "both", "items")
+PLACED = 32  # eigenvectors of N that place items on a page's map, where there are no factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +66,7 @@ class FedTrail:
     mix: Share = 0.7  # serving: weight of `fast` beside `slow`
     fast: Share = 0.6  # serving: an item's weight by age fades with two speeds
     slow: Share = 0.93
-    reach: Count = 100  # serving: newest items that count
+    reach: CountOrNone = 100  # serving: newest items that count; 0: all
     lam: NonNegative = 0.01  # lambda, the regularisation of factors, as in FedALS
     alpha0: NonNegative = 0.3  # weight of items that a person did not take, as in FedALS
     recency: Share = 0.75  # recency and floor weight a person's own items by age, as in FedALS
@@ -99,7 +104,35 @@ class FedTrail:
             raise SettingError(f"keep must be from 1 to {m:,} (the items), or 0 for all, got {self.keep}.")
         fast = Fast(self.kernel, partial(self.kernel, wide=True), bulk=m * m)
         removal = None if self.has("als") else self.removal
-        return Method(self.init, self.client, self.server, self.personalize, "history", fast=fast, removal=removal)
+        return Method(
+            self.init,
+            self.client,
+            self.server,
+            self.personalize,
+            "history",
+            fast=fast,
+            removal=removal,
+            recipe=self.recipe,
+            tables=self.tables,
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a bundle serves somebody, from the tables that `tables` gives."""
+        trail = TrailRecipe(self.mix, self.fast, self.slow, self.reach) if self.has("trail") else None
+        if self.parts == "trail":
+            return Recipe("none", trail=trail)
+        prior = self.alpha0 * self.model.catalogue
+        return Recipe("ridge", self.lam, prior, self.alpha0, self.recency, self.floor, trail=trail)
+
+    def tables(self, shared: Params) -> Params:
+        """N as "trail" and V as "item". Without factors "item" holds eigenvectors of N + N', which score nothing: they
+        say which items are alike, for a page's map."""
+        tables = {"trail": _unpack("trail", shared, self.model.catalogue)} if self.has("trail") else {}
+        if self.parts == "trail":
+            square = tables["trail"].double() + tables["trail"].T
+            return tables | {"item": _top_factors(square, min(PLACED, len(square)))}
+        return tables | {"item": _unpack("item", shared)}
 
     def init(self, params: Params) -> tuple[Params, Params]:
         m, width = params["item"].shape
@@ -161,7 +194,8 @@ class FedTrail:
         if self.has("trail"):
             items, _, mask = flat_examples(examples)
             age = ages(mask)
-            weight = mask * (age < self.reach) * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
+            counted = mask * (age < self.reach) if self.reach else mask
+            weight = counted * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
             scores.append(torch.zeros(m).index_add(0, items, weight) @ _unpack("trail", shared, m))
         if self.has("factors") or self.has("als"):
             table = _unpack("item", shared)
@@ -262,7 +296,12 @@ def _eigenfactors(counts: Params, k: int) -> Tensor:
     m = len(scale)
     upper = torch.zeros(m, m, dtype=torch.float64)
     upper[torch.ones(m, m, dtype=torch.bool).triu()] = counts["both"].double()
-    square = (upper + upper.triu(1).T) * scale * scale[:, None]
+    return _top_factors((upper + upper.triu(1).T) * scale * scale[:, None], k)
+
+
+def _top_factors(square: Tensor, k: int) -> Tensor:
+    """E sqrt(e) [m, k] of the top k eigenpairs of a symmetric matrix, scaled so that the mean squared row norm is 1."""
+    m = len(square)
     if m > 4 * k + 400:  # a few of many: iterate, from a fixed start
         pairs = eigsh(square.numpy(), k, v0=np.ones(m), which="LA")
         values, vectors = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])

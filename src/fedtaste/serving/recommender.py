@@ -16,7 +16,18 @@ import numpy as np
 from fedtaste.errors import SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.serving.bundle import Bundle, read_bundle
-from fedtaste.serving.rebuild import Floats, Items, Person, Taste, geometric_median, gram_matrix, lean, rebuild
+from fedtaste.serving.rebuild import (
+    Floats,
+    Items,
+    Person,
+    Taste,
+    geometric_median,
+    gram_matrix,
+    lean,
+    like_shares,
+    person_scores,
+    rebuild,
+)
 from fedtaste.serving.recommendation import Recommendation, Recommendations
 from fedtaste.serving.titles import Titles
 
@@ -123,7 +134,7 @@ class Recommender:
         person = rebuild(self.recipe, self.tables, self.gram, taste)
         scores = self.popularity
         if person is not None:
-            scores = lean(self.tables.scores(person.user), self.popularity, adventurous)
+            scores = lean(person_scores(self.tables, taste, person), self.popularity, adventurous)
         order = rank_items(scores, np.concatenate([taste.likes, taste.dislikes]), self.titles.groups)
         best = order[:n]
         if person is None:
@@ -133,7 +144,7 @@ class Recommender:
 
     def _because(self, person: Person, taste: Taste, items: Items) -> list[list[int]]:
         """For each of these items the likes that add most to its score; of ratings, only good ones."""
-        shares = self.tables.features(items) @ person.pulls.T  # [items, likes]
+        shares = like_shares(self.tables, taste, person, items)
         good = taste.values > sum(self.scale) / 2
         shares = np.where(good & (shares > 0), shares, 0.0)
         order = np.argsort(-shares, axis=1, kind="stable")[:, :REASONS]
