@@ -20,7 +20,8 @@ from fedtaste.federation import Federation
 def remove_people(method: Method, model: Model, state: State, federation: Federation, people: Iterable[int]) -> State:
     """The state as if these people had never taken part; `state` itself stays as it is.
 
-    People are numbers of the federation, whose histories must begin with what they held when they sent. Shared
+    People are numbers of the federation, whose histories must begin with what they held when they sent; how much that
+    was is a private parameter in the state (between machines it is on their nodes, not with the server). Shared
     parameters equal those of a training without these people, up to rounding. Whoever never sent anything, or was
     removed before, takes back zeros, which changes nothing. A removed person who takes part again sends everything
     again: leave them out of the federation's members.
