@@ -204,9 +204,11 @@ RECIPE = {
 }  # fmt: skip
 LARGE = {
     "fedals": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0},
+    "fedtrail": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0,
+                 "trail": {"mix": 0.7, "fast": 0.6, "slow": 0.93, "reach": 100}},
     "fedrecon": {"solver": "descent", "passes": 20},
     "fedmf": {"solver": "descent", "rounds": 50, "first": 1, "moves": True, "batch": 64},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -214,7 +216,7 @@ def test_update_of_ten_thousand_items_is_fast(page, site, name):
     m, k, rng = 10_000, 64, np.random.default_rng(0)
     facts = {
         "format": "fedtaste-bundle-1", "items": m, "k": k, "ones": False, "scale": [0, 1], "task": "ranking",
-        "precision": "int8", "tables": {"offset": False}, "recipe": RECIPE | LARGE[name],
+        "precision": "int8", "tables": {"offset": False}, "trail": 200, "recipe": RECIPE | LARGE[name],
     }  # fmt: skip
     bodies = {
         "item.i8": rng.integers(-127, 128, (m, k), np.int8).tobytes(),
@@ -223,6 +225,9 @@ def test_update_of_ten_thousand_items_is_fast(page, site, name):
         "map.i16": rng.integers(-32767, 32768, (m, 2), np.int16).tobytes(),
         "items.json": json.dumps({"titles": [f"Title {j}" for j in range(m)]}).encode(),
         "vectors.json": b'{"cases": []}',
+        "trail.u16": (np.arange(m)[:, None] + np.arange(200) * 47 & 8191).astype("<u2").tobytes(),
+        "trail.i8": rng.integers(0, 128, (m, 200), np.int8).tobytes(),
+        "trail-scale.f32": rng.uniform(0.001, 0.004, m).astype("<f4").tobytes(),
     }
     facts["files"] = dict.fromkeys(bodies, {})
     bodies["manifest.json"] = json.dumps(facts).encode()

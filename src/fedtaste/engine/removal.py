@@ -32,8 +32,8 @@ def remove_people(method: Method, model: Model, state: State, federation: Federa
     >>> method, everybody = fedtaste.popularity(model), fedtaste.of_histories(data.histories(), 20)
     >>> *_, done = fedtaste.run(method, model, everybody, rounds=1)
     >>> after = fedtaste.remove_people(method, model, done.state, everybody, [4, 7])
-    >>> int(done.state.shared["count"].sum() - after.shared["count"].sum()) == len(data.histories().of(4)) + len(
-    ...     data.histories().of(7))
+    >>> taken_back = done.state.shared["count"].sum() - after.shared["count"].sum()
+    >>> int(taken_back) == sum(len(data.histories().of(person)) for person in (4, 7))
     True
     """
     if method.removal is None:
