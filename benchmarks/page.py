@@ -1,10 +1,11 @@
-"""Measure the exported page on ML-100K. Run `python benchmarks/page.py [int8|speed|api|lists|shots ...]`.
+"""Measure the exported page on ML-100K. Run `python benchmarks/page.py [int8|fedtrail|speed|api|lists|shots ...]`.
 
 Without arguments it runs all parts but `shots`. It prints a JSON object for each part and writes it to
 docs/evidence/page.json.
 
 lists    200 random people: the first twenty titles in chromium (float32), in Python and of `fedtaste recommend`
 int8     the effect of 8-bit tables: NDCG@10 of everybody's held-out item, and the overlap of the first twenty titles
+fedtrail the same as lists and int8 for FedTrail, whose trail table is also pruned, and the size of its bundle
 speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
 api      2,000 requests that schemathesis generates, and 100 at once, to `fedtaste serve --api` (page_api.py)
 shots    the pictures in the README
@@ -19,12 +20,13 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -44,7 +46,6 @@ from fedtaste.serving.recommend import recommend  # noqa: E402
 from fedtaste.serving.recommender import Recommender  # noqa: E402
 from fedtaste.tasks.base import Served  # noqa: E402
 from fedtaste.tasks.serve import passes  # noqa: E402
-from fedtaste.wire.packing import pack  # noqa: E402
 from support.browser import FLAGS, PROGRAMS, Site  # noqa: E402
 
 EVIDENCE = ROOT / "docs" / "evidence" / "page.json"
@@ -57,6 +58,7 @@ METHODS = {  # with a model of ratings for methods that have one
     "fedrecon ratings, exact": {"method": "fedrecon", "task": "ratings", "set": {"solver": "exact"}},
     "fedmf": {"method": "fedmf"},
     "fedrap, common part": {"method": "fedrap"},
+    "fedtrail": {"method": "fedtrail"},
 }
 
 
@@ -133,10 +135,10 @@ def shown(page: Any, python: Recommender, taste: Taste) -> list[int]:
     return [int(x) for x in page.eval_on_selector_all("#recommendations > li", "all => all.map(x => x.dataset.item)")]
 
 
-def lists(folder: Path) -> list[dict[str, Any]]:
+def lists(folder: Path, names: Iterable[str] = METHODS) -> list[dict[str, Any]]:
     out = []
     with Browser() as chromium:
-        for name in METHODS:
+        for name in names:
             run = trained(folder, name)
             python, contents = export(run, "float32")
             equal = same = 0
@@ -157,8 +159,8 @@ def lists(folder: Path) -> list[dict[str, Any]]:
     return out
 
 
-def int8(folder: Path) -> dict[str, Any]:
-    run = trained(folder, "fedals")
+def int8(folder: Path, name: str = "fedals") -> dict[str, Any]:
+    run = trained(folder, name)
     run_folder = RunFolder.open(run)
     settings = run_folder.settings()
     task = make_task(settings, load_data(settings.data))
@@ -179,10 +181,14 @@ def int8(folder: Path) -> dict[str, Any]:
         }
         return {f"{who} {kind}": values[who][kind]["ndcg@10"] for who in values for kind in ("sampled", "full")}
 
-    item = pack({"item": state.shared["item"]}, "int8")[1]["item"]
-    small = replace(state, shared=state.shared | {"item": item, "gram": item.T @ item})
-    exact, rounded = ndcg(state), ndcg(small)
     (wide, _), (narrow, _) = export(run, "float32"), export(run, "int8")
+    item = torch.from_numpy(narrow.tables.item).float()
+    tables = {"item": item, "gram": item.T @ item}
+    if narrow.tables.trail:
+        rows = torch.zeros(len(item), len(item), dtype=torch.float64)
+        at, values = map(torch.from_numpy, narrow.tables.trail)
+        tables["trail"] = rows.scatter(1, at, values).float()
+    exact, rounded = ndcg(state), ndcg(replace(state, shared=state.shared | tables))
     rng, overlaps = np.random.default_rng(1), []
     for _ in range(PEOPLE):
         taste = random_person(rng, wide)
@@ -192,6 +198,13 @@ def int8(folder: Path) -> dict[str, Any]:
         "ndcg@10 lost": {name: round(value - rounded[name], 6) for name, value in exact.items()},
         "overlap of the first twenty": round(float(np.mean(overlaps)), 4),
     }
+
+
+def fedtrail(folder: Path) -> dict[str, Any]:
+    _, contents = export(trained(folder, "fedtrail"), "int8")
+    tables = {name: len(content) for name, content in contents.items() if name.startswith(("trail", "item.", "scale"))}
+    size = {"bytes of the bundle": sum(map(len, contents.values())), "bytes of its tables": tables}
+    return size | int8(folder, "fedtrail") | lists(folder, ["fedtrail"])[0]
 
 
 def large(trained_model: TrainedModel, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
@@ -281,7 +294,13 @@ TIMED = """() => {
   new MutationObserver((_, seen) => { window.ended = performance.now(); seen.disconnect(); })
     .observe(document.documentElement, { attributeFilter: ["data-generation"] });
 }"""
-PARTS: dict[str, Callable[[Path], Any]] = {"int8": int8, "speed": speed, "api": lambda folder: api(), "lists": lists}
+PARTS: dict[str, Callable[[Path], Any]] = {
+    "int8": int8,
+    "fedtrail": fedtrail,
+    "speed": speed,
+    "api": lambda folder: api(),
+    "lists": lists,
+}
 
 
 def main() -> None:

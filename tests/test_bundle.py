@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedtaste.errors import DataError, RunError, SettingError
-from fedtaste.serving.bundle import FORMAT, UNPINNED, read_bundle, sha256
-from fedtaste.serving.export import export, popularity
+from fedtaste.serving.bundle import FORMAT, UNPINNED, Manifest, parse, read_bundle, sha256
+from fedtaste.serving.export import bundle_files, export, popularity
 from fedtaste.serving.item_map import place
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import recommend
@@ -68,7 +69,9 @@ def test_an_int8_bundle_keeps_95_percent_of_the_lists(name):
     assert np.mean(shares) >= 0.95
 
 
-def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(films):
+@pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail"])
+def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
+    films = Recommender.load(bundle_of(name))
     for case in json.loads(films.files["vectors.json"])["cases"]:
         likes = np.array(case["likes"]).reshape(-1, 2)
         taste = Taste(likes[:, 0].astype(np.int64), likes[:, 1], np.array(case["dislikes"], np.int64), case["timed"])
@@ -253,11 +256,51 @@ def test_ratings_models_accept_ratings_as_input():
         mine.recommend(dislikes=[a])
 
 
-def test_timed_lists_give_recent_likes_more_weight(films):
+@pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail"])
+def test_timed_lists_give_recent_likes_more_weight(name):
+    films = Recommender.load(bundle_of(name))
     likes = titles_of(films, [3, 8, 21, 60, 77, 90])
     assert films.recommend(likes, timed=True) != films.recommend(likes)
     assert films.recommend(likes, timed=True) != films.recommend(likes[::-1], timed=True)
     assert films.recommend(likes).items == films.recommend(likes[::-1]).items, "order alone must not count"
+
+
+@pytest.mark.parametrize("name", ["fedtrail", "fedtrail-trail"])
+def test_a_long_list_without_times_counts_as_a_whole_in_the_bundle_and_in_the_run_folder(name):
+    """`reach` is 100 items of an order of time; 130 likes without one all count, in whatever order they are named."""
+    mine = Recommender.load(bundle_of(name, float32=True))
+    likes = titles_of(mine, np.random.default_rng(5).permutation(200)[:130])
+    ours = mine.recommend(likes, n=20)
+    assert [x.title for x in ours.items] == [x.title for x in recommend(run_of(name), likes=likes, n=20).items]
+    assert [x.title for x in ours.items] == [x.title for x in mine.recommend(likes[::-1], n=20).items]
+    assert ours.items != mine.recommend(likes[30:], n=20).items
+
+
+def test_an_invalid_trail_table_is_refused(tmp_path):
+    shutil.copytree(bundle_of("fedtrail"), tmp_path / "bundle")
+    columns = np.frombuffer((tmp_path / "bundle" / "trail.u16").read_bytes(), "<u2").copy()
+    columns[7] = 200
+    write_pinned(tmp_path / "bundle", **{"trail.u16": columns.tobytes()})
+    with pytest.raises(RunError, match="names an item beyond the 200"):
+        Recommender.load(tmp_path / "bundle")
+    bundle, contents = read_bundle(bundle_of("fedtrail"))
+    for changes in ({"trail": 0}, {"recipe": replace(bundle.manifest.recipe, trail=None)}):
+        with pytest.raises(RunError, match="trail table without its recipe"):
+            parse(bundle.manifest.model_copy(update=changes), contents, tmp_path)
+
+
+def test_pruned_rows_keep_their_largest_entries(monkeypatch):
+    monkeypatch.setattr("fedtaste.serving.export.TRAIL_KEPT", 9)
+    monkeypatch.setattr("fedtaste.serving.export.place", lambda item, fame: np.zeros((len(item), 2), np.int16))
+    source = export_source("fedtrail")
+    contents = bundle_files(source, "int8")
+    manifest = Manifest.model_validate_json(contents["manifest.json"])
+    trail = parse(manifest, contents, Path("bundle")).tables.trail
+    assert manifest.trail == 9 and trail.values.shape == (200, 9)
+    exact = np.take_along_axis(source.trail, trail.at, axis=1)
+    assert np.array_equal(np.sort(exact, axis=1), np.sort(source.trail, axis=1)[:, -9:])
+    assert np.abs(trail.values - exact).max() <= source.trail.max() / 127 * 0.51
+    assert all(len(set(row)) == 9 for row in trail.at.tolist())
 
 
 def test_a_private_export_does_not_depend_on_exact_counts():
@@ -370,10 +413,10 @@ def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
     from fedtaste.experiment.train import execute, prepare
     from support.bundles import DATA
 
-    settings = Settings(data=DATA, method="fedtrail", set={"k": "8"})
+    settings = Settings(data=DATA, method="fedper", set={"k": "8"}, rounds=1)
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), load(DATA), "0")
     execute(prepare(settings, load(DATA)), folder)
-    with pytest.raises(SettingError, match=r"fedtrail cannot be rebuilt.*fedals.*fedmf.*fedrap.*fedrecon"):
+    with pytest.raises(SettingError, match=r"fedper cannot be rebuilt.*fedals.*fedmf.*fedrap.*fedrecon.*fedtrail"):
         export(tmp_path / "run", tmp_path / "out")
 
 

@@ -122,7 +122,8 @@ def test_every_person_sends_counts_only_once(backend):
     answered = np.zeros(PEOPLE)
     for round_result in run(method, model, federation, rounds=60, cohort=6, seed=1, backend=backend):
         answered[federation.cohort(round_result.number - 1, size=6, seed=1)[0]] = 1
-        assert round_result.state.private.stacked["told"].tolist() == answered.tolist()
+        expected = answered * histories().lengths  # how many items each person has counted
+        assert round_result.state.private.stacked["sent"].tolist() == expected.tolist()
         if answered.all():
             break
     assert answered.all() and round_result.number > PEOPLE / 6  # some people were asked twice
@@ -130,13 +131,13 @@ def test_every_person_sends_counts_only_once(backend):
 
 
 def test_a_person_whose_upload_was_rejected_sends_counts_again():
-    """The flag `told` is stored only for people whose upload was accepted."""
+    """How many items were sent is stored only for people whose upload was accepted."""
     method, model, federation = world("fedtrail", {"parts": "trail"}, "ranking")
     state = begin(method, model, federation)
-    state.private.stacked["told"][3] = torch.nan
+    state.private.stacked["sent"][3] = torch.nan
     round_result = next(run(method, model, federation, rounds=1, backend="loop", state=state))
     assert round_result.rejected == {"non-finite": 1} and round_result.answered == PEOPLE - 1
-    assert torch.isnan(round_result.state.private.stacked["told"][3])
+    assert torch.isnan(round_result.state.private.stacked["sent"][3])
 
 
 def test_keep_stores_the_largest_entries_of_a_row():
@@ -248,4 +249,4 @@ def test_a_person_with_one_item_sends_no_pairs():
     shared, private = method.init(model_of("ranking", {}).init(torch.Generator()))
     upload, after = method.client(Download(shared, torch.tensor(0.0)), private, examples)
     assert not upload.total["pairs"].any() and upload.total["both"].sum() == upload.total["items"][7] == 1
-    assert after["told"] == 1
+    assert after["sent"] == 1

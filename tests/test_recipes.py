@@ -17,9 +17,19 @@ from fedtaste.evaluation.scoring import personal_scores
 from fedtaste.federation import of_histories, pooled
 from fedtaste.methods import METHODS, build
 from fedtaste.models import additive, factorization
-from fedtaste.recipe import Recipe
+from fedtaste.recipe import Recipe, TrailRecipe
 from fedtaste.serving import rebuild as rebuild_module
-from fedtaste.serving.rebuild import Tables, Taste, geometric_median, gram_matrix, lean, rebuild
+from fedtaste.serving.rebuild import (
+    Tables,
+    Taste,
+    TrailTable,
+    geometric_median,
+    gram_matrix,
+    lean,
+    like_shares,
+    person_scores,
+    rebuild,
+)
 from fedtaste.tasks.serve import serve
 
 ITEMS, NOBODY = 30, np.zeros(0, np.int64)
@@ -38,6 +48,10 @@ CASES = [
     ("fedmf", {"lr": 0.5, "passes": 3}, "ranking", 7),
     ("fedmf", {"lr": 0.05, "passes": 2}, "ratings", 3),
     ("fedavg", {"lr": 0.5}, "ranking", 5),
+    ("fedtrail", {}, "ranking", 0),
+    ("fedtrail", {"parts": "trail", "mix": 0.4, "fast": 0.3, "slow": 0.8, "reach": 5}, "ranking", 0),
+    ("fedtrail", {"parts": "factors", "bits": 8}, "ranking", 0),
+    ("fedtrail", {"parts": "trail+als", "keep": 7, "bits": 8, "reach": 0}, "ranking", 0),
     ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 3, "parts": "common"}, "additive", 8),
     ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 2, "parts": "common", "released": False}, "additive", 0),
 ]
@@ -62,7 +76,10 @@ def parts_of(shared, initial):
     start = tables.get("start.user", tables.get("user"))
     if "bias" in tables:
         start = np.append(start, tables["bias"])
-    return Tables(tables["item"], offset, offset is not None or "bias" in tables), start
+    trail = None
+    if "trail" in tables:
+        trail = TrailTable(np.tile(np.arange(ITEMS), (ITEMS, 1)), tables["trail"])
+    return Tables(tables["item"], offset, offset is not None or "bias" in tables, trail), start
 
 
 @pytest.mark.parametrize(("name", "settings", "task", "batch"), CASES, ids=lambda value: str(value))
@@ -88,13 +105,14 @@ def test_a_recipe_gives_the_scores_of_the_method_for_a_new_person(name, settings
     store, numbers, examples = serve(method, state.shared, fresh.private, home, np.zeros(1, np.int64), rounds)
     ((_, expected),) = personal_scores(method, model, state.shared, store, numbers, examples, torch.arange(ITEMS))
 
-    tables, start = parts_of(state.shared, fresh.private.initial)
+    tables, start = parts_of(method.tables(state.shared) if method.tables else state.shared, fresh.private.initial)
     recipe = replace(
         method.recipe, examples=method.examples, negatives=negatives, batch=batch, seed=str(seed),
         rounds=rounds if fresh.private.initial else 1, start=() if start is None else tuple(start),
     )  # fmt: skip
     taste = Taste(np.array(items), np.array(ratings, float), NOBODY, timed=True)
-    scores = tables.scores(rebuild(recipe, tables, gram_matrix(recipe, tables), taste).user)
+    person = rebuild(recipe, tables, gram_matrix(recipe, tables), taste)
+    scores = person_scores(tables, taste, person)
     spread = float(expected[0].std())
     assert spread > 1e-3, "equal scores would hide every mistake"
     assert np.abs(scores - expected[0].double().numpy()).max() < 2e-5 * max(1.0, spread, float(expected.abs().max()))
@@ -130,6 +148,42 @@ def test_contributions_of_likes_add_up_to_the_vector_and_dislikes_count(recipe):
     if recipe.solver == "ridge":  # only likes have a target above 0
         assert np.allclose(person.pulls.sum(0), person.user, atol=1e-12)
     assert not np.allclose(person.user, without_dislike.user)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_shares_of_likes_with_a_trail_add_up_to_the_score(timed):
+    """Both parts are z-scores: the shares of the likes add up to the score without its two means."""
+    rng = np.random.default_rng(1)
+    at = np.argsort(rng.random((40, 40)), axis=1)[:, :6]
+    t = tables()._replace(trail=TrailTable(at, rng.random((40, 6))))
+    recipe = replace(RIDGE, recency=0.8, trail=TrailRecipe(mix=0.7, fast=0.5, slow=0.9, reach=3))
+    taste = Taste(np.array([3, 8, 1, 30]), np.ones(4), NOBODY, timed)
+    person = rebuild(recipe, t, gram_matrix(recipe, t), taste)
+    dense = np.zeros((40, 40))
+    np.put_along_axis(dense, at, t.trail.values, axis=1)
+    w = np.array([0, 0.7 * 0.25 + 0.3 * 0.81, 0.7 * 0.5 + 0.3 * 0.9, 1]) if timed else np.ones(4)
+    alone = rebuild(replace(recipe, trail=None), t._replace(trail=None), gram_matrix(recipe, t), taste)
+    parts = t.scores(alone.user), w @ dense[taste.likes]
+    expected = sum((part - part.mean()) / part.std() for part in parts)
+    assert np.allclose(person_scores(t, taste, person), expected, atol=1e-12)
+    shares = like_shares(t, taste, person, np.arange(40))
+    by_hand = t.item @ alone.pulls.T / parts[0].std() + dense[taste.likes].T * w / parts[1].std()
+    assert np.allclose(shares, by_hand, atol=1e-12)
+    assert np.allclose(shares.sum(1) - shares.sum(1).mean(), expected, atol=1e-12)
+
+
+def test_a_dislike_counts_for_factors_and_not_in_the_trail():
+    rng = np.random.default_rng(2)
+    at = np.tile(np.arange(40), (40, 1))
+    t = tables()._replace(trail=TrailTable(at, rng.random((40, 40))))
+    trail = TrailRecipe(mix=0.7, fast=0.5, slow=0.9, reach=0)
+    base = Taste(np.array([3, 8]), np.ones(2), NOBODY)
+    for recipe, changes in ((Recipe("none", trail=trail), False), (replace(RIDGE, trail=trail), True)):
+        plain, disliked = (
+            person_scores(t, taste, rebuild(recipe, t, gram_matrix(recipe, t), taste))
+            for taste in (base, base._replace(dislikes=np.array([20])))
+        )
+        assert np.allclose(plain, disliked) != changes
 
 
 def test_contributions_of_a_descent_from_zero_add_up_to_the_vector():

@@ -29,6 +29,7 @@ LONGER = {  # recipes as after a longer training in batches
     "fedmf-ratings": {"rounds": 12, "batch": 9, "passes": 2},
 }
 NEEDED = ("items.json", "vectors.json", "popularity.u8", "map.i16", "item.f32", "item.i8", "scale.f32", "offset.f32")
+NEEDED += ("trail.u16", "trail.f32", "trail.i8", "trail-scale.f32")
 PAGE = b"""<!doctype html><title>worker</title><script src="worker.js"></script><script>
 let worker, waiting = [];
 function begin() {
@@ -58,6 +59,7 @@ def recommender_and_files(name, precision):
     recipe = replace(source.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
     with pytest.MonkeyPatch.context() as patch:  # computing the map is slow, and its positions do not matter here
         patch.setattr(import_module("fedtaste.serving.export"), "place", random_places)
+        patch.setattr(import_module("fedtaste.serving.export"), "TRAIL_KEPT", 30)  # of 200 items
         contents = bundle_files(replace(source, recipe=recipe, items=source.items | {"titles": titles}), precision)
     manifest = Manifest.model_validate_json(contents["manifest.json"])
     return Recommender(parse(manifest, contents, Path(name))), page_files_of(contents, f"{name}-{precision}")
@@ -127,7 +129,8 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     assert ready["cases"] >= 6
     assert ready["worst"] < 1e-9
     rng, items = np.random.default_rng(5), python.bundle.manifest.items
-    people = [random_taste(rng, items, python.scale) for _ in range(PEOPLE)]
+    count = 200 if name.startswith("fedtrail") else PEOPLE
+    people = [random_taste(rng, items, python.scale) for _ in range(count)]
     everything_liked = Taste(rng.permutation(items), np.full(items, python.scale[1]), np.zeros(0, np.int64))
     people += [(everything_liked, 0.0)]
     request_count = len(site.requests)
@@ -146,7 +149,7 @@ def test_lists_equal_those_of_python(page, site, name, precision):
             assert (answer["you"]["x"], answer["you"]["y"]) == pytest.approx(known.place, rel=0, abs=1e-3)
         distinct.add(tuple(known.items.tolist()))
     assert answers[-1]["items"] == []
-    assert len(distinct) > PEOPLE / 2, "too many equal lists would prove little"
+    assert len(distinct) > count / 2, "too many equal lists would prove little"
     assert any(item["because"] for answer in answers for item in answer["items"])
 
 
@@ -201,9 +204,11 @@ RECIPE = {
 }  # fmt: skip
 LARGE = {
     "fedals": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0},
+    "fedtrail": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0,
+                 "trail": {"mix": 0.7, "fast": 0.6, "slow": 0.93, "reach": 100}},
     "fedrecon": {"solver": "descent", "passes": 20},
     "fedmf": {"solver": "descent", "rounds": 50, "first": 1, "moves": True, "batch": 64},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -211,7 +216,7 @@ def test_update_of_ten_thousand_items_is_fast(page, site, name):
     m, k, rng = 10_000, 64, np.random.default_rng(0)
     facts = {
         "format": "fedtaste-bundle-1", "items": m, "k": k, "ones": False, "scale": [0, 1], "task": "ranking",
-        "precision": "int8", "tables": {"offset": False}, "recipe": RECIPE | LARGE[name],
+        "precision": "int8", "tables": {"offset": False}, "trail": 200, "recipe": RECIPE | LARGE[name],
     }  # fmt: skip
     bodies = {
         "item.i8": rng.integers(-127, 128, (m, k), np.int8).tobytes(),
@@ -220,6 +225,9 @@ def test_update_of_ten_thousand_items_is_fast(page, site, name):
         "map.i16": rng.integers(-32767, 32768, (m, 2), np.int16).tobytes(),
         "items.json": json.dumps({"titles": [f"Title {j}" for j in range(m)]}).encode(),
         "vectors.json": b'{"cases": []}',
+        "trail.u16": (np.arange(m)[:, None] + np.arange(200) * 47 & 8191).astype("<u2").tobytes(),
+        "trail.i8": rng.integers(0, 128, (m, 200), np.int8).tobytes(),
+        "trail-scale.f32": rng.uniform(0.001, 0.004, m).astype("<f4").tobytes(),
     }
     facts["files"] = dict.fromkeys(bodies, {})
     bodies["manifest.json"] = json.dumps(facts).encode()
@@ -300,11 +308,19 @@ def test_rank_before_load_and_no_message_at_all_are_refused(page):
         ("vectors.json", lambda body: body.replace(b'"adventurous":0.7', b'"adventurous":0.6'), "computes other lists"),
         ("manifest.json", lambda body: body.replace(b"fedtaste-bundle-1", b"fedtaste-bundle-9"), "another version"),
         ("manifest.json", lambda body: body.replace(b'"ridge"', b'"prayer"'), "kind of model"),
+        (
+            "trail.u16",
+            lambda body: body[2:],
+            "columns of the trail table (trail.u16) holds 11998 bytes, expected 12000",
+        ),
+        ("trail.u16", lambda body: body[:-2] + b"\xc8\0", "not in the catalogue"),
+        ("trail.i8", lambda body: bytes(len(body)), "computes other lists"),
+        ("trail-scale.f32", lambda body: b"", "scales of the trail table"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_broken_bundle_is_refused_with_a_reason(page, site, file, change, word):
-    _, files = recommender_and_files("fedals", "int8")
+    _, files = recommender_and_files("fedtrail" if file.startswith("trail") else "fedals", "int8")
     wrong = {f"wrong/{path.split('/')[1]}": body for path, body in files.items()}
     changed = change(wrong[f"wrong/{file}"])
     assert changed != wrong[f"wrong/{file}"]

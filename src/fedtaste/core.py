@@ -189,7 +189,11 @@ class Method:
     rows: tuple[str, ...] = ()  # names, in shared, private or upload, whose first axis is the catalogue
     fast: Fast = Fast()
     privacy: Release = Release()
+    removal: Callable[[Download, Params, Examples], tuple[Upload, Params]] | None = None  # a client that takes back
+    # all that its device has sent, for methods whose shared parameters follow from a sum over people
     recipe: Recipe | None = None  # how anybody is rebuilt by plain arithmetic, as in a browser (recipe.py)
+    tables: Callable[[Params], Params] | None = None  # shared parameters as the tables that the recipe reads ("item",
+    # "trail"), where they are kept in another form
     pooled: bool = False  # a baseline that sees everybody's data in one place
     resolved: Mapping[str, object] = field(default_factory=dict)  # settings that the method chose itself
 

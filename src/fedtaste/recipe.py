@@ -18,10 +18,21 @@ Repeats = Annotated[int, Ge(1), Le(1000)]
 
 
 @dataclass(frozen=True)
+class TrailRecipe:
+    """The weight of a like by its age: mix fast^age + (1 - mix) slow^age, and 0 from age `reach` on. In a list without
+    order of time every like has weight 1."""
+
+    mix: Share
+    fast: Share
+    slow: Share
+    reach: CountOrNone  # 0: every like counts
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The numbers of a rebuild. What a method does not know (examples, seed, start) is filled in at export."""
 
-    solver: Literal["ridge", "descent"]
+    solver: Literal["ridge", "descent", "none"]  # none: there is no vector, and scores come from the trail alone
     lam: NonNegative = 0.0
     prior: NonNegative = 0.0  # ridge: imaginary examples, so that the regularisation is lam (examples + prior)
     alpha0: NonNegative = 0.0  # ridge: weight of every item that the person did not take
@@ -41,3 +52,4 @@ class Recipe:
     batch: CountOrNone = 0
     seed: Annotated[str, StringConstraints(pattern="^[0-9]{1,20}$")] = "0"  # as text: numbers of JavaScript end at 2^53
     start: tuple[float, ...] = ()
+    trail: TrailRecipe | None = None  # for models with a trail table; beside a vector, both are added as z-scores

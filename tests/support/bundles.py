@@ -28,6 +28,9 @@ MODELS: dict[str, dict] = {
     "fedmf": {"method": "fedmf", "rounds": 6},
     "fedmf-ratings": {"method": "fedmf", "task": "ratings", "rounds": 4},
     "fedrap": {"method": "fedrap", "rounds": 4},
+    "fedtrail": {"method": "fedtrail"},
+    "fedtrail-trail": {"method": "fedtrail", "set": {"parts": "trail", "keep": "40", "bits": "8"}},
+    "fedtrail-als": {"method": "fedtrail", "rounds": 3, "set": {"parts": "trail+als"}},
 }
 DATA = "synthetic:300x200x6000"
 
@@ -36,7 +39,9 @@ DATA = "synthetic:300x200x6000"
 def run_of(name: str) -> Path:
     """A finished run folder."""
     fields = dict(MODELS[name])
-    settings = Settings(data=DATA, set={"k": "8"} | fields.pop("set", {}), **fields)
+    chosen = fields.pop("set", {})
+    width = {} if chosen.get("parts") == "trail" else {"k": "8"}  # a trail alone has no factors
+    settings = Settings(data=DATA, set=width | chosen, **fields)
     data = load(settings.data, seed=0)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="fedtaste-test-")) / "run", settings.model_dump(), data, "0")
     execute(prepare(settings, data), folder)

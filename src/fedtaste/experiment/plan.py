@@ -46,7 +46,8 @@ TASK_DEFAULTS: dict[str, Values] = {
     "pictures": {"rounds": 40, "model": "cnn", "batch": 32, "lr": 0.1, "passes": 1, "patience": 0},
 }  # fmt: skip
 LOOP = ("rounds", "tolerance", "patience")  # of the round loop: options of their own, not settings of a method
-UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0}  # weights by age that are flat, where no order is known
+# Where no order is known, weights by age are flat, and every item counts.
+UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0, "reach": 0}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,30 +12,33 @@ from fedtaste.kernels.als import WORKERS
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def count_pairs(starts, items, item_starts, people, entries, powers):
+def count_pairs(starts, items, fresh, item_starts, people, entries, powers):
     """[catalogue, catalogue]: for every item what followed it in histories, `powers[d]` for an item that came d + 1
-    places later. `item_starts`, `people` and `entries` come from `by_item`."""
+    places later. A pair counts where its later item is new: at entry `fresh[person]` or after it. `item_starts`,
+    `people` and `entries` come from `by_item`."""
     catalogue = len(item_starts) - 1
     out = np.zeros((catalogue, catalogue), np.float32)
     for worker in prange(WORKERS):
         for item in range(worker, catalogue, WORKERS):
             for at in range(item_starts[item], item_starts[item + 1]):
                 after = entries[at] + 1
-                for step in range(min(len(powers), starts[people[at] + 1] - after)):
+                for step in range(max(0, fresh[people[at]] - after), min(len(powers), starts[people[at] + 1] - after)):
                     out[item, items[after + step]] += powers[step]
     return out
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def count_both(starts, items, item_starts, people):
-    """For every pair of items how many people have both: the upper triangle by rows, [m (m + 1) / 2]."""
+def count_both(starts, items, fresh, item_starts, people, entries):
+    """For every pair of items how many people have both, one of them at entry `fresh[person]` or after it: the upper
+    triangle by rows, [m (m + 1) / 2]."""
     catalogue = len(item_starts) - 1
     out = np.zeros(catalogue * (catalogue + 1) // 2, np.float32)
     for worker in prange(WORKERS):
         for item in range(worker, catalogue, WORKERS):
             begin = item * catalogue - item * (item - 1) // 2 - item
             for at in range(item_starts[item], item_starts[item + 1]):
-                for entry in range(starts[people[at]], starts[people[at] + 1]):
+                new = entries[at] >= fresh[people[at]]
+                for entry in range(starts[people[at]] if new else fresh[people[at]], starts[people[at] + 1]):
                     if items[entry] >= item:
                         out[begin + items[entry]] += 1.0
     return out

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload, step_by_mean
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, descend, item_counts
+from fedtaste.methods.descent import change, descend, flat_examples, item_counts, unsent
 from fedtaste.methods.fedals import FedALS, unread_by_solver
 from fedtaste.methods.registry import define
 from fedtaste.methods.server_optimizers import SERVER
@@ -20,7 +20,8 @@ from fedtaste.signature import Count, NonNegative, Share, Values
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """The same scores for everybody: an item's score is how many people have it, or its mean rating. One round. In a
+    """The same scores for everybody: an item's score is how many people have it, relative to the most popular item, or
+    its mean rating. Every device sends its items once, and later only those that are new, so one round is enough. In a
     ranking with noise and public item features, counts are shrunk towards their fit on the features."""
 
     model: Model
@@ -40,28 +41,44 @@ class Popularity:
         if self.model.design is None:
             raise SettingError("popularity has no factors to choose a model for. Leave model out.")
         rows = (*self.model.rows, "count", "stars")
-        return Method(self.init, self.client, self.server, self.personalize, "history", rows)
+        return Method(self.init, self.client, self.server, self.personalize, "history", rows, removal=self.removal)
 
     def init(self, params: Params) -> tuple[Params, Params]:
-        return split(params, self.model.private)[0] | {"count": torch.zeros(self.model.catalogue)}, {}
+        shared = split(params, self.model.private)[0] | {"count": torch.zeros(self.model.catalogue)}
+        return shared, {"sent": torch.zeros(())}  # private: how many items of the history have been counted
+
+    def count(self, history: Examples, items: int) -> Params:
+        counts = {"count": item_counts(history, items)}
+        if self.ratings:  # in a ranking values are not read, and sending them would double what must be hidden
+            counts["stars"] = item_counts(history._replace(mask=history.mask * history.targets), items)
+        return counts
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        items = download.params["item"].shape[0]
-        total = {"count": item_counts(examples, items)}
-        if self.ratings:  # in a ranking values are not read, and sending them would double what must be hidden
-            total["stars"] = item_counts(examples._replace(mask=examples.mask * examples.targets), items)
-        return Upload(total, torch.ones(())), {}
+        history = flat_examples(examples)
+        new = history._replace(mask=unsent(history.mask, own["sent"]))
+        total = self.count(new, download.params["item"].shape[0])
+        return Upload(total, torch.ones(())), {"sent": torch.maximum(own["sent"], history.mask.sum())}
+
+    def removal(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        """A client that takes back what this device has sent: the counts of the first `sent` items, with a minus."""
+        history = flat_examples(examples)
+        counted = history._replace(mask=history.mask - unsent(history.mask, own["sent"]))
+        total = self.count(counted, download.params["item"].shape[0])
+        return Upload({name: -value for name, value in total.items()}, torch.ones(())), {"sent": torch.zeros(())}
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        count, item = upload.total["count"], torch.zeros_like(shared["item"])
+        memory = {name: value + memory.get(name, 0.0) for name, value in upload.total.items()} | {
+            "sums": memory.get("sums", torch.zeros(())) + 1
+        }
+        count, item = memory["count"], torch.zeros_like(shared["item"])
         if not self.ratings:
             if self.features is not None and self.noise:
-                count = shrunk(count, self.features, self.noise * self.clip).float()
-            item[:, 0] = (count + self.shrink) / (upload.weight + self.shrink)
+                deviation = self.noise * self.clip * float(memory["sums"]) ** 0.5  # every sum brings its own noise
+                count = shrunk(count, self.features, deviation).float()
+            item[:, 0] = (count + self.shrink) / (count.max().clamp(min=1) + self.shrink)
             return {"item": item, "count": count}, memory
-        stars = upload.total["stars"]
-        mean = stars.sum() / count.sum()
-        bias = (stars - count * mean) / (count + self.shrink)
+        mean = memory["stars"].sum() / count.sum().clamp(min=1)
+        bias = (memory["stars"] - count * mean) / (count + self.shrink)
         return {"item": item, "item_bias": bias, "mean": mean, "count": count}, memory
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:

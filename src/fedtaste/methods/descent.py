@@ -129,6 +129,15 @@ def item_counts(examples: Examples, items: int) -> Tensor:
     return torch.zeros(items).index_add(0, examples.inputs.flatten(), examples.mask.flatten())
 
 
+def unsent(mask: Tensor, sent: Tensor) -> Tensor:
+    """The mask [n] of a history without its first `sent` examples, whose counts the device has sent before.
+
+    >>> unsent(torch.tensor([1., 1., 1., 0.]), torch.tensor(2.)).tolist()
+    [0.0, 0.0, 1.0, 0.0]
+    """
+    return mask * (mask.cumsum(0) > sent)
+
+
 def touched(params: Params, rows: Iterable[str], examples: Examples) -> Params:
     """1 for what these examples reach and 0 for rows of the catalogue that none of them names; shaped to multiply."""
     rows = frozenset(rows)

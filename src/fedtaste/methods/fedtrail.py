@@ -4,15 +4,21 @@ A history i_1..i_L, oldest first; age a = 0 for the newest; m items; n_i people 
     pairs  C[p, q] = sum over positions x < y <= x + window of fade^(y-x-1), i_x = p and i_y = q     m m numbers
     both   x x', x its 0/1 item vector: the upper half                                               m (m + 1) / 2
     items  x                                                                                         m
+A device whose history has grown at its end sends the counts of the new items only: pairs whose later item is new, and
+entries of x x' with a new item. All that it sends adds up to the counts of its whole history, and `removal` takes that
+back: the server subtracts it like any other upload.
 The server normalises the sums, and the device computes what its person is served:
     T trail    N[p, q] = C[p, q] / ((n_p + shrink)^from_power (n_q + shrink)^to_power)
                s_q = sum_{a < reach} (mix fast^a + (1 - mix) slow^a) N[i_{L-a}, q]
     P factors  V = E sqrt(e), the top k eigenpairs of S G S with S = diag((n + 10)^-1/2), mean squared row norm 1; then
                FedALS's way of serving (own vector solved exactly, own recency)
     I als      FedALS itself, which goes on for its rounds; the counts are sent in the first round only
-Two parts are added as z-scores over the catalogue. Messages are dense, because sparse ones would reveal the history: on
-ML-100K 11 MB (pairs) and 6 MB (both) per person, once. N is as large; the ledger counts it in every round's download,
-although with FedALS nobody reads it before the last.
+Two parts are added as z-scores over the catalogue. A list without order of time (titles that somebody names, picks on a
+page) has flat weights, and all of its items count. Serving takes dislikes, too: for factors they are examples with
+target 0; the trail counts what people took, and a dislike changes nothing in it.
+Messages are dense, because sparse ones would reveal the history: on ML-100K 11 MB (pairs) and 6 MB (both) per person,
+once. N is as large. The ledger counts it in every round's download, although with FedALS nobody reads it before the
+last.
 """
 
 from __future__ import annotations
@@ -27,20 +33,22 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Upload
+from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.kernels import pair_counts
-from fedtaste.methods.descent import ages, flat_examples, item_counts
+from fedtaste.methods.descent import ages, flat_examples, item_counts, unsent
 from fedtaste.methods.fedals import FedALS
 from fedtaste.methods.registry import RunContext, define
 from fedtaste.params import nest, unnest
+from fedtaste.recipe import Recipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 from fedtaste.wire.packing import int8
 
 MOST_ITEMS = 31_622  # beyond, a table of items x items passes 4 GB
 SOFT = 10.0  # imaginary people of every item, so that rare items do not dominate the eigenvectors
 COUNTS = ("pairs", "both", "items")
+PLACED = 32  # eigenvectors of N that place items on a page's map, where there are no factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +66,7 @@ class FedTrail:
     mix: Share = 0.7  # serving: weight of `fast` beside `slow`
     fast: Share = 0.6  # serving: an item's weight by age fades with two speeds
     slow: Share = 0.93
-    reach: Count = 100  # serving: newest items that count
+    reach: CountOrNone = 100  # serving: newest items that count; 0: all
     lam: NonNegative = 0.01  # lambda, the regularisation of factors, as in FedALS
     alpha0: NonNegative = 0.3  # weight of items that a person did not take, as in FedALS
     recency: Share = 0.75  # recency and floor weight a person's own items by age, as in FedALS
@@ -95,7 +103,36 @@ class FedTrail:
         if self.keep > m:
             raise SettingError(f"keep must be from 1 to {m:,} (the items), or 0 for all, got {self.keep}.")
         fast = Fast(self.kernel, partial(self.kernel, wide=True), bulk=m * m)
-        return Method(self.init, self.client, self.server, self.personalize, "history", fast=fast)
+        removal = None if self.has("als") else self.removal
+        return Method(
+            self.init,
+            self.client,
+            self.server,
+            self.personalize,
+            "history",
+            fast=fast,
+            removal=removal,
+            recipe=self.recipe,
+            tables=self.tables,
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a bundle serves somebody, from the tables that `tables` gives."""
+        trail = TrailRecipe(self.mix, self.fast, self.slow, self.reach) if self.has("trail") else None
+        if self.parts == "trail":
+            return Recipe("none", trail=trail)
+        prior = self.alpha0 * self.model.catalogue
+        return Recipe("ridge", self.lam, prior, self.alpha0, self.recency, self.floor, trail=trail)
+
+    def tables(self, shared: Params) -> Params:
+        """N as "trail" and V as "item". Without factors "item" holds eigenvectors of N + N', which score nothing: they
+        say which items are alike, for a page's map."""
+        tables = {"trail": _unpack("trail", shared, self.model.catalogue)} if self.has("trail") else {}
+        if self.parts == "trail":
+            square = tables["trail"].double() + tables["trail"].T
+            return tables | {"item": _top_factors(square, min(PLACED, len(square)))}
+        return tables | {"item": _unpack("item", shared)}
 
     def init(self, params: Params) -> tuple[Params, Params]:
         m, width = params["item"].shape
@@ -104,27 +141,35 @@ class FedTrail:
             shared |= _pack("item", torch.zeros(m, width), 0, self.bits) | {"gram": torch.zeros(width, width)}
         if self.has("trail"):
             shared |= _pack("trail", torch.zeros(m, m), self.keep, self.bits)
-        return shared, self.sent(0.0)
-
-    def sent(self, value: float) -> Params:
-        """What stays with a person: whether their counts were sent. With FedALS the number of the round says it."""
-        return {} if self.has("als") else {"told": torch.tensor(value)}
+        # private: how many items of the history have been counted; with FedALS the number of the round says it
+        return shared, {} if self.has("als") else {"sent": torch.zeros(())}
 
     def sends_counts(self, download: Download) -> bool:
         return not self.has("als") or float(download.round) == 0
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        m = self.model.catalogue
         total = self.inner.client(download, {}, examples)[0].total if self.has("als") else {}
         if self.sends_counts(download):
-            new = 1 - own["told"] if own else torch.ones(())  # counts that were sent before become zeros
-            unsent = flat_examples(examples._replace(mask=new * examples.mask))
-            total["items"] = item_counts(unsent, m)
-            if self.has("trail"):
-                total["pairs"] = _count_pairs(unsent.inputs, unsent.mask, self.powers, m)
-            if self.has("factors"):
-                total["both"] = _count_both(unsent.inputs, unsent.mask, m)
-        return Upload(total, torch.ones(())), self.sent(1.0)
+            total |= self.count(flat_examples(examples), own.get("sent", torch.zeros(())))
+        return Upload(total, torch.ones(())), {n: torch.maximum(v, examples.mask.sum()) for n, v in own.items()}
+
+    def count(self, history: Examples, sent: Tensor) -> Params:
+        """The counts of one person's history, without those of its first `sent` items."""
+        items, _, mask = history
+        m, new = self.model.catalogue, unsent(mask, sent)
+        counts = {"items": item_counts(history._replace(mask=new), m)}
+        if self.has("trail"):
+            counts["pairs"] = _count_pairs(items, mask, new, self.powers, m)
+        if self.has("factors"):
+            counts["both"] = _count_both(items, mask, new, m)
+        return counts
+
+    def removal(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        """A client that takes back what this device has sent: the counts of the first `sent` items, with a minus."""
+        history = flat_examples(examples)
+        counted = history._replace(mask=history.mask - unsent(history.mask, own["sent"]))
+        total = {name: -value for name, value in self.count(counted, torch.zeros(())).items()}
+        return Upload(total, torch.ones(())), {"sent": torch.zeros(())}
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         after, counts = dict(shared), {n: v for n, v in memory.items() if n in COUNTS}
@@ -132,7 +177,7 @@ class FedTrail:
             sums = Upload({n: v for n, v in upload.total.items() if n not in COUNTS}, upload.weight)
             factors, als_memory = self.inner.server(shared, unnest("als", memory), sums)
             after, memory = after | factors, nest("als", als_memory)
-        if "items" not in upload.total or not upload.total["items"].any():  # nobody sent anything new
+        if not any(v.any() for n, v in upload.total.items() if n in COUNTS):  # nobody sent anything new
             return after, memory | counts
         counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
         if self.has("trail"):
@@ -149,7 +194,8 @@ class FedTrail:
         if self.has("trail"):
             items, _, mask = flat_examples(examples)
             age = ages(mask)
-            weight = mask * (age < self.reach) * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
+            counted = mask * (age < self.reach) if self.reach else mask
+            weight = counted * (self.mix * self.fast**age + (1 - self.mix) * self.slow**age)
             scores.append(torch.zeros(m).index_add(0, items, weight) @ _unpack("trail", shared, m))
         if self.has("factors") or self.has("als"):
             table = _unpack("item", shared)
@@ -166,17 +212,30 @@ class FedTrail:
         if self.has("als"):
             total, finite = self.inner.cohort_sums(download.params, examples, wide)
         if self.sends_counts(download):
-            new = finite if self.has("als") else private.gather(people)["told"].numpy() == 0
-            histories = (examples.starts, examples.inputs)
-            starts, who, entries = kernels.by_item(*histories, self.model.catalogue, new)
-            total["items"] = torch.from_numpy(np.diff(starts).astype(np.float32))
-            if self.has("trail"):
-                pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
-                total["pairs"] = torch.from_numpy(pairs)
-            if self.has("factors"):
-                total["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who))
-        private.put(people, {n: v.expand(len(people)) for n, v in self.sent(1.0).items()})
+            own = private.gather(people)
+            sent = own.get("sent", torch.zeros(len(people))).numpy()
+            total |= self.cohort_counts(examples, sent, finite)
+            lengths = torch.from_numpy(examples.lengths).float()
+            private.put(people, {name: torch.maximum(value, lengths) for name, value in own.items()})
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
+
+    def cohort_counts(self, examples: CohortExamples, sent: NDArray[np.float32], finite: NDArray[np.bool_]) -> Params:
+        """The sum of `count` over those people of a cohort who are `finite`."""
+        old = np.fmin(sent, examples.lengths).astype(np.int64)  # [people] items that were counted before
+        fresh, good = examples.starts[:-1] + old, finite & (old < examples.lengths)
+        histories = (examples.starts, examples.inputs, fresh)
+        starts, who, entries = kernels.by_item(examples.starts, examples.inputs, self.model.catalogue, good)
+        new = np.repeat(good, examples.lengths) & (
+            np.arange(len(examples.inputs)) >= np.repeat(fresh, examples.lengths)
+        )
+        items = np.bincount(examples.inputs[new], minlength=self.model.catalogue)
+        counts = {"items": torch.from_numpy(items.astype(np.float32))}
+        if self.has("trail"):
+            pairs = pair_counts.count_pairs(*histories, starts, who, entries, self.powers)
+            counts["pairs"] = torch.from_numpy(pairs)
+        if self.has("factors"):
+            counts["both"] = torch.from_numpy(pair_counts.count_both(*histories, starts, who, entries))
+        return counts
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:
@@ -206,21 +265,21 @@ fedtrail = define(
 )(FedTrail)
 
 
-def _count_pairs(items: Tensor, mask: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
-    """C of one person, [m, m]."""
+def _count_pairs(items: Tensor, mask: Tensor, new: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:
+    """C of one person, [m, m]: of pairs whose later item is `new`."""
     at, weight = [items[:0]], [mask[:0]]
     for step in range(min(len(powers), len(items) - 1)):
         early, late = slice(None, len(items) - 1 - step), slice(step + 1, None)
         at.append(items[early] * m + items[late])
-        weight.append(float(powers[step]) * mask[early] * (mask[late] > 0))
+        weight.append(float(powers[step]) * mask[early] * new[late])
     return torch.zeros(m * m).index_add(0, torch.cat(at), torch.cat(weight)).reshape(m, m)
 
 
-def _count_both(items: Tensor, mask: Tensor, m: int) -> Tensor:
-    """The upper half of x x' by rows, [m (m + 1) / 2]."""
+def _count_both(items: Tensor, mask: Tensor, new: Tensor, m: int) -> Tensor:
+    """The upper half of x x' by rows, [m (m + 1) / 2]: of pairs with a `new` item."""
     a, b = items[:, None], items[None]
     place = a * m - a * (a - 1) // 2 + b - a
-    weight = mask[:, None] * (mask > 0) * (a <= b)
+    weight = (mask[:, None] * mask - (mask - new)[:, None] * (mask - new)) * (a <= b)
     return torch.zeros(m * (m + 1) // 2).index_add(0, place.flatten(), weight.flatten())
 
 
@@ -237,7 +296,12 @@ def _eigenfactors(counts: Params, k: int) -> Tensor:
     m = len(scale)
     upper = torch.zeros(m, m, dtype=torch.float64)
     upper[torch.ones(m, m, dtype=torch.bool).triu()] = counts["both"].double()
-    square = (upper + upper.triu(1).T) * scale * scale[:, None]
+    return _top_factors((upper + upper.triu(1).T) * scale * scale[:, None], k)
+
+
+def _top_factors(square: Tensor, k: int) -> Tensor:
+    """E sqrt(e) [m, k] of the top k eigenpairs of a symmetric matrix, scaled so that the mean squared row norm is 1."""
+    m = len(square)
     if m > 4 * k + 400:  # a few of many: iterate, from a fixed start
         pairs = eigsh(square.numpy(), k, v0=np.ones(m), which="LA")
         values, vectors = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])

@@ -3,6 +3,7 @@
 manifest.json    what it is, the recipe, and a hash of every other file (index.html and sw.js hold the manifest's hash)
 items.json       names, titles, genres            popularity.u8, map.i16    a byte, and a place in the plane, per item
 item.i8 + scale.f32, or item.f32; offset.f32      the tables, little-endian, row by row
+trail.u16, trail.i8 + trail-scale.f32 or trail.f32  the largest entries of every row of a trail table: columns, values
 vectors.json     people and their lists, as Python computes them: the page checks itself against these
 index.html, *.js, style.css, sw.js, icon.svg      the page            MODEL_CARD.md, LICENCES.md
 
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtaste.errors import RunError
 from fedtaste.recipe import Recipe
-from fedtaste.serving.rebuild import Floats, Tables
+from fedtaste.serving.rebuild import Floats, Tables, TrailTable
 from fedtaste.serving.recommendation import Json
 
 FORMAT = "fedtaste-bundle-1"
@@ -71,6 +72,7 @@ class Manifest(BaseModel):
     scale: tuple[Bound, Bound]
     integer_steps: bool
     tables: dict[Literal["offset"], bool]
+    trail: int = Field(0, ge=0, le=65_536)  # entries that are kept of every row of the trail table; 0: there is none
     recipe: Recipe
     people: int = Field(ge=0)
     about: About
@@ -153,21 +155,33 @@ def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
         raise RunError(f"{path}/manifest.json has a scale from {low:g} to {high:g}. Export again.")
     if manifest.recipe.solver == "descent" and len(manifest.recipe.start) != k + manifest.ones:
         raise RunError(f"{path}/manifest.json has a start of {len(manifest.recipe.start)} numbers. Export again.")
+    if bool(manifest.trail) != (manifest.recipe.trail is not None):
+        raise RunError(f"{path}/manifest.json has a trail table without its recipe, or the reverse. Export again.")
 
     def read(name: str, dtype: str, *shape: int) -> NDArray[np.generic]:
         if name not in contents:
             raise RunError(f"{path} has no {name}, which its manifest needs. Export again.")
         return _parse_array(f"{path}/{name}", contents[name], np.dtype(dtype), shape)
 
-    if manifest.precision == "int8":
-        item = read("item.i8", "i1", m, k).astype(np.float32) * read("scale.f32", "<f4", m).astype(np.float32)[:, None]
-    else:
-        item = read("item.f32", "<f4", m, k).astype(np.float32)
+    def read_table(name: str, scale: str, width: int) -> Floats:
+        if manifest.precision == "float32":
+            return read(f"{name}.f32", "<f4", m, width).astype(np.float64)
+        rows = read(f"{name}.i8", "i1", m, width).astype(np.float32) * read(scale, "<f4", m).astype(np.float32)[:, None]
+        return rows.astype(np.float64)
+
+    trail = None
+    if manifest.trail:
+        trail = TrailTable(
+            read("trail.u16", "<u2", m, manifest.trail).astype(np.int64),
+            read_table("trail", "trail-scale.f32", manifest.trail),
+        )
+        if trail.at.max() >= m:
+            raise RunError(f"{path}/trail.u16 names an item beyond the {m:,} of the catalogue. Export again.")
     offset = read("offset.f32", "<f4", m).astype(np.float64) if manifest.tables.get("offset") else None
     return Bundle(
         manifest,
         _parse_items(path, contents.get("items.json", b""), m),
-        Tables(item.astype(np.float64), offset, manifest.ones),
+        Tables(read_table("item", "scale.f32", k), offset, manifest.ones, trail),
         read("popularity.u8", "u1", m).astype(np.uint8),
         read("map.i16", "<i2", m, 2).astype(np.float64),
     )

@@ -29,6 +29,7 @@ from fedtaste.models import additive, factorization
 from fedtaste.recipe import Recipe
 from fedtaste.serving.bundle import (
     FORMAT,
+    MAX_FILE,
     OLD_NAME,
     UNPINNED,
     Entry,
@@ -51,6 +52,9 @@ from fedtaste.wire.packing import int8
 
 Log = Callable[[str], None]
 CASE_LIKES = (1, 3, 12, 40)  # numbers of likes of the random people in vectors.json
+TRAIL_KEPT = (
+    200  # largest entries of a row of the trail table; on ML-100K, fewer cost NDCG@10 (benchmarks/page.py int8)
+)
 SHOWN, SAMPLE = 20, 200  # items of a list; random people over whom int8 is compared with float32
 NAMES = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M", "lastfm": "Last.fm", "synthetic": "A made-up catalogue"}
 
@@ -66,6 +70,7 @@ class TrainedModel:
     item: NDArray[np.float32]  # [m, k]
     offset: NDArray[np.float32] | None
     ones: bool
+    trail: NDArray[np.float32] | None  # [m, m]
     private: bool  # trained with differential privacy: nothing may be published that its promise does not cover
 
 
@@ -89,7 +94,8 @@ def gather(path: Path) -> TrainedModel:
             f"have one: {', '.join(_exportable())}."
         )
     start = begin(plan.method, plan.model, one_person(plan, run.facts), plan.seed)
-    params = run.folder.model(start.shared) | start.private.initial
+    shared = run.folder.model(start.shared)
+    params = (plan.method.tables(shared) if plan.method.tables else shared) | start.private.initial
     arrays = {name: value.numpy().astype(np.float32) for name, value in params.items()}
     if not all(np.isfinite(value).all() for value in arrays.values()):
         raise RunError(f"{path} holds numbers that are not finite. Export a model that has not diverged.")
@@ -112,6 +118,7 @@ def gather(path: Path) -> TrainedModel:
         arrays["item"],
         offset,
         ones=offset is not None or "bias" in arrays,
+        trail=arrays.get("trail"),
         private=plan.wire.mechanism is not None or bool(plan.method.privacy.bounds),
     )
 
@@ -141,7 +148,9 @@ def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda te
     overlap = None if precision == "float32" else _overlap(recommender, model, manifest, contents)
     about = describe(model.settings, model.result, model.recipe, overlap, manifest.name)
     contents["vectors.json"] = _dump({"cases": vectors(recommender)})
-    contents["MODEL_CARD.md"] = model_card(model.settings, model.result, about, precision, origin).encode()
+    contents["MODEL_CARD.md"] = model_card(
+        model.settings, model.result, about, precision, origin, model.trail is not None
+    ).encode()
     contents["LICENCES.md"] = licences(about).encode()
     contents = {name: content for name, content in page_files().items() if name not in UNPINNED} | contents
     entrance = {name: sha256(content) for name, content in _unpinned(manifest.name, contents).items()}
@@ -168,6 +177,7 @@ def _manifest(model: TrainedModel, precision: Precision) -> Manifest:
         scale=(low, high),
         integer_steps=all(float(x).is_integer() for x in (low, high)) and high - low <= 10,
         tables={"offset": model.offset is not None},
+        trail=_trail_width(model, precision),
         recipe=model.recipe,
         people=result.members,
         about=describe(model.settings, result, model.recipe, None, name),
@@ -177,17 +187,40 @@ def _manifest(model: TrainedModel, precision: Precision) -> Manifest:
 
 
 def _tables(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
-    """The item table and the offsets as bytes."""
-    tables = {}
-    if precision == "float32":
-        tables["item.f32"] = model.item.astype("<f4").tobytes()
-    else:
-        parts = int8(torch.from_numpy(model.item))
-        tables["item.i8"] = parts["values"].numpy().tobytes()
-        tables["scale.f32"] = parts["scale"].numpy().astype("<f4").tobytes()
+    """The item table, the offsets and the trail table as bytes."""
+    tables = _encode("item", "scale.f32", model.item, precision)
     if model.offset is not None:
         tables["offset.f32"] = model.offset.astype("<f4").tobytes()
+    if model.trail is not None:
+        width = _trail_width(model, precision)
+        at = np.sort(np.argpartition(-model.trail, width - 1, axis=1)[:, :width], axis=1)
+        tables["trail.u16"] = at.astype("<u2").tobytes()
+        values = np.take_along_axis(model.trail, at, axis=1)
+        tables |= _encode("trail", "trail-scale.f32", values, precision)
     return tables
+
+
+def _encode(name: str, scale: str, table: NDArray[np.float32], precision: Precision) -> dict[str, bytes]:
+    """The files of a table: as numbers of four bytes, or as bytes with a scale for every row."""
+    if precision == "float32":
+        return {f"{name}.f32": table.astype("<f4").tobytes()}
+    parts = int8(torch.from_numpy(table))
+    return {
+        f"{name}.i8": parts["values"].numpy().tobytes(),
+        scale: parts["scale"].numpy().astype("<f4").tobytes(),
+    }
+
+
+def _trail_width(model: TrainedModel, precision: Precision) -> int:
+    """How many entries of every row of the trail table are kept: in float32 all that are not zero in some row."""
+    if model.trail is None:
+        return 0
+    width = max(1, int((model.trail > 0).sum(1).max()))
+    if precision == "int8":
+        return min(width, TRAIL_KEPT)
+    if 4 * width * len(model.trail) > MAX_FILE:
+        raise SettingError("The trail table of this model is larger than a file of a bundle. Export without --float32.")
+    return width
 
 
 def popularity(model: TrainedModel) -> tuple[NDArray[np.uint8], str]:
@@ -256,7 +289,7 @@ def _vector(taste: Taste, lean: float, best: Ranking) -> Json:
 
 def _overlap(recommender: Recommender, model: TrainedModel, manifest: Manifest, contents: dict[str, bytes]) -> float:
     """The share of the first twenty items that int8 and float32 have in common, averaged over random people."""
-    exact_manifest = manifest.model_copy(update={"precision": "float32"})
+    exact_manifest = manifest.model_copy(update={"precision": "float32", "trail": _trail_width(model, "float32")})
     exact = Recommender(parse(exact_manifest, contents | _tables(model, "float32"), Path("bundle")))
     people = _random_people(recommender, [3 + at % 40 for at in range(SAMPLE)], 8)
     pairs = [(recommender.rank(taste, SHOWN).items, exact.rank(taste, SHOWN).items) for taste in people]

@@ -16,7 +16,9 @@ from fedtaste.serving.bundle import About, Precision
 REBUILT = {
     "ridge": "Your vector is solved exactly from what you pick (one small linear system).",
     "descent": "Your vector is rebuilt from what you pick by a few steps of gradient descent.",
+    "none": "There is no vector of you.",
 }
+TRAIL = " What you pick is also looked up in a table of which items people took after which."
 
 
 def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: float | None, name: str) -> About:
@@ -28,14 +30,15 @@ def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: flo
     lines = [
         f"Learnt with {result.method} from {result.members:,} people, {where}.",
         f"It knows {result.items:,} items. Source: {origin}.",
-        REBUILT[recipe.solver],
+        REBUILT[recipe.solver] + (TRAIL if recipe.trail else ""),
         _privacy_sentence(result),
     ]
     licence = [f"Data: {terms}", "Page and program: fedtaste, MIT licence."]
-    return About(title=name, lines=lines, licence=licence, measured=_measured(result, overlap))
+    smaller = "one byte per number instead of four" + (", and the largest entries of the table" if recipe.trail else "")
+    return About(title=name, lines=lines, licence=licence, measured=_measured(result, overlap, smaller))
 
 
-def _measured(result: RunResult, overlap: float | None) -> list[tuple[str, str]]:
+def _measured(result: RunResult, overlap: float | None, smaller: str) -> list[tuple[str, str]]:
     """The results of evaluation in words. A private run tells no accuracy: it is computed from people's data without
     noise, so no promise of privacy covers it."""
     rows: list[tuple[str, str]] = []
@@ -51,7 +54,7 @@ def _measured(result: RunResult, overlap: float | None) -> list[tuple[str, str]]
         elif scores and (rmse := scores.metric("rmse")) is not None:
             rows.append((f"{who}, ratings", f"off by {rmse:.2f} (root of the mean square)"))
     if overlap is not None:
-        rows.append(("one byte per number instead of four", f"{overlap:.1%} of a first twenty stay the same"))
+        rows.append((smaller, f"{overlap:.1%} of a first twenty stay the same"))
     return rows
 
 
@@ -72,8 +75,10 @@ def _privacy_lines(result: RunResult) -> list[str]:
     return [first, *(f"{name}: {'; '.join(lines)}" for name, lines in statement_rows(privacy))]
 
 
-def model_card(settings: Settings, result: RunResult, about: About, precision: Precision, origin: str) -> str:
-    """MODEL_CARD.md; `origin` says where the popularity of the items comes from."""
+def model_card(
+    settings: Settings, result: RunResult, about: About, precision: Precision, origin: str, trail: bool = False
+) -> str:
+    """MODEL_CARD.md; `origin` says where the popularity of the items comes from, `trail`: there is a trail table."""
     return render_page(
         "model_card.md.jinja",
         settings=settings,
@@ -81,6 +86,7 @@ def model_card(settings: Settings, result: RunResult, about: About, precision: P
         about=about,
         precision=precision,
         origin=origin,
+        trail=trail,
         version=__version__,
         data=Path(settings.data).name,
         privacy=_privacy_lines(result),

@@ -6,9 +6,12 @@
     descent    `rounds` times `passes` over the examples in batches, u -= lr gradient; with `moves` the rows of the
                examples move along and are thrown away, as on a device that takes part and sends nothing
 
+    trail      score_j += sum over likes i of w_i N[i, j]     N: the trail table, w: weights by age, or all 1
+               beside a vector both parts are z-scores over the catalogue: (score - mean) / spread
+
 A method whose people can be rebuilt in this way has a Recipe. `rebuild` computes it in Python, web/worker.js in
 JavaScript; both use double precision and draw the same negatives. A dislike is one more example, with target 0 and the
-weight of a like. This module needs no torch.
+weight of a like; in the trail it counts nothing. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -19,12 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.data.interactions import splitmix
-from fedtaste.recipe import Recipe
+from fedtaste.recipe import Recipe, TrailRecipe
 
 Floats = NDArray[np.float64]
 Items = NDArray[np.int64]
 SERVE = 6  # the stream of draws for serving, of data/sampling.py, which is not imported as it needs torch
 LEAN = 0.5  # exponent of the popularity rank where `adventurous` is 1
+
+
+class TrailTable(NamedTuple):
+    """The trail table N by rows, with the largest entries of every row."""
+
+    at: Items  # [m, width] column numbers, each at most once in a row
+    values: Floats  # [m, width]
+
+    def scores(self, likes: Items, weights: Floats) -> Floats:
+        """The sum of weights[i] N[likes[i]] over the likes, for the whole catalogue."""
+        sums = np.bincount(self.at[likes].ravel(), (weights[:, None] * self.values[likes]).ravel(), len(self.at))
+        return sums.astype(np.float64)
+
+    def entries(self, items: Items, likes: Items) -> Floats:
+        """N[like, item] for [items, likes]."""
+        rows = [(self.values[likes] * (self.at[likes] == item)).sum(1) for item in items]
+        return np.array(rows).reshape(len(items), len(likes))
 
 
 class Tables(NamedTuple):
@@ -33,6 +53,7 @@ class Tables(NamedTuple):
     item: Floats  # [m, k]
     offset: Floats | None  # [m]
     ones: bool  # a constant 1 is a feature too
+    trail: TrailTable | None = None
 
     def features(self, items: Items) -> Floats:
         rows = self.item[items]
@@ -42,7 +63,7 @@ class Tables(NamedTuple):
         return np.zeros(len(items)) if self.offset is None else self.offset[items]
 
     def scores(self, user: Floats) -> Floats:
-        """Scores of the whole catalogue."""
+        """Scores of the whole catalogue, without the trail."""
         out = self.item @ user[: self.item.shape[1]]
         out = out + user[-1] if self.ones else out
         return out if self.offset is None else out + self.offset
@@ -58,10 +79,12 @@ class Taste(NamedTuple):
 
 
 class Person(NamedTuple):
-    """A rebuilt person, and the pull of each like: like i has the share pulls[i] . f_j in the score of item j."""
+    """A rebuilt person. Like i has the share pulls[i] . f_j + weights[i] N[i, j] in the score of item j."""
 
     user: Floats
     pulls: Floats  # [likes, p]
+    weights: Floats | None = None  # [likes] of the rows of the trail table
+    level: float = 0.0  # subtracted from every score, so that z-scores have mean 0
 
 
 def gram_matrix(recipe: Recipe, tables: Tables) -> Floats | None:
@@ -73,8 +96,49 @@ def rebuild(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -
     """The person, or None where there are no likes or the arithmetic fails."""
     if not len(taste.likes):
         return None
-    person = _ridge(recipe, tables, gram, taste) if recipe.solver == "ridge" else _descent(recipe, tables, taste)
-    return person if person is not None and np.isfinite(person.user).all() else None
+    if recipe.solver == "none":
+        width = tables.item.shape[1]
+        person: Person | None = Person(np.zeros(width), np.zeros((len(taste.likes), width)))
+    else:
+        person = _ridge(recipe, tables, gram, taste) if recipe.solver == "ridge" else _descent(recipe, tables, taste)
+    if person is None or not np.isfinite(person.user).all():
+        return None
+    return _with_trail(recipe, recipe.trail, tables, taste, person) if recipe.trail else person
+
+
+def person_scores(tables: Tables, taste: Taste, person: Person) -> Floats:
+    """A person's scores of the whole catalogue."""
+    scores = tables.scores(person.user)
+    if tables.trail is None or person.weights is None:
+        return scores
+    return scores + tables.trail.scores(taste.likes, person.weights) - person.level
+
+
+def like_shares(tables: Tables, taste: Taste, person: Person, items: Items) -> Floats:
+    """The share of each like in the scores of these items, [items, likes]."""
+    shares = tables.features(items) @ person.pulls.T
+    if tables.trail is None or person.weights is None:
+        return shares
+    return shares + tables.trail.entries(items, taste.likes) * person.weights
+
+
+def _with_trail(recipe: Recipe, trail: TrailRecipe, tables: Tables, taste: Taste, person: Person) -> Person:
+    """The person with weights of the likes' rows in the trail table; beside a vector, both parts are z-scores.
+
+    A z-score is linear in the score, so dividing a part by its spread divides the share of every like by it.
+    """
+    assert tables.trail is not None
+    weights = np.ones(len(taste.likes))
+    if taste.timed:
+        ages = np.arange(len(taste.likes))[::-1]
+        weights = trail.mix * trail.fast**ages + (1 - trail.mix) * trail.slow**ages
+        weights[ages >= (trail.reach or len(ages))] = 0.0
+    if recipe.solver == "none":
+        return person._replace(weights=weights)
+    parts = tables.scores(person.user), tables.trail.scores(taste.likes, weights)
+    first, second = (float(part.std()) or 1.0 for part in parts)
+    level = float(parts[0].mean() / first + parts[1].mean() / second)
+    return Person(person.user / first, person.pulls / first, weights / second, level)
 
 
 def _ridge(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -> Person | None:

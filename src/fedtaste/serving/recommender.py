@@ -17,7 +17,18 @@ from fedtaste.errors import SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.serving.bundle import Bundle, read_bundle
 from fedtaste.serving.filters import ALL, Candidates, Filter, find_candidates, nothing_left
-from fedtaste.serving.rebuild import Floats, Items, Person, Taste, densest_point, gram_matrix, lean, rebuild
+from fedtaste.serving.rebuild import (
+    Floats,
+    Items,
+    Person,
+    Taste,
+    densest_point,
+    gram_matrix,
+    lean,
+    like_shares,
+    person_scores,
+    rebuild,
+)
 from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
 from fedtaste.serving.similar import similar_items
 from fedtaste.serving.titles import Titles
@@ -144,7 +155,7 @@ class Recommender:
         person = rebuild(self.recipe, self.tables, self.gram, taste)
         scores = self.popularity
         if person is not None:
-            scores = lean(self.tables.scores(person.user), self.popularity, adventurous)
+            scores = lean(person_scores(self.tables, taste, person), self.popularity, adventurous)
         excluded = np.concatenate([taste.likes, taste.dislikes, candidates.excluded])
         order = rank_items(scores, excluded, self.titles.groups, candidates.allowed)
         best = order[:n]
@@ -155,7 +166,7 @@ class Recommender:
 
     def _because(self, person: Person, taste: Taste, items: Items) -> list[list[int]]:
         """For each of these items the likes that add most to its score; of ratings, only good ones."""
-        shares = self.tables.features(items) @ person.pulls.T  # [items, likes]
+        shares = like_shares(self.tables, taste, person, items)
         good = taste.values > sum(self.scale) / 2
         shares = np.where(good & (shares > 0), shares, 0.0)
         order = np.argsort(-shares, axis=1, kind="stable")[:, :REASONS]

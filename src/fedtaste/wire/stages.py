@@ -164,6 +164,11 @@ def sparsify(method: Method, share: float, like: Params) -> tuple[Method, Stage]
     sparsified = _Sparsified(method, counts, like)
     rows = (*method.rows, *(f"unsent.{name}" for name in like if name in method.rows))
     changed = method.replace(
-        init=sparsified.init, client=sparsified.client, personalize=sparsified.personalize, rows=rows, fast=Fast()
+        init=sparsified.init,
+        client=sparsified.client,
+        personalize=sparsified.personalize,
+        rows=rows,
+        fast=Fast(),
+        removal=None,  # what a device did not send yet cannot be taken back
     )
     return changed, Stage(client=lambda upload, context: upload, message_layout=sparsified.message_layout)

@@ -3,6 +3,7 @@
 // vectors.json whenever the page loads.
 // f_j is the row of item j (with a constant 1 appended where the model has one), o_j its offset:
 //   score_j = f_j . u + o_j        u is the person, rebuilt from their list every time it changes
+// A model with a trail table N adds the rows of the likes: sum over likes i of w_i N[i, j].
 "use strict";
 
 // Draws: splitmix64 in two 32-bit halves; `hi` and `lo` hold the last number -----------------------------------------
@@ -181,6 +182,42 @@ function descend(model, person) {
   return { u, pull, L: null };
 }
 
+/** Sums of the likes' rows of the trail table, for the whole catalogue. */
+function trailScores({ m, trail: { width, at, values } }, likes, weights) {
+  const sums = new Float64Array(m);
+  likes.forEach((item, i) => {
+    for (let c = item * width; c < (item + 1) * width; c++) sums[at[c]] += weights[i] * values[c];
+  });
+  return sums;
+}
+
+/** {weights, level} beside the vector: of the likes' rows in the trail table. A list without order of time has weights
+ * of 1. Where there is a vector, both parts become z-scores: each is divided by its spread, and `level` makes up for
+ * both means. Dislikes do not count here. */
+function withTrail(model, person, rebuilt) {
+  const { solver, trail: { mix, fast, slow, reach } } = model.recipe, newest = person.likes.length - 1;
+  const weigh = (age) => (reach && age >= reach ? 0 : mix * fast ** age + (1 - mix) * slow ** age);
+  const weights = Float64Array.from(person.likes, (_, i) => (person.timed ? weigh(newest - i) : 1));
+  if (solver === "none") return { ...rebuilt, weights, level: 0 };
+  const [mean, spread] = moments(scoresOf(model, person, rebuilt));
+  const [trailMean, trailSpread] = moments(trailScores(model, person.likes, weights));
+  const first = spread || 1, second = trailSpread || 1;
+  return {
+    ...rebuilt, u: rebuilt.u.map((x) => x / first), pull: rebuilt.pull.map((x) => x / first),
+    weights: weights.map((x) => x / second), level: mean / first + trailMean / second,
+  };
+}
+
+/** The person's vector and the pulls of their likes; null where there is nothing to go by. */
+function rebuild(model, person) {
+  const { p, recipe } = model, count = person.likes.length;
+  if (count === 0) return null;
+  let rebuilt = { u: new Float64Array(p), pull: new Float64Array(count), L: null };
+  if (recipe.solver !== "none") rebuilt = recipe.solver === "ridge" ? ridge(model, person) : descend(model, person);
+  if (!rebuilt?.u.every(Number.isFinite)) return null;
+  return recipe.trail ? withTrail(model, person, rebuilt) : rebuilt;
+}
+
 // The catalogue for this person --------------------------------------------------------------------------------------
 
 /** [mean, population standard deviation] */
@@ -189,9 +226,16 @@ function moments(values) {
   return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length)];
 }
 
+/** The person's scores of the whole catalogue. */
+function scoresOf(model, person, { u, weights, level }) {
+  const { p, table, offset } = model, scores = offset.map((o, j) => dot(table, j * p, u, 0, p) + o);
+  if (!weights) return scores;
+  const added = trailScores(model, person.likes, weights);
+  return scores.map((score, j) => score + added[j] - level);
+}
+
 /** final_j = base + (score_j - base) e^(-0.7 adventurous z_j): base the median, z standardised popularity. */
-function finals({ p, table, offset, popularity }, u, adventurous) {
-  const scores = offset.map((level, j) => dot(table, j * p, u, 0, p) + level);
+function finals({ popularity }, scores, adventurous) {
   const [mean, spread] = moments(popularity);
   if (adventurous === 0 || spread === 0) return scores;
   const sorted = scores.slice().sort(), half = sorted.length >> 1, base = (sorted[half] + sorted.at(-half - 1)) / 2;
@@ -208,13 +252,21 @@ function best({ m, titleOf, distinct }, values, passed, count) {
   return near.filter((j) => !seen.has(titleOf[j]) && seen.add(titleOf[j])).slice(0, count);
 }
 
+/** N[item, j] of the trail table; 0 where it was not kept. */
+function entry({ width, at, values }, item, j) {
+  const column = at.subarray(item * width, (item + 1) * width).indexOf(j);
+  return column < 0 ? 0 : values[item * width + column];
+}
+
 /** Up to two likes with the largest positive share in the score of item j, largest first; of ratings only good ones. */
-function because({ p, table, middle }, { likes, targets }, { pull, L }, j) {
+function because({ p, table, middle, trail }, { likes, targets }, { pull, L, weights }, j) {
   const y = table.slice(j * p, j * p + p);
   if (L) solve(L, y, p);
   let first = -1, second = -1, most = 0, next = 0;
   likes.forEach((item, i) => {
-    const share = targets[i] > middle ? pull[i] * dot(table, item * p, y, 0, p) : 0;
+    let share = pull[i] * dot(table, item * p, y, 0, p);
+    if (weights) share += weights[i] * entry(trail, item, j);
+    if (!(targets[i] > middle)) share = 0;
     if (share > most) [second, next, first, most] = [first, most, item, share];
     else if (share > next) [second, next] = [item, share];
   });
@@ -242,10 +294,9 @@ function stand({ map }, items) {
 function rank(model, message) {
   const begun = performance.now(), person = personOf(model, message), { n, adventurous } = message;
   const passed = new Set([...person.likes, ...person.dislikes].map((item) => model.titleOf[item]));
-  let rebuilt = null;
-  if (person.likes.length) rebuilt = model.recipe.solver === "ridge" ? ridge(model, person) : descend(model, person);
-  const popular = !rebuilt?.u.every(Number.isFinite); // no likes, or nothing to go by
-  const values = popular ? model.popularity.map((byte) => byte / 255) : finals(model, rebuilt.u, adventurous);
+  const rebuilt = rebuild(model, person), popular = rebuilt === null;
+  let values = model.popularity.map((byte) => byte / 255);
+  if (!popular) values = finals(model, scoresOf(model, person, rebuilt), adventurous);
   const top = best(model, values, passed, Math.max(n, 20));
   const items = top.slice(0, n).map((item) => ({
     item, score: values[item], because: popular ? [] : because(model, person, rebuilt, item),
@@ -281,6 +332,17 @@ function personOf({ m, low, high, ratings }, { likes, dislikes, timed, adventuro
   return { likes: Int32Array.from(likes, ({ item }) => item), targets, dislikes, marks, timed: timed === true };
 }
 
+/** The trail table of a bundle: of every row the columns and values of its largest entries. */
+function trailOf({ items: m, trail: width, precision, recipe }, array) {
+  if (!recipe.trail) return null;
+  const at = array("columns of the trail table", "trail.u16", Uint16Array, m * width);
+  if (at.some((j) => j >= m)) refuse("The trail table names an item that is not in the catalogue.");
+  if (precision !== "int8") return { width, at, values: array("trail table", "trail.f32", Float32Array, m * width) };
+  const raw = array("trail table", "trail.i8", Int8Array, m * width);
+  const scale = array("scales of the trail table", "trail-scale.f32", Float32Array, m);
+  return { width, at, values: Float32Array.from(raw, (value, c) => value * scale[Math.floor(c / width)]) };
+}
+
 /** The model of a `load` message. */
 function modelOf({ manifest, files }) {
   if (manifest?.format !== "fedtaste-bundle-1") refuse("This bundle is of another version. Export it again.");
@@ -299,7 +361,8 @@ function modelOf({ manifest, files }) {
   const map = array("map", "map.i16", Int16Array, 2 * m);
   const { titles } = json("items.json"), { cases } = json("vectors.json");
   if (titles.length !== m) refuse(`items.json holds ${titles.length} titles, expected ${m}. Export the bundle again.`);
-  if (!["ridge", "descent"].includes(recipe.solver)) refuse("This page cannot compute with this kind of model.");
+  const known = ["ridge", "descent", "none"].includes(recipe.solver);
+  if (!known) refuse("This page cannot compute with this kind of model.");
   const table = new Float64Array(m * p).fill(1), gram = new Float64Array(p * p), numbers = new Map();
   for (let j = 0; j < m; j++) {
     for (let c = 0; c < k; c++) table[j * p + c] = Math.fround(raw[j * k + c] * scale[j]);
@@ -309,6 +372,7 @@ function modelOf({ manifest, files }) {
   return {
     m, k, p, recipe, low, high, middle: (low + high) / 2, ratings: manifest.task === "ratings", shifts, cases,
     table, gram, offset, popularity, map, titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size,
+    trail: trailOf(manifest, array),
   };
 }
 
