@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fedtaste import __version__
 from fedtaste.engine.run import begin
 from fedtaste.errors import RunError, SettingError
+from fedtaste.evaluation.ranking import rank_items
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.methods import METHODS, build
@@ -41,12 +42,14 @@ from fedtaste.serving.bundle import (
     sha256,
     with_pin,
 )
+from fedtaste.serving.filters import Candidates, genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import Catalogue, OpenRun, one_person
 from fedtaste.serving.recommendation import Json
 from fedtaste.serving.recommender import Ranking, Recommender
+from fedtaste.serving.similar import similar_items
 from fedtaste.tasks.serve import passes
 from fedtaste.wire.packing import int8
 
@@ -141,7 +144,7 @@ def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda te
     recommender = Recommender(parse(manifest, contents, Path("bundle")))
     overlap = None if precision == "float32" else _overlap(recommender, model, manifest, contents)
     about = describe(model.settings, model.result, model.recipe, overlap, manifest.name)
-    contents["vectors.json"] = _dump({"cases": vectors(recommender)})
+    contents["vectors.json"] = _dump({"cases": vectors(recommender), "similar": similar_vectors(recommender)})
     contents["MODEL_CARD.md"] = model_card(model.settings, model.result, about, precision, origin).encode()
     contents["LICENCES.md"] = licences(about).encode()
     contents = {name: content for name, content in page_files().items() if name not in UNPINNED} | contents
@@ -238,7 +241,20 @@ def vectors(recommender: Recommender) -> list[Json]:
     nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
     cases = [(taste, 0.0) for taste in [nobody, *people]]
     cases += [(people[2]._replace(timed=True), 0.0), (people[2], 0.7), (people[3], -0.4)]
-    return [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
+    vectors = [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
+    items = recommender.bundle.items
+    if items.genre_names:
+        candidates = Candidates(genre_items(items, items.genre_names[:1]))
+        vectors.append(_vector(people[1], 0.0, recommender.rank(people[1], SHOWN, 0.0, candidates)) | {"genres": [0]})
+    return vectors
+
+
+def similar_vectors(recommender: Recommender) -> list[Json]:
+    """Test cases of similar items: the most and the least popular item, and one between."""
+    order = rank_items(recommender.popularity)
+    chosen = dict.fromkeys(order[[0, len(order) // 2, -1]].tolist())
+    groups = recommender.titles.groups
+    return [{"item": at, "items": similar_items(recommender.tables, at, 5, groups)[0].tolist()} for at in chosen]
 
 
 def _vector(taste: Taste, lean: float, best: Ranking) -> Json:
