@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -31,13 +31,15 @@ from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.federation import Federation, of_histories
-from fedtaste.serving.recommendation import Recommendation, Recommendations
+from fedtaste.serving.opinions import read_opinions
+from fedtaste.serving.recommendation import Recommendation, RecommendResult
 from fedtaste.serving.titles import Titles
 from fedtaste.tasks.base import Facts
 from fedtaste.tasks.serve import passes, serve
 
 Scores = NDArray[np.float64]
 ONLY_PERSON = np.zeros(1, np.int64)  # the number of the one person whose device this is
+NOTHING = np.zeros(0, np.int32)
 
 
 def recommend(
@@ -48,30 +50,36 @@ def recommend(
     file: Path | None = None,
     n: int = 10,
     cache: Path | None = None,
-) -> Recommendations:
+) -> RecommendResult:
     """The n best items that the person does not have yet. Name them by `likes`, by `person` or by a `file` of likes."""
     run = OpenRun.open(path)
     given = sum((bool(likes), person is not None, file is not None))
     if given != 1:
         problem = "Say for whom" if not given else f"Say for whom in one way, got {given}"
         raise SettingError(f"{problem}: either --likes TITLE (repeatable), or --person NAME, or --from FILE.")
+    dislikes, rule = NOTHING, ""
     if person is not None:
         history, scores = _member_scores(run, person, cache)
+    elif file is None:
+        history = _history_of_likes(run, likes)
+        scores = _newcomer_scores(run, history, timed=False)
     else:
-        history, timed = _history_of_likes(run, likes) if file is None else _read_history(run, file)
+        history, dislikes, timed, rule = _read_history(run, file)
         scores = _newcomer_scores(run, history, timed)
     names, titles = run.items["names"], run.items["titles"]
-    best = rank_items(scores, history.items, run.titles.groups)
+    best = rank_items(scores, np.concatenate([history.items, dislikes]), run.titles.groups)
     if not len(best):
         raise SettingError("Nothing is left to recommend: every item of the catalogue is in the history.")
     if not 1 <= n <= len(best):
         raise SettingError(f"n must be from 1 to {len(best):,}, the items left to recommend, got {n}.")
-    return Recommendations(
+    result = RecommendResult(
         items=tuple(
             Recommendation(item=names[at], title=titles[at], score=round(float(scores[at]), 6)) for at in best[:n]
         ),
         history=tuple(titles[at] for at in history.items),
     )
+    stated = {"disliked": tuple(titles[at] for at in dislikes), "rating_rule": rule}
+    return result.model_copy(update=stated) if rule else result
 
 
 class Catalogue(TypedDict):
@@ -180,14 +188,23 @@ def _person_number(name: str, data: Interactions) -> int:
     return data.people.index(name)
 
 
-def _history_of_likes(run: OpenRun, likes: list[str]) -> tuple[Histories, bool]:
-    """(history, False): titles have no order of time, so recent ones do not count for more."""
+def _history_of_likes(run: OpenRun, likes: list[str]) -> Histories:
+    """Titles have no order of time, so recent ones do not count for more."""
     items = np.array(list(dict.fromkeys(run.titles.find(text) for text in likes)), np.int32)
-    return Histories(np.array([0, len(items)]), items, np.full(len(items), run.facts.scale[1], np.float32)), False
+    return Histories(np.array([0, len(items)]), items, np.full(len(items), run.facts.scale[1], np.float32))
 
 
-def _read_history(run: OpenRun, file: Path) -> tuple[Histories, bool]:
-    """(history, whether it is in order of time) from a file: a column item or title, optionally rating, timestamp."""
+class FileOfLikes(NamedTuple):
+    """What a file of likes says. `rule` says how ratings were read as likes and dislikes, where that was done."""
+
+    history: Histories
+    dislikes: NDArray[np.int32]
+    timed: bool  # whether the history is in order of time
+    rule: str
+
+
+def _read_history(run: OpenRun, file: Path) -> FileOfLikes:
+    """Read a file with a column item or title, optionally rating, timestamp."""
     names, ratings, times = read_likes(file)
     items = np.array([run.titles.find(name) for name in names], np.int32)
     if not len(items):
@@ -196,4 +213,12 @@ def _read_history(run: OpenRun, file: Path) -> tuple[Histories, bool]:
     _, last = np.unique(items[order][::-1], return_index=True)
     order = order[np.sort(len(order) - 1 - last)]  # an item named twice counts once, where it stands last
     values = np.full(len(items), run.facts.scale[1], np.float32) if ratings is None else ratings
-    return Histories(np.array([0, len(order)]), items[order], values[order]), times is not None
+    likes, dislikes, rule = order, NOTHING, ""
+    if run.facts.kind == "ranking" and ratings is not None:
+        opinions = read_opinions(ratings)
+        likes, dislikes, rule = order[opinions.likes[order]], items[order[opinions.dislikes[order]]], opinions.rule
+    if not len(likes):
+        raise DataError(f"{file} names nothing that the person likes. {rule} Add a title that they like.")
+    return FileOfLikes(
+        Histories(np.array([0, len(likes)]), items[likes], values[likes]), dislikes, times is not None, rule
+    )
