@@ -23,7 +23,7 @@ from fedtaste.serving.rebuild import (
     Tables,
     Taste,
     TrailTable,
-    geometric_median,
+    densest_point,
     gram_matrix,
     lean,
     like_shares,
@@ -239,6 +239,8 @@ def test_rank_items_lists_a_title_once_and_breaks_ties_by_the_catalogue():
     assert rank_items(scores, [3]).tolist() == [1, 2, 4, 0]
     assert rank_items(scores, [4], groups).tolist() == [2, 3, 0], "a group with an excluded item is left out"
     assert rank_items(np.array([np.nan, 1.0, 2.0])).tolist() == [2, 1, 0]
+    assert rank_items(scores, [3], groups, allowed=[4, 3, 0]).tolist() == [4, 0]
+    assert rank_items(scores, allowed=[]).tolist() == []
 
 
 def test_adventurous_lowers_popular_items_and_does_not_raise_low_scores():
@@ -251,6 +253,16 @@ def test_adventurous_lowers_popular_items_and_does_not_raise_low_scores():
     assert np.array_equal(lean(scores, np.ones(5), 1.0), scores)  # equal popularity changes nothing
 
 
-def test_the_geometric_median_ignores_an_outlier():
-    points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [100.0, 100.0]])
-    assert np.hypot(*np.array(geometric_median(points))) < 2
+def test_a_lean_multiplies_distances_from_the_median_by_the_root_of_the_popularity_rank():
+    scores, popularity = np.array([5.0, 3.0, 1.0, 0.0, -4.0]), np.array([0.9, 0.1, 0.5, 0.5, 0.2])  # ranks 1 5 2 2 4
+    assert lean(scores, popularity, 1.0).tolist() == pytest.approx([5, 1 + 2 * 5**0.5, 1, 1 - 2**0.5, 1 - 5 * 2])
+    assert lean(scores, popularity, -0.5).tolist() == pytest.approx(
+        [5, 1 + 2 / 5**0.25, 1, 1 - 2**-0.25, 1 - 5 / 2**0.5]
+    )
+
+
+def test_the_densest_point_stands_in_the_larger_of_two_groups():
+    group, few = np.array([[0.0, 0], [1, 0], [0, 1], [2, 2]]), np.array([[90.0, 90], [90, 91], [91, 90]])
+    assert densest_point(np.concatenate([few, group])) == (1, 0)
+    assert densest_point(np.array([[3.0, 4.0]])) == (3, 4)
+    assert densest_point(np.array([[0.0, 0], [10, 0]])) == (0, 0), "of equal points the first"

@@ -146,7 +146,8 @@ def test_missing_parts_of_a_result_are_left_out(tmp_path):
 def test_the_page_shows_rounds_traffic_and_privacy():
     page = Page(report.render([ranking(privacy={"epsilon": 4.0, "delta": 1e-5})]))
     for text in (
-        "after round 4: all rounds were run", "3 norm above bound", "1.2 GB up, 1.2 GB down", "3.8 MB up in a round",
+        "best round 4 of 4 (all rounds were run), final training of 4 rounds",
+        "3 norm above bound", "1.2 GB up, 1.2 GB down", "3.8 MB up in a round",
         "runs/toy-1", "ε = 4, δ = 1e-05", "Ties are broken", "80 seen, 20 new",
         "600 MB",
     ):  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import replace
 from functools import cache
@@ -16,8 +17,10 @@ from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import SERVE, key_of, mix, samples
 from fedtaste.serving.bundle import Manifest, parse
 from fedtaste.serving.export import bundle_files
-from fedtaste.serving.rebuild import Taste
+from fedtaste.serving.filters import Candidates, genre_items
+from fedtaste.serving.rebuild import Tables, Taste
 from fedtaste.serving.recommender import Recommender
+from fedtaste.serving.similar import similar_items
 from support import browser
 from support.bundles import MODELS, export_source
 
@@ -100,12 +103,12 @@ def put(page, site, files):
     return page.evaluate("async (name) => ask(await fill(name))", next(iter(files)).split("/")[0])
 
 
-def message(taste, adventurous=0.0, n=SHOWN):
+def message(taste, adventurous=0.0, genres=(), n=SHOWN):
     """A request for recommendations, as the page sends it to its worker."""
     likes = [{"item": int(item), "value": float(value)} for item, value in zip(taste.likes, taste.values)]
     return {
         "type": "rank", "id": 1, "likes": likes, "dislikes": taste.dislikes.tolist(), "timed": taste.timed,
-        "adventurous": adventurous, "n": n,
+        "adventurous": adventurous, "genres": list(genres), "n": n,
     }  # fmt: skip
 
 
@@ -130,16 +133,19 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     assert ready["worst"] < 1e-9
     rng, items = np.random.default_rng(5), python.bundle.manifest.items
     count = 200 if name.startswith("fedtrail") else PEOPLE
-    people = [random_taste(rng, items, python.scale) for _ in range(count)]
+    names = python.bundle.items.genre_names
+    genres = [np.flatnonzero(rng.random(len(names)) < 0.4).tolist() if at % 3 else [] for at in range(count)]
+    people = [(*random_taste(rng, items, python.scale), wanted) for wanted in genres]
     everything_liked = Taste(rng.permutation(items), np.full(items, python.scale[1]), np.zeros(0, np.int64))
-    people += [(everything_liked, 0.0)]
+    people += [(everything_liked, 0.0, [])]
     request_count = len(site.requests)
     answers = page.evaluate("(all) => Promise.all(all.map(ask))", [message(*person) for person in people])
     assert len(site.requests) == request_count, "the worker asked for something"
     distinct = set()
-    for (taste, lean), answer in zip(people, answers):
+    for (taste, lean, wanted), answer in zip(people, answers):
         assert answer["type"] == "ranked", answer
-        known = python.rank(taste, SHOWN, lean)
+        allowed = genre_items(python.bundle.items, [names[at] for at in wanted]) if wanted else None
+        known = python.rank(taste, SHOWN, lean, Candidates(allowed))
         assert [item["item"] for item in answer["items"]] == known.items.tolist()
         assert [item["because"] for item in answer["items"]] == known.because
         assert [item["score"] for item in answer["items"]] == pytest.approx(known.scores.tolist(), rel=1e-9, abs=1e-12)
@@ -151,6 +157,34 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     assert answers[-1]["items"] == []
     assert len(distinct) > count / 2, "too many equal lists would prove little"
     assert any(item["because"] for answer in answers for item in answer["items"])
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["fedals", "fedals-ratings", "fedmf"])
+def test_similar_items_equal_those_of_python(page, site, name, precision):
+    python, files = recommender_and_files(name, precision)
+    assert put(page, site, files)["type"] == "ready"
+    asked = [{"type": "similar", "id": 1, "item": at, "n": 7} for at in range(python.bundle.manifest.items)]
+    for at, answer in enumerate(page.evaluate("(all) => Promise.all(all.map(ask))", asked)):
+        assert (answer["type"], answer["item"]) == ("similar", at)
+        items, cosines = similar_items(python.tables, at, 7, python.titles.groups)
+        assert [one["item"] for one in answer["items"]] == items.tolist()
+        assert [one["score"] for one in answer["items"]] == pytest.approx(cosines.tolist(), abs=2e-9)
+
+
+def test_similar_items_with_equal_and_zero_vectors_equal_those_of_python(page):
+    table = np.array([[0.1, 0.7, 0.3], [0.1, 0.7, 0.3], [0, 0, 0], [0.2, 1.4, 0.6], [-1, 0, 0], [0.3, 0.7, 0.1]])
+    groups = np.array([0, 1, 2, 3, 4, 1])
+    expected = [similar_items(Tables(table, None, False), at, 6, groups)[0].tolist() for at in range(6)]
+    assert expected == [[1, 3, 4], [0, 3, 4], [], [0, 1, 4], [0, 1, 3], [0, 3, 4]]
+    got = page.evaluate(
+        """([table, titleOf]) => {
+          const model = { m: 6, k: 3, p: 3, table: Float64Array.from(table.flat()), titleOf, distinct: 5 };
+          return titleOf.map((_, item) => similar(model, item, 6).map((one) => one.item));
+        }""",
+        [table.tolist(), groups.tolist()],
+    )
+    assert got == expected
 
 
 def halves(number):
@@ -273,6 +307,9 @@ BROKEN = {  # the message, the model, a part of the reason
     "a lean beyond": (broken(adventurous=1.5), "fedals", "-1 to 1"),
     "a lean that is none": (broken(adventurous=None), "fedals", "-1 to 1"),
     "none asked for": (broken(n=0), "fedals", "whole number"),
+    "genres that are no list": (broken(genres="Drama"), "fedals", "list of genres"),
+    "similar to no item": ({"type": "similar", "id": 9, "item": 200, "n": 5}, "fedals", "no such item"),
+    "no similar items": ({"type": "similar", "id": 9, "item": 1, "n": 0}, "fedals", "whole number"),
     "an unknown wish": ({"type": "sing", "id": 9}, "fedals", "unknown"),
 }
 
@@ -306,6 +343,7 @@ def test_rank_before_load_and_no_message_at_all_are_refused(page):
         ("items.json", lambda body: b"{", "could not be computed"),
         ("item.i8", lambda body: bytes(len(body)), "computes other lists"),
         ("vectors.json", lambda body: body.replace(b'"adventurous":0.7', b'"adventurous":0.6'), "computes other lists"),
+        ("vectors.json", lambda body: re.sub(rb'("similar":.*?"items":\[)', rb"\g<1>0,", body), "other similar titles"),
         ("manifest.json", lambda body: body.replace(b"fedtaste-bundle-1", b"fedtaste-bundle-9"), "another version"),
         ("manifest.json", lambda body: body.replace(b'"ridge"', b'"prayer"'), "kind of model"),
         (

@@ -15,6 +15,23 @@ from fedtaste.serving.http import Reply, Request, render
 from fedtaste.serving.server import Server, files_by_address
 
 WAIT = 15_000  # ms; two busy cores need it at times
+BROKEN_WORDS = """() => {
+  const broken = [];
+  for (const heading of document.querySelectorAll("h1, h2, h3")) {
+    const texts = document.createTreeWalker(heading, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const { 0: word, index } of texts.currentNode.data.matchAll(/[^\\s-]+/g)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, index);
+        range.setEnd(texts.currentNode, index + word.length);
+        const boxes = [...range.getClientRects()], long = boxes.reduce((sum, { width }) => sum + width, 0);
+        const lines = new Set(boxes.map(({ top }) => Math.round(top))).size;
+        if (lines > 1 && long <= heading.clientWidth) broken.push(word);
+      }
+    }
+  }
+  return broken;
+}"""  # words of headings that continue on another line although one line has room for them
 COPIED = ": it opens without a network"
 
 

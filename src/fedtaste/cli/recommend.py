@@ -42,6 +42,9 @@ def recommend(options: RecommendOptions) -> None:
     for place, item in enumerate(answer.items, 1):
         table.add_row(str(place), Text(item.title), f"{item.score:.3f}")
     out.print(table)
+    if answer.rating_rule:
+        listed = f" Disliked, and so not listed: {', '.join(answer.disliked)}." if answer.disliked else ""
+        out.print(Text(answer.rating_rule + listed))
 
 
 def recommend_to_all(options: RecommendOptions, only: list[str] | None, exclude: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtaste.cli.output import emit, out, put
 from fedtaste.experiment.result import RunResult
 from fedtaste.report.html import warnings
-from fedtaste.report.tables import text_table
+from fedtaste.report.tables import rounds_text, text_table
 from fedtaste.report.trade_off import Tradeoff
 
 
@@ -33,5 +33,5 @@ def show_results(results: Sequence[RunResult], report: Path, trade_off: Tradeoff
         out.print(warning, style="bold red", markup=False)
     for result in results:
         if len(results) == 1 or "stopped after" in result.stopped.reason:
-            out.print(f"{result.method}: {result.stopped.reason}", style="dim", markup=False)
+            out.print(f"{result.method}: {rounds_text(result)}", style="dim", markup=False)
     put(f"Report: {report}")

@@ -35,6 +35,7 @@ from fedtaste.report.tables import (
     leaks,
     method_name,
     protocols,
+    rounds_text,
     settings_table,
     subject,
 )
@@ -218,8 +219,7 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
         "people evaluated": listed(
             "{:,}".format, seen=result.seen.people, new=result.new.people if result.new else None
         ),
-        "stopped": f"after round {result.stopped.round}: {result.stopped.reason}" if result.stopped.reason else "",
-        "best round": str(result.best_round),
+        "rounds": rounds_text(result),
         "sent": listed(human_bytes, up=traffic.up_bytes, down=traffic.down_bytes),
         "sent by one person": f"{human_bytes(traffic.up_bytes_per_person_round)} up in a round",
         "gradient evaluations": gradients

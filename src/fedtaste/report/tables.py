@@ -15,6 +15,7 @@ from rich.text import Text
 from fedtaste.experiment.result import ClientRow, RunResult
 from fedtaste.report.numbers import NONE, decimals, digits, human_bytes, human_seconds, plain, tight_interval
 from fedtaste.result_part import Interval
+from fedtaste.text import count
 
 if TYPE_CHECKING:
     from fedtaste.report.trade_off import Tradeoff
@@ -129,6 +130,19 @@ def _settings(result: RunResult) -> dict[str, object]:
     epsilon = "none" if result.epsilon is None else f"{result.epsilon:.2g}"
     head = {"data": result.data, "protocol": result.protocol, "rounds": result.rounds, "seed": result.seed}
     return {**head, "wire": result.wire, "epsilon": epsilon, **result.settings}
+
+
+def rounds_text(result: RunResult) -> str:
+    """Which rounds were trained: `best round 2 of 8 (all 8 rounds were run), final training of 2 rounds`.
+
+    Without validation there is no search: the only training ends as `stopped` says.
+    """
+    searched = any(point.valid for point in result.curve)
+    if not searched:
+        return result.stopped.reason
+    why = f" ({result.stopped.reason})" if result.stopped.reason else ""
+    final = count(result.rounds, "round")
+    return f"best round {result.best_round:,} of {result.stopped.round:,}{why}, final training of {final}"
 
 
 def settings_table(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:

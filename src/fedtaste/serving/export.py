@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -19,14 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedtaste import __version__
-from fedtaste.engine.run import begin
 from fedtaste.errors import RunError, SettingError
-from fedtaste.experiment.result import RunResult
+from fedtaste.evaluation.ranking import rank_items
+from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.files.folders import replace_folder
 from fedtaste.methods import METHODS, build
 from fedtaste.models import additive, factorization
-from fedtaste.recipe import Recipe
 from fedtaste.serving.bundle import (
     FORMAT,
     MAX_FILE,
@@ -41,20 +40,19 @@ from fedtaste.serving.bundle import (
     sha256,
     with_pin,
 )
+from fedtaste.serving.filters import Candidates, genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
+from fedtaste.serving.open_model import Catalogue, OpenModel
 from fedtaste.serving.rebuild import Taste
-from fedtaste.serving.recommend import Catalogue, OpenRun, one_person
+from fedtaste.serving.rebuild_parts import TRAIL_KEPT, RebuildParts, widest_entries
 from fedtaste.serving.recommendation import Json
 from fedtaste.serving.recommender import Ranking, Recommender
-from fedtaste.tasks.serve import passes
+from fedtaste.serving.similar import similar_items
 from fedtaste.wire.packing import int8
 
 Log = Callable[[str], None]
 CASE_LIKES = (1, 3, 12, 40)  # numbers of likes of the random people in vectors.json
-TRAIL_KEPT = (
-    200  # largest entries of a row of the trail table; on ML-100K, fewer cost NDCG@10 (benchmarks/page.py int8)
-)
 SHOWN, SAMPLE = 20, 200  # items of a list; random people over whom int8 is compared with float32
 NAMES = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M", "lastfm": "Last.fm", "synthetic": "A made-up catalogue"}
 
@@ -64,13 +62,9 @@ class TrainedModel:
     """The parts of a finished run that a bundle is made from."""
 
     settings: Settings
-    result: RunResult
+    result: RunResult | FitResult
     items: Catalogue
-    recipe: Recipe
-    item: NDArray[np.float32]  # [m, k]
-    offset: NDArray[np.float32] | None
-    ones: bool
-    trail: NDArray[np.float32] | None  # [m, m]
+    parts: RebuildParts
     private: bool  # trained with differential privacy: nothing may be published that its promise does not cover
 
 
@@ -85,42 +79,16 @@ def export(run: Path, out: Path, *, float32: bool = False, log: Log = lambda tex
 
 
 def gather(path: Path) -> TrainedModel:
-    """Read a finished run: its recipe and tables; refuses methods without a recipe."""
-    run = OpenRun.open(path)
-    plan = run.plan(replace(run.facts, timed=True))
-    if plan.method.recipe is None:
+    """Read a finished run or a fitted model: its recipe and tables; refuses methods without a recipe."""
+    model = OpenModel.open(path)
+    plan, parts = model.plan(timed=True), model.rebuild_parts
+    if parts is None:
         raise SettingError(
-            f"{run.settings.method} cannot be rebuilt in a browser with these settings: it has no recipe. Methods that "
-            f"have one: {', '.join(_exportable())}."
+            f"{model.settings.method} cannot be rebuilt in a browser with these settings: it has no recipe. Methods "
+            f"that have one: {', '.join(_exportable())}."
         )
-    start = begin(plan.method, plan.model, one_person(plan, run.facts), plan.seed)
-    shared = run.folder.model(start.shared)
-    params = (plan.method.tables(shared) if plan.method.tables else shared) | start.private.initial
-    arrays = {name: value.numpy().astype(np.float32) for name, value in params.items()}
-    if not all(np.isfinite(value).all() for value in arrays.values()):
-        raise RunError(f"{path} holds numbers that are not finite. Export a model that has not diverged.")
-    offset = arrays["item_bias"] + arrays["mean"] if plan.model.kind == "rating_factorization" else None
-    user: list[float] = arrays.get("start.user", arrays.get("user", np.zeros(0))).tolist()
-    recipe = replace(
-        plan.method.recipe,
-        examples=plan.method.examples,
-        batch=plan.sampling.batch,
-        seed=str(plan.seed % 2**64),
-        negatives=plan.sampling.negatives if run.facts.kind == "ranking" else 0,
-        rounds=passes(replace(start, round=run.result.rounds)) if start.private.initial else 1,
-        start=(*user, float(arrays["bias"])) if "bias" in arrays else tuple(user),
-    )
-    return TrainedModel(
-        run.settings,
-        run.result,
-        run.items,
-        recipe,
-        arrays["item"],
-        offset,
-        ones=offset is not None or "bias" in arrays,
-        trail=arrays.get("trail"),
-        private=plan.wire.mechanism is not None or bool(plan.method.privacy.bounds),
-    )
+    private = plan.wire.mechanism is not None or bool(plan.method.privacy.bounds)
+    return TrainedModel(model.settings, model.result, model.items, parts, private)
 
 
 def _exportable() -> list[str]:
@@ -141,15 +109,15 @@ def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda te
     contents = _tables(model, precision)
     contents["items.json"] = _dump(_catalogue(model.items).model_dump())
     contents["popularity.u8"] = popular.tobytes()
-    contents["map.i16"] = place(model.item, popular).astype("<i2").tobytes()
+    contents["map.i16"] = place(model.parts.item, popular).astype("<i2").tobytes()
     log("Computing the cases that the page checks itself with")
     manifest = _manifest(model, precision)
     recommender = Recommender(parse(manifest, contents, Path("bundle")))
     overlap = None if precision == "float32" else _overlap(recommender, model, manifest, contents)
-    about = describe(model.settings, model.result, model.recipe, overlap, manifest.name)
-    contents["vectors.json"] = _dump({"cases": vectors(recommender)})
+    about = describe(model.settings, model.result, model.parts.recipe, overlap, manifest.name)
+    contents["vectors.json"] = _dump({"cases": vectors(recommender), "similar": similar_vectors(recommender)})
     contents["MODEL_CARD.md"] = model_card(
-        model.settings, model.result, about, precision, origin, model.trail is not None
+        model.settings, model.result, about, precision, origin, model.parts.trail is not None
     ).encode()
     contents["LICENCES.md"] = licences(about).encode()
     contents = {name: content for name, content in page_files().items() if name not in UNPINNED} | contents
@@ -171,16 +139,16 @@ def _manifest(model: TrainedModel, precision: Precision) -> Manifest:
         task="ratings" if result.task == "ratings" else "ranking",
         method=model.settings.method,
         precision=precision,
-        items=model.item.shape[0],
-        k=model.item.shape[1],
-        ones=model.ones,
+        items=model.parts.item.shape[0],
+        k=model.parts.item.shape[1],
+        ones=model.parts.ones,
         scale=(low, high),
         integer_steps=all(float(x).is_integer() for x in (low, high)) and high - low <= 10,
-        tables={"offset": model.offset is not None},
+        tables={"offset": model.parts.offset is not None},
         trail=_trail_width(model, precision),
-        recipe=model.recipe,
+        recipe=model.parts.recipe,
         people=result.members,
-        about=describe(model.settings, result, model.recipe, None, name),
+        about=describe(model.settings, result, model.parts.recipe, None, name),
         files={},
         entrance={},
     )
@@ -188,14 +156,14 @@ def _manifest(model: TrainedModel, precision: Precision) -> Manifest:
 
 def _tables(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
     """The item table, the offsets and the trail table as bytes."""
-    tables = _encode("item", "scale.f32", model.item, precision)
-    if model.offset is not None:
-        tables["offset.f32"] = model.offset.astype("<f4").tobytes()
-    if model.trail is not None:
+    tables = _encode("item", "scale.f32", model.parts.item, precision)
+    if model.parts.offset is not None:
+        tables["offset.f32"] = model.parts.offset.astype("<f4").tobytes()
+    if model.parts.trail is not None:
         width = _trail_width(model, precision)
-        at = np.sort(np.argpartition(-model.trail, width - 1, axis=1)[:, :width], axis=1)
+        at = widest_entries(model.parts.trail, width)
         tables["trail.u16"] = at.astype("<u2").tobytes()
-        values = np.take_along_axis(model.trail, at, axis=1)
+        values = np.take_along_axis(model.parts.trail, at, axis=1)
         tables |= _encode("trail", "trail-scale.f32", values, precision)
     return tables
 
@@ -213,12 +181,12 @@ def _encode(name: str, scale: str, table: NDArray[np.float32], precision: Precis
 
 def _trail_width(model: TrainedModel, precision: Precision) -> int:
     """How many entries of every row of the trail table are kept: in float32 all that are not zero in some row."""
-    if model.trail is None:
+    if model.parts.trail is None:
         return 0
-    width = max(1, int((model.trail > 0).sum(1).max()))
+    width = max(1, int((model.parts.trail > 0).sum(1).max()))
     if precision == "int8":
         return min(width, TRAIL_KEPT)
-    if 4 * width * len(model.trail) > MAX_FILE:
+    if 4 * width * len(model.parts.trail) > MAX_FILE:
         raise SettingError("The trail table of this model is larger than a file of a bundle. Export without --float32.")
     return width
 
@@ -228,7 +196,7 @@ def popularity(model: TrainedModel) -> tuple[NDArray[np.uint8], str]:
     a private model's own offsets or vector lengths take their place."""
     counts = np.array(model.items["counts"], np.float64)
     if model.private or not counts.any():
-        size = model.offset if model.offset is not None else np.linalg.norm(model.item, axis=1)
+        size = model.parts.offset if model.parts.offset is not None else np.linalg.norm(model.parts.item, axis=1)
         size = size.astype(np.float64) - min(0.0, float(size.min()))
         return _as_bytes(size), "How popular items are is read from the model itself; no counts are in it."
     return _as_bytes(np.log1p(counts)), "How many people took each item, roughly: a byte, on a logarithmic scale."
@@ -270,7 +238,20 @@ def vectors(recommender: Recommender) -> list[Json]:
     nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
     cases = [(taste, 0.0) for taste in [nobody, *people]]
     cases += [(people[2]._replace(timed=True), 0.0), (people[2], 0.7), (people[3], -0.4)]
-    return [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
+    vectors = [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
+    items = recommender.bundle.items
+    if items.genre_names:
+        candidates = Candidates(genre_items(items, items.genre_names[:1]))
+        vectors.append(_vector(people[1], 0.0, recommender.rank(people[1], SHOWN, 0.0, candidates)) | {"genres": [0]})
+    return vectors
+
+
+def similar_vectors(recommender: Recommender) -> list[Json]:
+    """Test cases of similar items: the most and the least popular item, and one between."""
+    order = rank_items(recommender.popularity)
+    chosen = dict.fromkeys(order[[0, len(order) // 2, -1]].tolist())
+    groups = recommender.titles.groups
+    return [{"item": at, "items": similar_items(recommender.tables, at, 5, groups)[0].tolist()} for at in chosen]
 
 
 def _vector(taste: Taste, lean: float, best: Ranking) -> Json:

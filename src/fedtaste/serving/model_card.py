@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedtaste import __version__
 from fedtaste.data.sources import SOURCES
-from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.recipe import Recipe
 from fedtaste.report.page import render_page
@@ -21,12 +21,15 @@ REBUILT = {
 TRAIL = " What you pick is also looked up in a table of which items people took after which."
 
 
-def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: float | None, name: str) -> About:
+def describe(
+    settings: Settings, result: RunResult | FitResult, recipe: Recipe, overlap: float | None, name: str
+) -> About:
     """What the page shows about the model."""
     source = SOURCES.get(settings.data.partition(":")[0].lower())
     origin = source.about if source else "data of the publisher's own"
     terms = source.terms if source else "The publisher's own data: ask the publisher for its terms."
-    where = "over a real federation" if result.federation else "on simulated devices"
+    remote = isinstance(result, RunResult) and result.federation
+    where = "over a real federation" if remote else "on simulated devices"
     lines = [
         f"Learnt with {result.method} from {result.members:,} people, {where}.",
         f"It knows {result.items:,} items. Source: {origin}.",
@@ -38,11 +41,19 @@ def describe(settings: Settings, result: RunResult, recipe: Recipe, overlap: flo
     return About(title=name, lines=lines, licence=licence, measured=_measured(result, overlap, smaller))
 
 
-def _measured(result: RunResult, overlap: float | None, smaller: str) -> list[tuple[str, str]]:
+def _measured(result: RunResult | FitResult, overlap: float | None, smaller: str) -> list[tuple[str, str]]:
     """The results of evaluation in words. A private run tells no accuracy: it is computed from people's data without
     noise, so no promise of privacy covers it."""
     rows: list[tuple[str, str]] = []
-    groups = ((result.seen, "people who took part"), (result.new, "people it had never seen"))
+    if isinstance(result, FitResult):
+        chosen = result.valid if result.valid and not result.privacy else {}
+        figures = ", ".join(f"{name} {value:.3f}" for name, value in chosen.items())
+        rows += [("held-out newest items, before they were learnt too", figures)] if figures else []
+    groups = (
+        ((result.seen, "people who took part"), (result.new, "people it had never seen"))
+        if isinstance(result, RunResult)
+        else ()
+    )
     for scores, who in () if result.privacy else groups:
         if scores and scores.sampled and scores.full:
             sampled, full = scores.sampled, scores.full
@@ -58,7 +69,7 @@ def _measured(result: RunResult, overlap: float | None, smaller: str) -> list[tu
     return rows
 
 
-def _privacy_sentence(result: RunResult) -> str:
+def _privacy_sentence(result: RunResult | FitResult) -> str:
     privacy = result.privacy
     if privacy is None or privacy.epsilon is None:
         return "Training made no promise of differential privacy."
@@ -66,7 +77,7 @@ def _privacy_sentence(result: RunResult) -> str:
     return f"Training promised differential privacy to every person: {numbers}."
 
 
-def _privacy_lines(result: RunResult) -> list[str]:
+def _privacy_lines(result: RunResult | FitResult) -> list[str]:
     """The whole privacy statement of a run, line by line."""
     privacy = result.privacy
     first = _privacy_sentence(result)
@@ -76,7 +87,12 @@ def _privacy_lines(result: RunResult) -> list[str]:
 
 
 def model_card(
-    settings: Settings, result: RunResult, about: About, precision: Precision, origin: str, trail: bool = False
+    settings: Settings,
+    result: RunResult | FitResult,
+    about: About,
+    precision: Precision,
+    origin: str,
+    trail: bool = False,
 ) -> str:
     """MODEL_CARD.md; `origin` says where the popularity of the items comes from, `trail`: there is a trail table."""
     return render_page(

@@ -24,7 +24,7 @@ from fedtaste.data.sources import load
 from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.run import State, begin
 from fedtaste.engine.store import Store
-from fedtaste.errors import DataError, SettingError
+from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.evaluation.scoring import CELLS, Personalised
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.plan import Plan, plan
@@ -34,6 +34,7 @@ from fedtaste.experiment.stored_interactions import INTERACTIONS, load_interacti
 from fedtaste.experiment.train import make_task
 from fedtaste.federation import Federation, separate_devices
 from fedtaste.kernels.top_items import top_items
+from fedtaste.serving.rebuild_parts import RebuildParts
 from fedtaste.serving.titles import Titles
 from fedtaste.tasks.base import Facts
 from fedtaste.tasks.ranking import Ranking
@@ -115,6 +116,31 @@ class OpenModel:
         """How often a newcomer's device runs the client before it is served."""
         rounds = self.result.total_rounds if isinstance(self.result, FitResult) else self.result.rounds
         return max(1, min(rounds, MOST_PASSES))
+
+    @cached_property
+    def rebuild_parts(self) -> RebuildParts | None:
+        """The recipe and tables of the method; None where it has no recipe with these settings."""
+        current = self.plan(timed=True)
+        if current.method.recipe is None:
+            return None
+        shared, initial = self.start
+        params = (current.method.tables(shared) if current.method.tables else shared) | initial
+        arrays = {name: value.numpy().astype(np.float32) for name, value in params.items()}
+        if not all(np.isfinite(value).all() for value in arrays.values()):
+            raise RunError(f"{self.folder.path} holds numbers that are not finite. Use a model that has not diverged.")
+        offset = arrays["item_bias"] + arrays["mean"] if current.model.kind == "rating_factorization" else None
+        user: list[float] = arrays.get("start.user", arrays.get("user", np.zeros(0))).tolist()
+        recipe = replace(
+            current.method.recipe,
+            examples=current.method.examples,
+            batch=current.sampling.batch,
+            seed=str(current.seed % 2**64),
+            negatives=current.sampling.negatives if self.facts.kind == "ranking" else 0,
+            rounds=self.passes if initial else 1,
+            start=(*user, float(arrays["bias"])) if "bias" in arrays else tuple(user),
+        )
+        ones = offset is not None or "bias" in arrays
+        return RebuildParts(recipe, arrays["item"], offset, ones, arrays.get("trail"))
 
     def newcomer_store(self) -> Store:
         """The private parameters that a new person starts from; nobody has any in it."""

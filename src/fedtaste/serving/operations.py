@@ -27,6 +27,7 @@ from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError, RunError, SettingError
+from fedtaste.evaluation.ranking import rank_items
 from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
@@ -38,8 +39,16 @@ from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
 from fedtaste.serving.open_model import OpenModel
-from fedtaste.serving.rebuild import Tables
+from fedtaste.serving.rebuild import (
+    Tables,
+    Taste,
+    like_shares,
+    person_scores,
+    rebuild,
+    strongest_likes,
+)
 from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
+from fedtaste.serving.recommender import REASONS
 from fedtaste.serving.similar import similar_items as nearest_items
 from fedtaste.tasks.serve import serve
 from fedtaste.wire.messages import encode
@@ -209,17 +218,45 @@ def recommend_person(
     """The n best items for somebody new, with reasons where the method has a recipe."""
     check_n(n)
     history = history_of(model, taste["likes"], taste["ratings"], "raise")
-    dislikes = find_items(model.titles, taste["dislikes"], "raise", "dislikes")
+    dislikes = np.array(find_items(model.titles, taste["dislikes"], "raise", "dislikes"), np.int64)
     if not len(history):
         raise SettingError("likes names no items. Give at least one, as in likes=['Toy Story (1995)'].")
+    both = np.intersect1d(history.items, dislikes)
+    if len(both):
+        raise SettingError(f"{model.items['titles'][both[0]]!r} is both in likes and in dislikes. Choose one.")
     allowed = allowed_items(model.titles, only, exclude)
-    allowed[dislikes] = False
-    best = model.top(history, n, timed=taste["timed"], allowed=allowed)
-    items = best.items[0][best.items[0] >= 0]
+    allowed[np.isin(model.titles.groups, model.titles.groups[dislikes])] = False
+    person = Taste(history.items.astype(np.int64), history.values.astype(np.float64), dislikes, taste["timed"])
+    items, scores, because = _ranked(model, history, person, n, allowed)
     if not len(items):
         raise SettingError("Nothing is left to recommend: the filters and the likes leave no item.")
-    titles = tuple(model.items["titles"][at] for at in history.items)
-    return recommendations(model, items, best.scores[0], titles)
+    titles = model.items["titles"]
+    return Recommendations(
+        items=recommended_items(model, items, scores, because),
+        history=tuple(titles[at] for at in history.items),
+        disliked=tuple(titles[at] for at in dislikes),
+    )
+
+
+def _ranked(
+    model: OpenModel, history: Histories, taste: Taste, n: int, allowed: NDArray[np.bool_]
+) -> tuple[NDArray[np.integer], NDArray[np.floating], list[list[int]]]:
+    """(items, scores, reasons) of a new person. Dislikes change scores where the method has a recipe, which counts them
+    as examples; elsewhere they are only left out. Without them scores are those of `recommend`."""
+    parts = model.rebuild_parts
+    person = rebuild(parts.recipe, parts.tables, parts.gram, taste) if parts else None
+    if parts is None or person is None or not len(taste.dislikes):
+        best = model.top(history, n, timed=taste.timed, allowed=allowed)
+        items, scores = best.items[0][best.items[0] >= 0], best.scores[0]
+    else:
+        scores = person_scores(parts.tables, taste, person)
+        excluded = np.concatenate([taste.likes, taste.dislikes])
+        items = rank_items(scores, excluded, model.titles.groups, np.flatnonzero(allowed))[:n].astype(np.int32)
+        scores = scores[items]
+    if parts is None or person is None:
+        return items, scores, []
+    shares = like_shares(parts.tables, taste, person, items.astype(np.int64))
+    return items, scores, strongest_likes(shares, taste, model.facts.scale, REASONS)
 
 
 def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
@@ -236,20 +273,18 @@ def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
     return SimilarItems(item=names[number], title=titles[number], items=tuple(items))
 
 
-def recommendations(
-    model: OpenModel, items: Sequence[int] | NDArray[np.integer], scores: Sequence[float] | NDArray[np.floating],
-    history: tuple[str, ...], because: Sequence[Sequence[int]] = (),
-) -> Recommendations:  # fmt: skip
-    """Items with their scores as a typed answer."""
+def recommended_items(
+    model: OpenModel, items: NDArray[np.integer], scores: NDArray[np.floating], because: Sequence[Sequence[int]] = ()
+) -> tuple[Recommendation, ...]:
+    """Items with their scores and the likes that they are recommended for."""
     names, titles = model.items["names"], model.items["titles"]
     reasons = because or [()] * len(items)
-    rows = (
+    return tuple(
         Recommendation(
             item=names[at], title=titles[at], score=round(float(score), 6), because=tuple(titles[i] for i in why)
         )
         for at, score, why in zip(items, scores, reasons)
     )
-    return Recommendations(items=tuple(rows), history=history)
 
 
 # One device

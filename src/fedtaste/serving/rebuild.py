@@ -122,6 +122,14 @@ def like_shares(tables: Tables, taste: Taste, person: Person, items: Items) -> F
     return shares + tables.trail.entries(items, taste.likes) * person.weights
 
 
+def strongest_likes(shares: Floats, taste: Taste, scale: tuple[float, float], most: int) -> list[list[int]]:
+    """For each item of `shares` [items, likes] the likes that add most to its score; of ratings, only good ones."""
+    good = taste.values > sum(scale) / 2
+    positive = np.where(good & (shares > 0), shares, 0.0)
+    order = np.argsort(-positive, axis=1, kind="stable")[:, :most]
+    return [[int(taste.likes[i]) for i in row if share[i] > 0] for row, share in zip(order, positive)]
+
+
 def _with_trail(recipe: Recipe, trail: TrailRecipe, tables: Tables, taste: Taste, person: Person) -> Person:
     """The person with weights of the likes' rows in the trail table; beside a vector, both parts are z-scores.
 

@@ -20,7 +20,6 @@ from fedtaste.serving.filters import ALL, Candidates, Filter, find_candidates, n
 from fedtaste.serving.rebuild import (
     Floats,
     Items,
-    Person,
     Taste,
     densest_point,
     gram_matrix,
@@ -28,6 +27,7 @@ from fedtaste.serving.rebuild import (
     like_shares,
     person_scores,
     rebuild,
+    strongest_likes,
 )
 from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
 from fedtaste.serving.similar import similar_items
@@ -161,16 +161,10 @@ class Recommender:
         best = order[:n]
         if person is None:
             return Ranking(best, scores[best], True, [[] for _ in best], None, len(order))
+        shares = like_shares(self.tables, taste, person, best)
+        reasons = strongest_likes(shares, taste, self.scale, REASONS)
         place = densest_point(self.bundle.places[order[:MAPPED]]) if len(order) else None
-        return Ranking(best, scores[best], False, self._because(person, taste, best), place, len(order))
-
-    def _because(self, person: Person, taste: Taste, items: Items) -> list[list[int]]:
-        """For each of these items the likes that add most to its score; of ratings, only good ones."""
-        shares = like_shares(self.tables, taste, person, items)
-        good = taste.values > sum(self.scale) / 2
-        shares = np.where(good & (shares > 0), shares, 0.0)
-        order = np.argsort(-shares, axis=1, kind="stable")[:, :REASONS]
-        return [[int(taste.likes[i]) for i in row if share[i] > 0] for row, share in zip(order, shares)]
+        return Ranking(best, scores[best], False, reasons, place, len(order))
 
 
 def check_count(n: object) -> None:

@@ -3,6 +3,7 @@
 const ARTICLE = "the|a|an|le|la|les|l'|un|une|der|die|das|ein|eine|el|los|las|il|lo|gli|het|den|det";
 const TRAILING = new RegExp(`^(.+), (${ARTICLE})$`, "i");
 const LEADING = new RegExp(`^(?:${ARTICLE.replace("l'|", "")}) (?=.)`);
+const LONGEST = 120;
 const YEAR = /\s*\((\d{4})\)\s*$/;
 const ASIDE = /\s*\(([^()]*)\)\s*$/;
 const LETTERS = { "ø": "o", "ł": "l", "đ": "d", "æ": "ae", "œ": "oe", "ß": "ss", "&": " and " };
@@ -21,6 +22,9 @@ function turned(text) {
   if (!found) return text;
   return found[2].endsWith("'") ? found[2] + found[1] : `${found[2]} ${found[1]}`;
 }
+
+/** A text as it is shown: cut where it is too long to read. */
+const short = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
 
 /** A title in its parts: name, other names in brackets, year (or null). */
 export function parts(title) {
@@ -46,7 +50,7 @@ function colouring(genres, genreNames) {
   for (const [main] of genres) if (main !== undefined) counts[main] += 1;
   const top = [...counts.keys()].filter((genre) => counts[genre]).sort((a, b) => counts[b] - counts[a]).slice(0, KINDS);
   const colours = Uint8Array.from(genres, ([main]) => (top.includes(main) ? top.indexOf(main) : KINDS));
-  const legend = top.map((genre) => genreNames[genre]);
+  const legend = top.map((genre) => short(genreNames[genre]));
   return { colours, legend: colours.includes(KINDS) && legend.length ? [...legend, "other"] : legend };
 }
 
@@ -80,7 +84,7 @@ export class Catalogue {
   /** The title as one reads it: articles in front, without the year. */
   name(item) {
     const { name, others } = this.parts[item];
-    return others.length ? `${name} (${others.join(", ")})` : name;
+    return short(others.length ? `${name} (${others.join(", ")})` : name);
   }
 
   year(item) {
@@ -90,11 +94,16 @@ export class Catalogue {
   /** Name and year, for sentences. */
   full(item) {
     const year = this.year(item);
-    return year ? `${this.parts[item].name} (${year})` : this.parts[item].name;
+    const name = short(this.parts[item].name);
+    return year ? `${name} (${year})` : name;
+  }
+
+  genre(number) {
+    return short(this.genreNames[number]);
   }
 
   kinds(item, most = Infinity) {
-    return this.genres[item].slice(0, most).map((genre) => this.genreNames[genre]).join(", ");
+    return short(this.genres[item].slice(0, most).map((genre) => this.genreNames[genre]).join(", "));
   }
 
   /** "little known" for the lesser known half. */

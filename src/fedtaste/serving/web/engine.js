@@ -53,12 +53,13 @@ export function forbidRequests(icon) {
 
 /** Talks to the worker: one question at a time; of those that come meanwhile only the last is sent. */
 export class Engine {
-  /** `ready`, `ranked` and `failed` are called with the worker's messages, `ranked` with the question too. */
-  constructor(source, load, { ready, ranked, failed }) {
+  /** `ready`, `ranked`, `similar` and `failed` are called with the worker's messages, `ranked` with the question too. */
+  constructor(source, load, { ready, ranked, similar, failed }) {
     const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
     this.worker = new Worker(policy.createScriptURL(url));
     this.busy = true;
     this.waiting = null;
+    this.similar = [];
     this.number = 0;
     this.oldest = 0;
     this.worker.onerror = (event) => failed({ reason: event.message || "the worker did not start" });
@@ -66,6 +67,7 @@ export class Engine {
       this.busy = false;
       if (data.type === "ready") ready(data);
       else if (data.type === "failed") failed(data);
+      else if (data.type === "similar") similar(data);
       else if (data.id >= this.oldest) ranked(data, this.asked);
       this.#next();
     };
@@ -80,11 +82,19 @@ export class Engine {
     this.#next();
   }
 
+  /** Asks for the `n` items that are most similar to one; every such question is answered. */
+  askSimilar(item, n) {
+    this.similar.push({ type: "similar", item, n });
+    this.#next();
+  }
+
   #next() {
-    if (this.busy || !this.waiting) return;
+    if (this.busy || (!this.waiting && !this.similar.length)) return;
+    this.busy = true;
+    if (!this.waiting) return this.worker.postMessage(this.similar.shift());
     this.worker.postMessage(this.waiting);
     this.asked = this.waiting;
     this.waiting = null;
-    this.busy = true;
+    return undefined;
   }
 }

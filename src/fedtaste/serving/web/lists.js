@@ -56,14 +56,31 @@ function fromJson(body) {
   } catch {
     return null;
   }
-  const list = Array.isArray(value) ? value : Object.values(value).find(Array.isArray);
-  if (!list) throw new ListError("It is JSON, but there is no list in it.");
-  return list.map((entry) => {
-    if (entry === null || typeof entry !== "object") return { title: String(entry ?? "") };
-    const columns = columnsOf(Object.keys(entry));
-    const values = Object.values(entry);
-    return rowOf(columns ?? {}, values.map((cell) => (typeof cell === "object" ? "" : String(cell))));
-  });
+  const named = fromRequest(value);
+  if (named) return named;
+  const lists = Array.isArray(value) ? [value] : Object.values(value).filter(Array.isArray);
+  if (!lists.length) throw new ListError("It is JSON, but there is no list in it.");
+  if (lists.length > 1) {
+    throw new ListError("There are several lists in it. Name them likes and dislikes, or keep the one with the titles.");
+  }
+  return lists[0].map(rowOfEntry);
+}
+
+/** The rows of an object with the fields of the API: likes, dislikes, ratings; null where it has none of them. */
+function fromRequest(value) {
+  const { likes, dislikes, ratings } = value;
+  const rated = ratings !== null && typeof ratings === "object" && !Array.isArray(ratings);
+  if (!Array.isArray(likes) && !Array.isArray(dislikes) && !rated) return null;
+  const rows = (list, liked) => (Array.isArray(list) ? list.map((entry) => ({ ...rowOfEntry(entry), liked })) : []);
+  const stars = Object.entries(rated ? ratings : {}).map(([title, rating]) => ({ title, rating: String(rating) }));
+  return [...rows(likes, "yes"), ...rows(dislikes, "no"), ...stars];
+}
+
+function rowOfEntry(entry) {
+  if (entry === null || typeof entry !== "object") return { title: String(entry ?? "") };
+  const columns = columnsOf(Object.keys(entry));
+  const values = Object.values(entry);
+  return rowOf(columns ?? {}, values.map((cell) => (typeof cell === "object" ? "" : String(cell))));
 }
 
 function fromTable(body) {
@@ -138,10 +155,18 @@ function moment(text) {
   return Number.isNaN(time) ? null : time;
 }
 
-/** The top of the scale that the ratings of a file are on. */
-function topOf(ratings, own) {
+/** The top of the scale that the ratings of a file are on; 1 where all of them are 0 or 1 and the model ranks. */
+function topOf(ratings, { task, scale: [, own] }) {
+  if (task === "ranking" && ratings.every((rating) => rating === 0 || rating === 1)) return 1;
   const highest = ratings.reduce((a, b) => Math.max(a, b), -Infinity);
-  return [own, ...(own < 5 ? [5] : []), 10, 100].find((top) => highest <= top) ?? Infinity;
+  return [...(task === "ratings" ? [own] : []), ...(own < 5 ? [5] : []), 10, 100].find((top) => highest <= top)
+    ?? Infinity;
+}
+
+/** How ratings are read as likes and dislikes: the rule of fedtaste/serving/opinions.py. */
+export function ratingRule(top) {
+  return top === 1 ? "Ratings of 0 and 1: 1 is a like, 0 a dislike."
+    : `Ratings from 0 to ${top}: from ${top / 2} on a like, below that a dislike; 0 is no rating.`;
 }
 
 /** The value of a row on the model's scale; null for "no opinion given", undefined for "to be left out". */
@@ -157,7 +182,7 @@ function valueOf(row, manifest, top) {
   const [low, high] = manifest.scale;
   const unrated = rating === 0 && (ranking ? top > 1 : low > 0);
   if (top === Infinity || rating < Math.min(low, 0) || unrated) return undefined;
-  if (ranking) return rating >= 0.6 * top ? 1 : rating <= 0.4 * top ? 0 : undefined;
+  if (ranking) return rating >= top / 2 ? 1 : 0;
   const mapped = top === high ? rating : low + (rating / top) * (high - low);
   return steps(manifest).reduce((best, step) => (Math.abs(step - mapped) <= Math.abs(best - mapped) ? step : best));
 }
@@ -173,8 +198,8 @@ function itemOf(row, catalogue) {
 /** Matches rows with the catalogue: picks [item, {value, time}], oldest first, and an account of what was left out. */
 export function understand(rows, catalogue, manifest) {
   const ratings = rows.map((row) => row.rating ?? "").filter(isNumber).map(numberOf);
-  const top = ratings.length ? topOf(ratings, manifest.scale[1]) : manifest.scale[1];
-  const account = { rows: rows.length, leftOut: 0, rounded: 0, twice: 0, missing: [], top };
+  const top = ratings.length ? topOf(ratings, manifest) : manifest.scale[1];
+  const account = { rows: rows.length, leftOut: 0, rounded: 0, twice: 0, missing: [], top, rated: ratings.length > 0 };
   const picks = new Map();
   for (const row of rows) {
     const item = itemOf(row, catalogue);

@@ -1,13 +1,14 @@
 // The controller of the page: sends what a person picks to the worker and shows what the worker answers.
 
 import { Catalogue } from "./catalogue.js";
-import { $, counted, steps } from "./dom.js";
+import { $, counted, el, steps } from "./dom.js";
 import { Engine, forbidRequests, keepOffline } from "./engine.js";
 import { Ledger, describe } from "./ledger.js";
 import { MapView } from "./map.js";
 import { Mine } from "./mine.js";
 import { Recommendations } from "./recommendations.js";
 import { Search } from "./search.js";
+import { Similar } from "./similar.js";
 import { forget, keep, recall } from "./store.js";
 
 const SHOWN = 20;
@@ -29,17 +30,24 @@ class Page {
     const say = (text) => this.#say(text);
     const state = (item) => this.#state(item);
     const pick = (item, value) => this.#pick(item, value, true);
+    this.similar = new Similar(catalogue, {
+      say, state, ask: (item, n) => this.engine?.askSimilar(item, n),
+      toggle: (item) => (this.picks.has(item) ? this.#set(item, undefined) : pick(item, this.ranking ? 1 : null)),
+    });
     this.mine = new Mine(catalogue, manifest, {
-      say, act: (item, value) => this.#set(item, value), take: (picks, timed, name) => this.#take(picks, timed, name),
+      say, similar: this.similar, act: (item, value) => this.#set(item, value), take: (picks, timed, name) => this.#take(picks, timed, name),
     });
     this.map = new MapView(catalogue, places, {
       state, say, act: this.ranking ? "like" : "rate", pick: (item) => pick(item, this.ranking ? 1 : null),
     });
     this.search = new Search(catalogue, manifest, { pick, state, say });
     this.recommendations = new Recommendations(catalogue, manifest, {
+      similar: this.similar,
       point: (item) => this.map.point(item),
       act: (item, what, value, keyboard) => (what === "hide" ? this.#hide(item) : this.#pick(item, value, keyboard)),
     });
+    $("filter").hidden = !catalogue.genreNames.length;
+    $("genre").append(...catalogue.genreNames.map((_, genre) => el("option", { value: genre }, catalogue.genre(genre))));
     this.#listen();
     this.#restore();
     this.#turnDial();
@@ -57,6 +65,7 @@ class Page {
       this.#remember();
       this.#ask(false);
     });
+    $("genre").addEventListener("change", () => this.#ask(true));
     $("undo").querySelector("button").addEventListener("click", () => this.#undo());
     $("hidden-note").querySelector("button").addEventListener("click", () => {
       this.hidden.clear();
@@ -126,6 +135,7 @@ class Page {
     this.hidden.clear();
     this.timed = false;
     $("adventurous").value = 0;
+    $("genre").value = "";
     this.#turnDial();
     forget();
     $("remember").checked = false;
@@ -138,15 +148,16 @@ class Page {
   /** Stores the present state for Undo; with null there is nothing to undo. */
   #mayUndo(text) {
     this.before = text && { picks: new Map(this.picks), hidden: new Set(this.hidden), timed: this.timed,
-      dial: $("adventurous").value, remember: $("remember").checked };
+      dial: $("adventurous").value, genre: $("genre").value, remember: $("remember").checked };
     $("undo").hidden = !text;
     $("undo").querySelector("span").textContent = text ?? "";
   }
 
   #undo() {
-    const { picks, hidden, timed, dial, remember } = this.before;
+    const { picks, hidden, timed, dial, genre, remember } = this.before;
     Object.assign(this, { picks, hidden, timed });
     $("adventurous").value = dial;
+    $("genre").value = genre;
     $("remember").checked = remember;
     $("import-note").hidden = true;
     this.#turnDial();
@@ -158,6 +169,7 @@ class Page {
   #changed(text, counts = true) {
     if (!this.picks.size) this.timed = false;
     this.mine.show(this.picks);
+    this.similar.update();
     $("clear").disabled = !this.picks.size && !this.hidden.size;
     $("hidden-note").hidden = !this.hidden.size;
     $("hidden-note").querySelector("span").textContent = `${counted(this.hidden.size, "title")} hidden.`;
@@ -185,6 +197,7 @@ class Page {
       dislikes: this.ranking ? entries.filter(([, { value }]) => value === 0).map(([item]) => item) : [],
       timed: this.timed,
       adventurous: Number($("adventurous").value),
+      genres: $("genre").value === "" ? [] : [Number($("genre").value)],
       n: SHOWN + this.hidden.size,
     }, fresh);
   }
@@ -204,9 +217,9 @@ class Page {
     return `Nothing is known of you yet, so this is simply what most people take. ${verb} something.`;
   }
 
-  show(answer, { adventurous }) {
+  show(answer, { adventurous, genres }) {
     const items = answer.items.filter(({ item }) => !this.hidden.has(item)).slice(0, SHOWN);
-    this.recommendations.show(answer, items, adventurous);
+    this.recommendations.show(answer, items, { adventurous, filtered: genres.length > 0 });
     this.map.mark(this.picks, items.map(({ item }) => item), answer.you);
     const title = answer.popular ? "A start: what most people take" : "For you";
     $("rec-title").textContent = items.length ? title : "Nothing is left";
@@ -293,6 +306,7 @@ export async function start(manifest, files, fail) {
       page.begin(engine);
     },
     ranked: (answer, question) => page.show(answer, question),
+    similar: (answer) => page.similar.show(answer),
     failed({ reason }) {
       fail("The computation does not work in this browser", `${reason} Nothing left this device. `
         + "Reload the page; if this comes again, tell whoever publishes it.");

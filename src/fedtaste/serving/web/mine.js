@@ -1,14 +1,14 @@
 // The person's list: change and remove titles, import a list from a file, export it to one.
 
 import { $, counted, el, iconButton, listed, setStars, stars } from "./dom.js";
-import { ListError, formatList, readList, understand } from "./lists.js";
+import { ListError, formatList, ratingRule, readList, understand } from "./lists.js";
 
 const NAMED = 5;
 
 export class Mine {
   /** `act(item, value)` sets a value, `undefined` takes the item out; `take(picks, timed)` adds an imported list. */
-  constructor(catalogue, manifest, { act, take, say }) {
-    Object.assign(this, { catalogue, manifest, act, take, say });
+  constructor(catalogue, manifest, { act, take, say, similar }) {
+    Object.assign(this, { catalogue, manifest, act, take, say, similar });
     this.ranking = manifest.task === "ranking";
     this.list = $("mine");
     this.rows = new Map();
@@ -91,11 +91,12 @@ export class Mine {
     if (!this.ranking) {
       what.append(el("p", { class: "unrated" }, "No stars yet: it does not count"));
       return el("li", { data: { item } }, what,
-        el("div", { class: "votes" }, stars(this.manifest, name, null), remove));
+        el("div", { class: "votes" }, stars(this.manifest, name, null), this.similar.button(item), remove));
     }
     const like = iconButton("like", `Like ${name}`, { class: "like", data: { value: 1 } });
     const dislike = iconButton("dislike", `Dislike ${name}`, { class: "dislike", data: { value: 0 } });
-    return el("li", { data: { item } }, what, el("div", { class: "votes" }, like, dislike, remove));
+    const similar = this.similar.button(item);
+    return el("li", { data: { item } }, what, el("div", { class: "votes" }, like, dislike, similar, remove));
   }
 
   save(picks) {
@@ -133,9 +134,9 @@ export class Mine {
       said.push(`${counted(values.length - without, "title")} with stars.`);
       if (without) said.push(`${without} without: they count once you rate them.`);
     }
-    if (top !== high && top !== Infinity) {
-      said.push(this.ranking ? `Ratings of 0 to ${top}: from ${0.6 * top} a like, up to ${0.4 * top} a dislike.`
-        : `Ratings of 0 to ${top} were brought to ${low} to ${high}.`);
+    if (this.ranking && account.rated && top !== Infinity) said.push(ratingRule(top));
+    if (!this.ranking && top !== high && top !== Infinity) {
+      said.push(`Ratings of 0 to ${top} were brought to ${low} to ${high}.`);
     }
     if (account.rounded) said.push(`${account.rounded} rounded to a step of this scale.`);
     if (account.leftOut) said.push(`${account.leftOut} left out: no clear opinion given.`);

@@ -6,8 +6,8 @@ const SLOW = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Recommendations {
   /** `act(item, "rate" or "hide", value, byKeyboard)` is called, and `point(item or NaN)` when a row is looked at. */
-  constructor(catalogue, manifest, { act, point }) {
-    Object.assign(this, { catalogue, manifest, act });
+  constructor(catalogue, manifest, { act, point, similar }) {
+    Object.assign(this, { catalogue, manifest, act, similar });
     this.ranking = manifest.task === "ranking";
     this.list = $("recommendations");
     this.rows = new Map();
@@ -31,7 +31,7 @@ export class Recommendations {
   }
 
   /** Shows an answer of the worker; scores are expected stars only while `adventurous` is 0. */
-  show(answer, items, adventurous) {
+  show(answer, items, { adventurous, filtered }) {
     const { catalogue } = this;
     const places = new Map([...this.rows].map(([item, row]) => [item, row.getBoundingClientRect().top]));
     const focused = this.list.contains(document.activeElement);
@@ -52,7 +52,8 @@ export class Recommendations {
     $("empty").hidden = items.length > 0;
     $("empty").textContent = answer.left > 0
       ? "All that is left is hidden. “Show again” in your list brings it back."
-      : `Nothing is left to recommend: your list holds everything there is here (${counted(catalogue.size, "title")}).`;
+      : filtered ? "Nothing of this genre is left to recommend. Choose another genre."
+        : `Nothing is left to recommend: your list holds everything there is here (${counted(catalogue.size, "title")}).`;
   }
 
   /** Moves the focus to the row that took the place of the one just rated or hidden. */
@@ -93,7 +94,7 @@ export class Recommendations {
     const what = el("div", { class: "what" },
       el("p", { class: "name" }, catalogue.name(item), " ", el("span", { class: "year" }, catalogue.year(item))),
       el("p", { class: "meta" }, kinds && el("i", { class: `g${catalogue.colours[item]}` }), meta),
-      el("p", { class: "because" }));
+      el("p", { class: "because" }), this.similar.button(item, "Similar titles"));
     const hide = iconButton("hide", `Hide ${name}`, { class: "quiet", data: { do: "hide" } });
     hide.title = "Hide: neither liked nor disliked";
     if (!this.ranking) {

@@ -220,6 +220,13 @@ function rebuild(model, person) {
 
 // The catalogue for this person --------------------------------------------------------------------------------------
 
+/** Popularity ranks: 1 for the most popular item; equally popular items share a rank. */
+function ranksOf(popularity) {
+  const falling = Float64Array.from(popularity).sort().reverse(), first = new Map();
+  falling.forEach((value, at) => first.has(value) || first.set(value, at + 1));
+  return popularity.map((value) => first.get(value));
+}
+
 /** [mean, population standard deviation] */
 function moments(values) {
   const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -234,22 +241,37 @@ function scoresOf(model, person, { u, weights, level }) {
   return scores.map((score, j) => score + added[j] - level);
 }
 
-/** final_j = base + (score_j - base) e^(-0.7 adventurous z_j): base the median, z standardised popularity. */
-function finals({ popularity }, scores, adventurous) {
-  const [mean, spread] = moments(popularity);
-  if (adventurous === 0 || spread === 0) return scores;
+/** final_j = base + (score_j - base) rank_j^(0.5 adventurous): base the median, rank_j the popularity rank. */
+function finals({ ranks }, scores, adventurous) {
+  if (adventurous === 0) return scores;
   const sorted = scores.slice().sort(), half = sorted.length >> 1, base = (sorted[half] + sorted.at(-half - 1)) / 2;
-  const by = -0.7 * adventurous / spread;
-  return scores.map((score, j) => base + (score - base) * Math.exp(by * (popularity[j] - mean)));
+  return scores.map((score, j) => base + (score - base) * ranks[j] ** (0.5 * adventurous));
 }
 
-/** The `count` highest, ties by number, each title once, none of `passed`; sorts only items that can be among them. */
+/** The `count` highest, ties by number, each title once, none of `passed`, none at -Infinity; sorts only items that can
+ * be among them. */
 function best({ m, titleOf, distinct }, values, passed, count) {
   const least = Float64Array.from(values).sort()[Math.max(distinct - passed.size - count, 0)];
   const near = [], seen = new Set(passed);
   for (let j = 0; j < m; j++) if (values[j] >= least) near.push(j);
   near.sort((a, b) => values[b] - values[a] || a - b);
-  return near.filter((j) => !seen.has(titleOf[j]) && seen.add(titleOf[j])).slice(0, count);
+  return near.filter((j) => values[j] > -Infinity && !seen.has(titleOf[j]) && seen.add(titleOf[j])).slice(0, count);
+}
+
+/** The values with -Infinity for items of none of these genres (numbers); all of them where no genre is wanted. */
+function filtered({ genres }, values, wanted) {
+  if (!wanted?.length) return values;
+  return values.map((value, j) => (genres[j].some((genre) => wanted.includes(genre)) ? value : -Infinity));
+}
+
+/** The `n` items with the largest cosine to the vector of `item`, to nine decimals; neither its title nor items with a
+ * zero vector, of which nothing is known. */
+function similar({ m, k, p, table, titleOf, distinct }, item, n) {
+  const lengths = Float64Array.from({ length: m }, (_, j) => Math.sqrt(dot(table, j * p, table, j * p, k)));
+  const cosines = lengths.map((length, j) => (length && lengths[item]
+    ? Math.round(1e9 * dot(table, j * p, table, item * p, k) / length / lengths[item]) / 1e9 : -Infinity));
+  const items = best({ m, titleOf, distinct }, cosines, new Set([titleOf[item]]), n);
+  return items.map((j) => ({ item: j, score: cosines[j] }));
 }
 
 /** N[item, j] of the trail table; 0 where it was not kept. */
@@ -273,21 +295,13 @@ function because({ p, table, middle, trail }, { likes, targets }, { pull, L, wei
   return [first, second].filter((item) => item >= 0);
 }
 
-/** Where a person stands on the map: the geometric median of these items, by 30 turns of Weiszfeld from their mean. */
+/** Where a person stands on the map: at the item around which the smallest circle holds more than half of these. */
 function stand({ map }, items) {
-  if (items.length === 0) return null;
-  let x = 0, y = 0;
-  for (let turn = 0; turn <= 30; turn++) {
-    let sumX = 0, sumY = 0, sum = 0;
-    for (const item of items) {
-      const near = turn === 0 ? 1 : 1 / Math.max(Math.hypot(map[2 * item] - x, map[2 * item + 1] - y), 1e-9);
-      sumX += near * map[2 * item];
-      sumY += near * map[2 * item + 1];
-      sum += near;
-    }
-    [x, y] = [sumX / sum, sumY / sum];
-  }
-  return { x, y };
+  const radius = (from) => items.map((to) => (map[2 * from] - map[2 * to]) ** 2 + (map[2 * from + 1]
+    - map[2 * to + 1]) ** 2).sort((a, b) => a - b)[items.length >> 1];
+  let at = null, least = Infinity;
+  for (const item of items) if (radius(item) < least) [at, least] = [item, radius(item)];
+  return at === null ? null : { x: map[2 * at], y: map[2 * at + 1] };
 }
 
 /** The answer to a `rank` message, but for its id. */
@@ -297,12 +311,15 @@ function rank(model, message) {
   const rebuilt = rebuild(model, person), popular = rebuilt === null;
   let values = model.popularity.map((byte) => byte / 255);
   if (!popular) values = finals(model, scoresOf(model, person, rebuilt), adventurous);
-  const top = best(model, values, passed, Math.max(n, 20));
+  values = filtered(model, values, message.genres);
+  const top = best(model, values, passed, Math.max(n, 10));
   const items = top.slice(0, n).map((item) => ({
     item, score: values[item], because: popular ? [] : because(model, person, rebuilt, item),
   }));
-  const you = popular ? null : stand(model, top.slice(0, 20));
-  return { popular, items, you, left: model.distinct - passed.size, ms: performance.now() - begun };
+  const you = popular ? null : stand(model, top.slice(0, 10));
+  const left = values === all ? model.distinct - passed.size
+    : new Set(model.titleOf.filter((title, j) => values[j] > -Infinity && !passed.has(title))).size;
+  return { popular, items, you, left, ms: performance.now() - begun };
 }
 
 // Messages: inputs are checked, and mistakes are answered with a sentence ---------------------------------------------
@@ -310,16 +327,26 @@ function rank(model, message) {
 class Refusal extends Error {}
 const refuse = (reason) => { throw new Refusal(reason); };
 
+function countOf(n) {
+  if (!Number.isInteger(n) || n < 1) refuse("How many to list must be a whole number from 1 on.");
+  return n;
+}
+
+function itemOf({ m }, item) {
+  if (!Number.isInteger(item) || item < 0 || item >= m) refuse(`There is no such item: the catalogue has ${m} items.`);
+  return item;
+}
+
 /** The person of a `rank` message: `marks` holds i + 1 for like i, and -1 for a dislike. */
-function personOf({ m, low, high, ratings }, { likes, dislikes, timed, adventurous, n }) {
+function personOf({ m, low, high, ratings }, { likes, dislikes, timed, adventurous, n, genres }) {
   if (!Array.isArray(likes) || !Array.isArray(dislikes)) refuse("A list of likes and one of dislikes were expected.");
   if (ratings && dislikes.length) refuse("This model knows ratings, not dislikes. Give a low rating instead.");
-  if (!Number.isInteger(n) || n < 1) refuse("How many to list must be a whole number from 1 on.");
+  countOf(n);
+  if (genres !== undefined && !Array.isArray(genres)) refuse("A list of genres was expected.");
   if (!Number.isFinite(adventurous) || Math.abs(adventurous) > 1) refuse("Adventurous is a number from -1 to 1.");
   const marks = new Int32Array(m);
   const mark = (item, as) => {
-    if (!Number.isInteger(item) || !(item in marks)) refuse(`There is no such item: the catalogue has ${m} items.`);
-    if (marks[item] !== 0) refuse("An item is on the list twice. Keep one of the two.");
+    if (marks[itemOf({ m }, item)] !== 0) refuse("An item is on the list twice. Keep one of the two.");
     marks[item] = as;
   };
   likes.forEach((like, i) => {
@@ -359,7 +386,7 @@ function modelOf({ manifest, files }) {
   const offset = Float64Array.from(shifts ? array("offset table", "offset.f32", Float32Array, m) : new Float32Array(m));
   const popularity = Float64Array.from(array("popularity table", "popularity.u8", Uint8Array, m));
   const map = array("map", "map.i16", Int16Array, 2 * m);
-  const { titles } = json("items.json"), { cases } = json("vectors.json");
+  const { titles, genres } = json("items.json"), { cases, similar: alike = [] } = json("vectors.json");
   if (titles.length !== m) refuse(`items.json holds ${titles.length} titles, expected ${m}. Export the bundle again.`);
   const known = ["ridge", "descent", "none"].includes(recipe.solver);
   if (!known) refuse("This page cannot compute with this kind of model.");
@@ -370,9 +397,9 @@ function modelOf({ manifest, files }) {
     if (!numbers.has(titles[j])) numbers.set(titles[j], numbers.size);
   }
   return {
-    m, k, p, recipe, low, high, middle: (low + high) / 2, ratings: manifest.task === "ratings", shifts, cases,
-    table, gram, offset, popularity, map, titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size,
-    trail: trailOf(manifest, array),
+    m, k, p, recipe, low, high, middle: (low + high) / 2, ratings: manifest.task === "ratings", shifts, cases, alike,
+    table, gram, offset, popularity, ranks: ranksOf(popularity), map, genres,
+    titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size, trail: trailOf(manifest, array),
   };
 }
 
@@ -390,18 +417,26 @@ function check(model) {
     }
     worst = Math.max(worst, ...off);
   }
-  return { cases: model.cases.length, worst };
+  for (const { item, items } of model.alike) {
+    const got = similar(model, item, items.length || 1).map((one) => one.item);
+    if (JSON.stringify(got) !== JSON.stringify(items)) refuse("This browser finds other similar titles than the maker.");
+  }
+  return { cases: model.cases.length + model.alike.length, worst };
 }
 
 let loaded = null;
 
 function answer(data) {
-  if (data?.type === "rank") return { type: "ranked", ...rank(loaded ?? refuse("The model is not loaded."), data) };
+  const model = () => loaded ?? refuse("The model is not loaded.");
+  if (data?.type === "rank") return { type: "ranked", ...rank(model(), data) };
+  if (data?.type === "similar") {
+    return { type: "similar", item: data.item, items: similar(model(), itemOf(model(), data.item), countOf(data.n)) };
+  }
   if (data?.type !== "load") refuse("The page asked for something that is unknown here.");
   const begun = performance.now();
   loaded = null;
-  const model = modelOf(data), proof = check(model);
-  loaded = model;
+  const fresh = modelOf(data), proof = check(fresh);
+  loaded = fresh;
   return { type: "ready", ...proof, ms: performance.now() - begun };
 }
 

@@ -1,0 +1,57 @@
+"""Reports on phones and on desks: no page scrolls sideways, and no heading breaks inside a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtaste.audit.page import write_audit
+from fedtaste.audit.run import AuditScope, audit
+from fedtaste.data.sources import load
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import make_task
+from fedtaste.report.html import write_report
+from fedtaste.report.trade_off import trade_off
+from support.pages import BROKEN_WORDS
+from support.reports import changed, ranking
+
+METHODS = [("fedals", 0.74), ("fedrecon", 0.69), ("pfedrec", 0.57), ("centralised", 0.75), ("popularity", 0.4)]
+WIDTHS = (320, 390, 1280)
+
+
+def write_run(folder: Path) -> Path:
+    private = changed(ranking(), data="a-shop_log_with_a_name_that_is_long_2026", notes=["Ties are broken by a hash."])
+    return write_report([private], folder)
+
+
+def write_comparison(folder: Path) -> Path:
+    return write_report([ranking(name, level) for name, level in METHODS], folder)
+
+
+def write_trade_off(folder: Path) -> Path:
+    results = [ranking("fedals", 0.7 + at / 100, up=10**at, settings={"lam": 10**-at}) for at in range(1, 7)]
+    return write_report(results, folder, tradeoff=trade_off(results))
+
+
+def write_small_audit(folder: Path) -> Path:
+    settings = Settings(data="synthetic:60x80x900", method="fedmf", wire="clip=1.0,noise=1000.0,secure=10")
+    data = load(settings.data)
+    result = audit(settings, make_task(settings, data), data.titles, AuditScope(people=30))
+    return write_audit(result.model_copy(update={"report": ""}), folder)
+
+
+REPORTS = {"run": write_run, "comparison": write_comparison, "trade-off": write_trade_off, "audit": write_small_audit}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_fits_every_width(chromium, tmp_path, report):
+    page = chromium.new_page()
+    page.goto(REPORTS[report](tmp_path).as_uri())
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.querySelectorAll('main *').length") > 20
+        wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert (wide <= room, room) == (True, width), f"{wide} px of {room}"
+        assert page.evaluate(BROKEN_WORDS) == []
+    page.close()
