@@ -138,7 +138,7 @@ def _newcomer_scores(run: OpenRun, history: Histories, timed: bool) -> Scores:
 def _member_scores(run: OpenRun, name: str, cache: Path | None) -> tuple[Histories, Scores]:
     """(history, scores) of somebody of the data, with their whole history and their private parameters."""
     settings, folder = run.settings, run.folder
-    data = load(settings.data, seed=settings.seed, cache=cache)
+    data = load(settings.data, seed=settings.seed, cache=cache, options=settings.read_options)
     folder.require_same_data(data)
     assert isinstance(data, Interactions | UserSplit)
     number, task = _person_number(name, data.table), make_task(settings, data)

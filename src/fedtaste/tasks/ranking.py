@@ -114,8 +114,9 @@ class Ranking(Task):
         certain = int(((self.test.negatives.lengths == 0) & tested).sum())
         if certain == int(tested.sum()):
             raise DataError(
-                f"Everybody in {name} has touched every item, so a held-out item has nothing to be ranked against. "
-                "Bring a larger catalogue, or use --task ratings."
+                f"In {name} {count(certain, 'person', 'people')} can be evaluated, with items to hold out, and they left "
+                f"none of the {self.catalogue:,} items untouched, so a held-out item has nothing to be ranked against. "
+                "Bring a larger catalogue or more people, or use --task ratings."
             )
         if certain:
             people = count(certain, "person has", "people have")
