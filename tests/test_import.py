@@ -270,7 +270,11 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, name, content, parts):
 @pytest.mark.parametrize(
     ("columns", "parts"),
     [
-        ({"user": [1, 2], "item": [1, 2], "rating": [1.0, float("nan")]}, ["column rating, row 2", "nan", "finite"]),
+        (
+            {"user": [1, 2], "item": [1, 2], "rating": [1.0, float("nan")]},
+            ["column rating, row 2", "missing", "--drop-missing"],
+        ),
+        ({"user": [1, 2], "item": [1, 2], "rating": [1.0, float("inf")]}, ["column rating, row 2", "inf", "finite"]),
         ({"user": [1, 2], "item": [1, 2], "rating": [[1], [2]]}, ["column rating, rows 1, 2", "List", "not a number"]),
         ({"user": [{"a": 1}], "item": [1]}, ["column user", "Struct", "cannot be read as text"]),
         ({"user": [], "item": []}, ["no rows"]),

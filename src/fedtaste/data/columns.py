@@ -195,7 +195,7 @@ def refuse_missing(
 def text_column(table: Table, role: str) -> pl.Series:
     """A column of names as text; DataError where its type has no text, or its numbers are not exact."""
     column = table.frame[role]
-    if column.dtype.is_float() and (column.abs() >= SAFE_FLOAT).any():
+    if column.dtype.is_float() and (column.fill_nan(None).abs() >= SAFE_FLOAT).any():
         raise DataError(
             f"{table.file}, column {table.columns[role]}: floats cannot tell whole numbers from 2^53 on apart. Store "
             "them as integers (in pandas as Int64 where some are missing) or as text."
@@ -225,9 +225,9 @@ def optional_column(table: Table, role: str) -> pl.Series | None:
     if role not in table.frame.columns:
         return None
     column = table.frame[role]
-    if missing(column).all():
+    gaps = missing(column)
+    if gaps.all():
         return None
-    gaps = missing(column) if role == "timestamp" else column.is_null()
     if gaps.any():
         ignore = f"give {user_role(role)}=None" if table.options.of_frame else "leave the whole column out"
         todo = f"Fill it in, remove the row ({table.options.use('drop_missing')}), or {ignore}."

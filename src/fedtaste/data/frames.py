@@ -86,8 +86,9 @@ def frame_tables(frame: object, items: object | None, name: str, options: ReadOp
     if items is not None:
         products = open_frame(items, "items")
         for role in DESCRIPTIONS:
-            if (column := options.column(role)) and column not in source.names + products.names:
-                raise DataError(f"{name} and items: {did_you_mean(column, source.names + products.names, 'column')}")
+            names = dict.fromkeys(source.names + products.names)
+            if (column := options.column(role)) and column not in names:
+                raise DataError(f"{name} and items: {did_you_mean(column, names, 'column')}")
         catalogue = products.table("items", ("item",), DESCRIPTIONS, _present(options, products))
         options = _present(options, source)
     table = source.table(name, ("user", "item"), ("rating", "timestamp", *DESCRIPTIONS), options)
@@ -102,7 +103,9 @@ def _present(options: ReadOptions, frame: Frame) -> ReadOptions:
 
 def is_frame(value: object) -> bool:
     """Whether `open_frame` reads this object."""
-    return isinstance(value, pl.DataFrame | pl.LazyFrame) or _is_pandas(value) or hasattr(value, "__arrow_c_stream__")
+    if _library(type(value)) in ("pandas", "polars"):  # a Series is no frame
+        return isinstance(value, pl.DataFrame | pl.LazyFrame) or _is_pandas(value)
+    return hasattr(value, "__arrow_c_stream__")
 
 
 def open_frame(value: Any, name: str) -> Frame:
@@ -111,7 +114,7 @@ def open_frame(value: Any, name: str) -> Frame:
         return _open_pandas(value, name)
     if hasattr(value, "tocsr"):
         raise DataError(f"{name} is a sparse matrix. Use Interactions.from_matrix for it.")
-    if not is_frame(value) or isinstance(value, pl.Series):
+    if not is_frame(value):
         raise DataError(
             f"{name} must be a pandas or polars data frame, got {type(value).__name__}. Make one, as in "
             "polars.DataFrame({'user': [...], 'item': [...]})."
@@ -122,7 +125,11 @@ def open_frame(value: Any, name: str) -> Frame:
 
 def _is_pandas(value: object) -> bool:
     """Whether it is a DataFrame of pandas, or of a class derived from it."""
-    return any(base.__module__.startswith("pandas.") and base.__name__ == "DataFrame" for base in type(value).__mro__)
+    return any(base.__name__ == "DataFrame" and _library(base) == "pandas" for base in type(value).__mro__)
+
+
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _open_pandas(frame: Any, name: str) -> Frame:
@@ -142,7 +149,7 @@ def _open_pandas(frame: Any, name: str) -> Frame:
 
 
 def pandas_series(column: Any) -> pl.Series:
-    """A pandas column as a polars one, without pyarrow. Objects that are not all numbers become text."""
+    """A pandas column as a polars one, without pyarrow. Objects that are not all numbers, or all lists, become text."""
     kind = column.dtype
     if hasattr(column, "cat"):
         categories = pandas_series(column.cat.categories.to_series())
@@ -150,7 +157,8 @@ def pandas_series(column: Any) -> pl.Series:
         absent = pl.Series([None], dtype=categories.dtype)
         return pl.concat([categories.alias(""), absent]).gather(np.where(codes < 0, len(categories), codes))
     if kind.kind == "M":
-        moments = column.dt.tz_convert("UTC").dt.tz_localize(None) if column.dt.tz is not None else column
+        zone = getattr(getattr(kind, "pyarrow_dtype", kind), "tz", None)
+        moments = column if zone is None else column.dt.tz_convert("UTC").dt.tz_localize(None)
         return pl.Series(moments.to_numpy(dtype="datetime64[us]"))
     if kind.kind in NUMBERS:
         if isinstance(kind, np.dtype):
@@ -161,10 +169,14 @@ def pandas_series(column: Any) -> pl.Series:
 
 
 def _from_objects(values: list[Any]) -> pl.Series:
-    """Python objects as floats where all are numbers and some are not whole by type; otherwise as text."""
+    """Python objects as lists where all are lists, as floats where all are numbers and some are not integers, and as
+    text otherwise."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {str}:
         return pl.Series(values, dtype=pl.String)
+    if kinds and all(issubclass(kind, list | tuple | set | frozenset | np.ndarray) for kind in kinds):
+        lists = [None if value is None else [str(part) for part in value] for value in values]
+        return pl.Series(lists, dtype=pl.List(pl.String))
     fractional = any(issubclass(kind, float | Decimal | np.floating) for kind in kinds)
     if fractional and all(issubclass(kind, int | float | Decimal | np.number) for kind in kinds - {bool}):
         return pl.Series([None if value is None else float(value) for value in values], dtype=pl.Float64)
@@ -172,13 +184,11 @@ def _from_objects(values: list[Any]) -> pl.Series:
 
 
 def _text(value: object) -> str:
-    """One object as text: a list with commas, true and false as polars writes them."""
-    if isinstance(value, bytes):
-        raise TypeError("it holds bytes.")
+    """One object as text; true and false as polars writes them."""
+    if isinstance(value, bytes | dict | list | tuple | set):
+        raise TypeError(f"it holds a {type(value).__name__}.")
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
-    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
-        return ", ".join(str(part) for part in value)
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)

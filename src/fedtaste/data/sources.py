@@ -108,6 +108,10 @@ def load(
     if name.lower() in SOURCES:
         _refuse_options(text, options)
         return SOURCES[name.lower()].load(source_options, seed, cache or default_cache(), log)
+    return _load_path(text, seed, options)
+
+
+def _load_path(text: str, seed: int, options: ReadOptions) -> Interactions | UserSplit | Supervised:
     path = Path(os.path.expanduser(text))
     if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path
         if looks_like_domains(path):
@@ -116,6 +120,7 @@ def load(
         return read_split(path, options)
     if not os.path.exists(path):
         hint = "The path of a CSV or Parquet file, or of a folder with a split or with domains, may be given as well"
+        name = text.partition(":")[0]
         close = name if "=" in text[len(name) :] else text  # options would hide a near miss
         raise DataError(f"{did_you_mean(close, SOURCES, 'data set')} {hint}; no such path exists.")
     if not os.path.isfile(path):

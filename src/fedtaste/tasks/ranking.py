@@ -114,8 +114,8 @@ class Ranking(Task):
         certain = int(((self.test.negatives.lengths == 0) & tested).sum())
         if certain == int(tested.sum()):
             raise DataError(
-                f"In {name} {count(certain, 'person', 'people')} can be evaluated, with items to hold out, and they left "
-                f"none of the {self.catalogue:,} items untouched, so a held-out item has nothing to be ranked against. "
+                f"{name}: {count(certain, 'person', 'people')} can be evaluated, with items to hold out, who left none "
+                f"of the {self.catalogue:,} items untouched, so a held-out item has nothing to be ranked against. "
                 "Bring a larger catalogue or more people, or use --task ratings."
             )
         if certain:
