@@ -261,7 +261,7 @@ def time_span(time: NDArray[np.float64]) -> str:
     """The first and the last time in words: as dates where the numbers are seconds since 1970.
 
     >>> time_span(np.array([881250949.0, 893286638.0])), time_span(np.array([1.0, 2.5]))
-    ('1997-12-04 to 1998-04-23', 'times 1 to 2.5')
+    ('1997-12-04 to 1998-04-22', 'times 1 to 2.5')
     """
     first, last = float(time.min()), float(time.max())
     if EPOCH[0] <= first and last <= EPOCH[1]:
