@@ -61,7 +61,8 @@ class DataSettings(Options):
     @property
     def data_name(self) -> str:
         """The data for readers: the name of a file or folder without the path to it."""
-        return os.path.basename(self.data) if os.path.isabs(self.data) else self.data
+        kind, colon, path = self.data.rpartition("domains:")
+        return kind + colon + os.path.basename(path.rstrip(os.sep))
 
 
 class ReadSettings(Options):
