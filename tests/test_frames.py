@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import datetime as dt
 import decimal
 import importlib
+import io
+import re
+import shlex
 import sys
 import uuid
 from pathlib import Path
@@ -20,6 +24,7 @@ import fedtaste
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.user_files import read_interactions
 from fedtaste.errors import DataError, SettingError
+from support.command import fedtaste as fedtaste_command
 from support.errors import raises_with
 from support.files import same_interactions
 
@@ -497,3 +502,21 @@ def test_the_representation_is_one_line():
     )
     assert repr(read(pl.DataFrame({**PAIR, "ts": [1, 2]}))).endswith("no ratings, times 1 to 2)")
     assert len(repr(fedtaste.load("synthetic:50x40x500"))) < 120
+
+
+def test_the_snippets_of_the_page_about_data_print_what_is_shown(here):
+    """Python blocks in one namespace, commands of sh blocks through the command line, in the order of the page."""
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text("utf-8")
+    names: dict[str, object] = {}
+    printed, shown, commands = io.StringIO(), "", 0
+    for kind, block in re.findall(r"```(python|text|sh)\n(.*?)```", page, re.S):
+        if kind == "python":
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block, "docs/data.md", "exec"), names)
+        elif kind == "text":
+            shown += block
+        for line in block.splitlines() if kind == "sh" else ():
+            command, *arguments = shlex.split(line)
+            assert command == "fedtaste" and fedtaste_command(*arguments).code == 0, line
+            commands += 1
+    assert printed.getvalue() == shown and shown.count("Interactions(") == 4 and commands == 3
