@@ -286,8 +286,8 @@ BAD = {
     "empty": ("", "is empty", "user,item"),
     "header only": ("user,item\n", "has no rows", "one row per interaction"),
     "missing column": ("user,rating\na,1\n", "has no column item", "Got: user, rating", "Expected: user and item"),
-    "misnamed column": ("user,itme\na,x\n", "has no column item", 'by "itme"', "Rename it"),
-    "misnamed rating": ("user,item,ratting\na,x,1\n", 'unknown column "ratting"', "Rename it"),
+    "misnamed column": ("user,itme\na,x\n", "has no column item", 'Is "itme" the item column?', "--columns item=itme"),
+    "misnamed rating": ("user,item,ratting\na,x,1\n", 'unknown column "ratting"', "--columns rating=ratting"),
     "no header": ("1,2,3\n1,3,3\n", "has no column user", "first line"),
     "text for a rating": ("user,item,rating\na,x,4\na,y,good\n", "line 3", '"good" is not a number', "3.5"),
     "nan": ("user,item,rating\na,x,4\na,y,nan\n", "line 3", '"nan" is not a finite number', "remove the row"),
@@ -433,7 +433,11 @@ def test_options_that_a_run_would_not_read_are_refused():
 
 def test_data_without_items_to_rank_against_are_refused():
     Path("full.csv").write_text("user,item\n" + "".join(f"u{u},i{i}\n" for u in range(4) for i in range(5)))
-    fedtaste("run", "--data", "full.csv", *FEDRAP).refused("touched every item", "larger catalogue")
+    fedtaste("run", "--data", "full.csv", *FEDRAP).refused(
+        "4 people can be evaluated", "5 items untouched", "larger catalogue"
+    )
+    Path("some.csv").write_text("user,item\na,x\na,y\nb,x\nc,y\n")  # b and c have a single item, so a alone counts
+    fedtaste("run", "--data", "some.csv", *FEDRAP).refused("1 person can be evaluated", "2 items untouched")
     Path("one.csv").write_text("user,item\na,x\na,y\na,z\n")
     fedtaste("run", "--data", "one.csv", *FEDRAP).refused("1 person", "Bring more data")
 

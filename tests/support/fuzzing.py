@@ -35,7 +35,7 @@ from fedtaste import __version__, load
 from fedtaste.cli.options import ReportOptions
 from fedtaste.cli.report import report
 from fedtaste.core import Upload
-from fedtaste.data import columns
+from fedtaste.data import formats
 from fedtaste.data.user_files import read_likes, save
 from fedtaste.engine.checkpoint import checksum, load_params, load_state, save_state
 from fedtaste.engine.run import begin, run
@@ -437,7 +437,7 @@ def parquets() -> list[bytes]:
 
 
 class Trials:
-    """Replaces `subprocess` in data/columns.py, which reads every Parquet file in a process of its own on trial. That
+    """Replaces `subprocess` in data/formats.py, which reads every Parquet file in a process of its own on trial. That
     would take most of the time, so one process here reads file after file, until one of them crashes it."""
 
     DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
@@ -473,7 +473,7 @@ TRIALS = Trials()
 
 def feed_parquet(blob: bytes, folder: Path) -> None:
     (folder / "a.parquet").write_bytes(blob)
-    with mock.patch.object(columns, "subprocess", TRIALS):
+    with mock.patch.object(formats, "subprocess", TRIALS):
         _load(folder / "a.parquet", folder)
 
 

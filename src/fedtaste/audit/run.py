@@ -264,8 +264,9 @@ def audit(
         epsilon, delta = promise.epsilon, promise.delta
     notes = [*refutations(epsilon, member), *([HANDED_OVER] if plain.method.pooled else []), *task.notes, *final.notes]
     return AuditResult(
-        data=settings.data, task=task.facts.kind, method=settings.method, settings=final.settings, wire=settings.wire,
-        rounds=run_audit.rounds, planned_rounds=final.rounds, seed=settings.seed, epsilon=epsilon, delta=delta,
+        data=settings.data_name, task=task.facts.kind, method=settings.method, settings=final.settings,
+        wire=settings.wire, rounds=run_audit.rounds, planned_rounds=final.rounds, seed=settings.seed, epsilon=epsilon,
+        delta=delta,
         epsilon_lower=member.epsilon_lower if member else None, tpr_at_fpr=member.tpr_at_fpr if member else None,
         membership=member, seconds=round(time.perf_counter() - began, 3),
         **fields_of(list_recovery(attacks, run_audit.targets, titles, notes)),

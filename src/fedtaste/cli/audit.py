@@ -81,6 +81,10 @@ def command_line(settings: Settings, options: AuditOptions) -> str:
         value = getattr(settings, name)
         if name == "set":
             parts += [word for pair in value.items() for word in ("--set", "=".join(pair))]
+        elif isinstance(value, dict):
+            parts += [f"--{name}", ",".join(map("=".join, value.items()))] if value else []
+        elif isinstance(value, bool):
+            parts += [f"--{name.replace('_', '-')}"] if value else []
         elif value != field.default or name in ("data", "method"):
             parts += [f"--{name.replace('_', '-')}", str(value)]
     for name in ("rounds", "run_rounds", "people", "canaries"):

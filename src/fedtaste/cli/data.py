@@ -44,7 +44,7 @@ def import_file(options: ImportOptions) -> None:
     source, target = options.source, options.target
     if source.exists() and target.exists() and source.samefile(target):
         raise DataError(f"{source} would be written over itself; nothing was changed. Name another file to write.")
-    data = read_interactions(source)
+    data = read_interactions(source, options.read_options)
     save(data, target)
     show_facts(data)
     put(f"Written to {target}. Use it: fedtaste run --data {target}")
@@ -52,7 +52,7 @@ def import_file(options: ImportOptions) -> None:
 
 def describe(options: DescribeOptions) -> None:
     """Count people, items and interactions."""
-    data = load(options.name, seed=options.seed, cache=cache(), log=say)
+    data = load(options.name, seed=options.seed, cache=cache(), log=say, options=options.read_options)
     if options.as_json:
         emit(facts(data))
     else:

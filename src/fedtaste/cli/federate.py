@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fedtaste.cli.options import FederateOptions
-from fedtaste.cli.output import cache, emit, ledger_folder, put, say
+from fedtaste.cli.output import emit, ledger_folder, put, say
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
-from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy import adds_noise
@@ -48,9 +47,9 @@ def write_app(settings: Settings, options: FederateOptions) -> None:
     if options.ledger is not None:
         raise SettingError("--ledger would change nothing: --write-app runs nothing. Leave it out.")
     if options.catalogue is None:
-        items = load(settings.data, seed=settings.seed, cache=cache(), log=say)
+        items = load_data(settings)
     else:
-        items = read_catalogue(options.catalogue)
+        items = read_catalogue(options.catalogue, settings.read_options)
     assert options.write_app is not None
     written = write_deployment(options.write_app, settings, items, options.federation)
     if options.as_json:

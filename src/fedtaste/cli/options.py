@@ -10,8 +10,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from fedtaste.cli.parser import Cli, Command
-from fedtaste.experiment.settings import FederationSettings, Options, Positive, Seed, Settings
+from fedtaste.cli.parser import Command
+from fedtaste.experiment.settings import (
+    Cli,
+    FederationSettings,
+    Options,
+    Positive,
+    ReadSettings,
+    Seed,
+    Settings,
+)
 
 FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
 
@@ -205,7 +213,7 @@ class BenchOptions(JsonOptions):
     """The seed of everything random."""
 
 
-class LedgerOptions(JsonOptions):
+class LedgerOptions(ReadSettings, JsonOptions):
     """Show the private runs on the same people and their total epsilon.
 
     Without --data and --ledger, every ledger is shown.
@@ -231,18 +239,18 @@ class FetchOptions(Options):
     name: Annotated[str, Cli(argument=True, metavar="NAME")]
 
 
-class ImportOptions(Options):
+class ImportOptions(ReadSettings):
     """Check a file of your own, and write it in the form that fedtaste reads fastest.
 
-    SOURCE is a CSV, TSV or Parquet file with columns user, item and optionally rating, timestamp, title. TARGET ends in
-    .parquet, .csv or .csv.gz.
+    SOURCE is a CSV, TSV, JSON-lines, Parquet or Feather file with columns user, item and optionally rating, timestamp,
+    title, genres. TARGET ends in .parquet, .csv or .csv.gz.
     """
 
     source: Annotated[Path, Cli(argument=True, metavar="SOURCE")]
     target: Annotated[Path, Cli(argument=True, metavar="TARGET")]
 
 
-class DescribeOptions(JsonOptions):
+class DescribeOptions(ReadSettings, JsonOptions):
     """Count people, items and interactions; of labelled examples: clients, features, classes. NAME may be a path."""
 
     name: Annotated[str, Cli(argument=True, metavar="NAME")]
@@ -270,9 +278,10 @@ COMMANDS = {
     "serve": Command("serve:serve", ServeOptions),
     "audit": Command(
         "audit:audit", AuditOptions, ("data", "task", "method", "set", "cohort", "dropout", "wire", "epsilon", "delta",
-                                      "noise_seed", "seed", "threads"),
+                                      "noise_seed", "seed", "threads", *ReadSettings.model_fields),
     ),
-    "poison": Command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads")),
+    "poison": Command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads",
+                                                              *ReadSettings.model_fields)),
     "bench": Command("bench:bench", BenchOptions),
     "data list": Command("data:list_sources", SourceListOptions),
     "data fetch": Command("data:fetch", FetchOptions),

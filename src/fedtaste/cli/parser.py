@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedtaste.errors import SettingError
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import Cli, Settings
 from fedtaste.result_part import JsonObject
 from fedtaste.text import did_you_mean
 
@@ -31,17 +31,6 @@ CONFIG_HELP = (
     "settings.json have the same names and can be copied into such a file."
 )
 BOUNDS = (Ge, Gt, Le, Lt)
-
-
-@dataclass(frozen=True)
-class Cli:
-    """How a field appears on the command line, where that differs from its name and type."""
-
-    names: tuple[str, ...] = ()  # in place of --field-name
-    argument: bool = False  # positional
-    commas: bool = False  # several values in one word, with commas between them
-    hidden: bool = False  # not in the help
-    metavar: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,18 +168,18 @@ def _cli(info: FieldInfo) -> Cli:
 
 def _split(info: FieldInfo, value: object) -> Any:
     """Words of the command line as the field's container: `a,b` as two names, `k=8` as one setting."""
-    kinds = _types(info.annotation)
+    kinds, pairs = _types(info.annotation), "--set k=64"
     if _cli(info).commas and isinstance(value, str | int | float):
-        return [part.strip() for part in str(value).split(",") if part.strip()]
+        value, pairs = tuple(part.strip() for part in str(value).split(",") if part.strip()), "--columns user=customer"
     if dict in kinds and isinstance(value, tuple):
-        return dict(_pair(option_name("set", info), word) for word in value)
+        return dict(_pair(pairs, word) for word in value)
     return value
 
 
-def _pair(option: str, word: str) -> tuple[str, str]:
+def _pair(example: str, word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not (key and equals and value):
-        raise SettingError(f'{option} must be key=value, as in {option} k=64, got "{word}".')
+        raise SettingError(f'{example.split()[0]} must be key=value, as in {example}, got "{word}".')
     return key.strip(), value.strip()
 
 

@@ -33,7 +33,8 @@ def show_ledger(options: LedgerOptions) -> None:
         return
     data_hash = None
     if options.data is not None:
-        data_hash = fingerprint(load(options.data, seed=options.seed, cache=cache(), log=say))
+        data = load(options.data, seed=options.seed, cache=cache(), log=say, options=options.read_options)
+        data_hash = fingerprint(data)
     ledger = folder.open(options.ledger, data_hash)
     if options.as_json:
         emit(summary(ledger, options.delta))

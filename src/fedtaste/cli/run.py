@@ -43,7 +43,7 @@ def run(settings: Settings, options: RunOptions) -> None:
 
 def load_data(settings: Settings) -> Data:
     """Load the data of these settings, through the user's cache."""
-    return load(settings.data, seed=settings.seed, cache=cache(), log=say)
+    return load(settings.data, seed=settings.seed, cache=cache(), log=say, options=settings.read_options)
 
 
 def new_folder(*names: str) -> Path:

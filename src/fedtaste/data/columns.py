@@ -1,18 +1,12 @@
-"""Read tables from CSV, TSV and Parquet files: recognise the columns by name and check every value.
+"""Tables of users: recognise the columns by name and check every value.
 
 Text files are read as text first and converted to numbers here, so that an error can name the lines that are wrong.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
-import io
 import re
-import subprocess
-import sys
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +14,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtaste.data.interactions import Floats
-from fedtaste.errors import DataError
+from fedtaste.data.formats import kind_of, read_content
+from fedtaste.data.read_options import DEFAULTS, ReadOptions, user_role
+from fedtaste.errors import DataError, SettingError
+from fedtaste.text import count, did_you_mean
 
 # Names that each column may have: in lower case, without "_", "-" and spaces, and without RecBole's ":token".
 NAMES: dict[str, tuple[str, ...]] = {
@@ -30,32 +26,25 @@ NAMES: dict[str, tuple[str, ...]] = {
     "rating": ("rating", "value", "score"),
     "timestamp": ("timestamp", "time", "ts", "date", "datetime"),
     "title": ("title", "movietitle", "itemtitle"),
-    "genres": ("genres", "genre", "class"),
+    "genres": ("genres", "genre", "class", "categories", "category"),
 }
-GZIP = b"\x1f\x8b"  # how such a file begins
-ENDINGS = (".csv", ".tsv", ".txt", ".inter", ".csv.gz", ".tsv.gz", ".parquet")
-FREE_BYTES, LARGEST_RATIO = 1 << 28, 200  # a compressed file may take FREE_BYTES + LARGEST_RATIO x its size in memory
-TRIAL = """
-import sys
-import polars
-try:
-    import resource
-    most = int(sys.argv[2]) + (1 << 30)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-except (ImportError, OSError, ValueError):
-    pass  # a system without such limits
-try:
-    polars.read_parquet(sys.argv[1], glob=False)
-except (polars.exceptions.PolarsError, OSError):
-    pass  # the caller reports it
-"""
+# Parts of other names, only for the question "Is this the user column?".
+LIKELY: dict[str, tuple[str, ...]] = {
+    "user": ("user", "customer", "client", "member", "visitor", "account", "buyer", "reader", "reviewer", "session"),
+    "item": ("item", "product", "sku", "article", "movie", "film", "book", "song", "track", "artist", "asin", "isbn"),
+}
+NUMBERS = ("rating", "timestamp")
+SAFE_FLOAT = 2**53  # whole numbers above it cannot be told apart as floats
+# (smallest number, units in a second): a time with a larger number is not in seconds since 1970
+EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 # date, hours and minutes, seconds, zone
 ISO = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)? ?(Z|[+-]\d{2}:?\d{2})?$"
+OTHER_DATES = ((r"^\d{1,2}/\d{1,2}/\d{4}$", "%d/%m/%Y"), (r"^\d{1,2}\.\d{1,2}\.\d{4}$", "%d.%m.%Y"))
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The columns of one file under our names, plus `row`, the place in the file from 0."""
+    """The columns of one file or frame under our names, plus `row`, the place in it from 0."""
 
     file: str
     frame: pl.DataFrame
@@ -63,6 +52,8 @@ class Table:
     unused: tuple[str, ...]
     text: bool
     header: bool = True
+    options: ReadOptions = DEFAULTS
+    dropped: int = 0  # rows with missing values that were left out
 
     def at(self, bad: pl.Series) -> str:
         """Where the bad rows are: `lines 2, 5, 9 and 4 more` (a header is line 1), or rows of a Parquet file."""
@@ -74,116 +65,61 @@ class Table:
     def wrong(self, role: str, bad: pl.Series, what: str, todo: str) -> DataError:
         return DataError(f"{self.file}, column {self.columns[role]}, {self.at(bad)}: {what}. {todo}")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, for the reader."""
+        rows = f"{count(self.dropped, 'row')} with missing values left out."
+        return ((rows,) if self.dropped else ()) + (
+            (f"Columns not used: {', '.join(self.unused)}.",) if self.unused else ()
+        )
 
-def is_table(path: Path) -> bool:
-    return path.name.lower().endswith(ENDINGS)
 
-
-def read_table(path: Path, needed: tuple[str, ...], useful: tuple[str, ...]) -> Table:
+def read_table(path: Path, needed: tuple[str, ...], useful: tuple[str, ...], options: ReadOptions = DEFAULTS) -> Table:
     """Read these columns of a file; those in `needed` must have a value in every row."""
-    text = not path.name.lower().endswith(".parquet")
     try:
-        frame = read_text(path) if text else read_parquet(path)
-        columns = assign_columns(str(path), frame.columns, needed, useful)
-        unused = tuple(column for column in frame.columns if column not in columns.values())
-        frame = frame.select(pl.col(column).alias(role) for role, column in columns.items()).with_row_index("row")
-        frame = frame.with_columns(as_text(frame[role]) for role in columns if role not in ("rating", "timestamp"))
+        content = read_content(path, options)
+        columns, unused = assign_columns(str(path), content.frame.columns, needed, useful, options)
+        frame = content.frame.select(pl.col(column).alias(role) for role, column in columns.items())
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path} cannot be read ({reason}). Check the path and its permissions.") from error
     except pl.exceptions.PolarsError as error:
-        kind, again = ("CSV", "CSV in UTF-8, values with commas in quotes") if text else ("Parquet", "Parquet or CSV")
-        what = f"{path} is not a {kind} file that can be read: {str(error).splitlines()[0]}"
-        raise DataError(f"{what}. Write it again as {again}.") from error
-    return drop_empty_rows(Table(str(path), frame, columns, unused, text), needed)
+        what = f"{path} is not a {kind_of(path.name)} file that can be read: {str(error).splitlines()[0]}"
+        raise DataError(f"{what}. Write it again, or as CSV in UTF-8, values with commas in quotes.") from error
+    return complete(Table(str(path), frame, columns, unused, content.text, content.header, options), needed)
+
+
+def complete(table: Table, needed: tuple[str, ...]) -> Table:
+    """A table of freshly selected columns: number its rows, convert names to text, and treat missing values."""
+    texts = [text_column(table, role) for role in table.columns if role not in NUMBERS]
+    return drop_empty_rows(replace(table, frame=table.frame.with_columns(texts).with_row_index("row")), needed)
 
 
 def drop_empty_rows(table: Table, needed: tuple[str, ...]) -> Table:
-    """Treat empty text as missing and drop empty lines; refuse gaps in the needed columns."""
+    """Treat empty text as missing and drop empty lines; refuse gaps in the needed columns, or drop their rows."""
     texts = [pl.col(column) for column, kind in table.frame.schema.items() if kind == pl.String]
     frame = table.frame.with_columns(pl.when(column.str.contains(r"\S")).then(column) for column in texts)
     frame = frame.filter(~pl.all_horizontal(pl.col(*table.columns).is_null()))
+    rows = len(frame)
+    if rows and table.options.drop_missing:
+        gaps = {role: missing(frame[role]) for role in table.columns if role in (*needed, *NUMBERS)}
+        useful = [gap for role, gap in gaps.items() if role in needed or not gap.all()]  # an empty column is ignored
+        frame = frame.filter(~pl.Series(np.any([gap.to_numpy() for gap in useful], axis=0)))
     if not len(frame):
         unit = "interaction" if "user" in needed else "item"
-        raise DataError(f"{table.file} has no rows. Expected one row per {unit}.")
-    table = replace(table, frame=frame)
+        left = " without missing values" if rows else ""
+        raise DataError(f"{table.file} has no rows{left}. Expected one row per {unit}.")
+    table = replace(table, frame=frame, dropped=rows - len(frame))
     for role in needed:
         if (gap := frame[role].is_null()).any():
-            raise table.wrong(role, gap, "the value is missing", f"Name the {role}, or remove the row.")
+            todo = f"Name the {role}, or remove the row; {table.options.use('drop_missing')} leaves such rows out."
+            raise table.wrong(role, gap, "the value is missing", todo)
     return table
 
 
-def read_text(path: Path) -> pl.DataFrame:
-    """A CSV or TSV file, every column as text; the header line decides the separator."""
-    with path.open("rb") as file:
-        start = file.read(1 << 16)
-        packed = start.startswith(GZIP)
-        if path.name.lower().endswith(".gz") and start and not packed:
-            raise DataError(f"{path} is not a gzip file, as its name says. Rename it, or compress it again.")
-        if packed:
-            file.seek(0)
-            content = gunzip(str(path), file.read())
-            start = content[: 1 << 16]
-    if not start.strip():
-        raise DataError(f"{path} is empty. Expected a line of column names, such as user,item,rating, and rows.")
-    if b"\0" in start:
-        raise DataError(f"{path} is not a text file in UTF-8. Expected a CSV; save it as CSV in UTF-8, or as Parquet.")
-    header = start.split(b"\n")[0].decode("utf-8", "replace")
-    return read_separated(str(path), content if packed else path, max(",\t;", key=header.count))
-
-
-def read_parquet(path: Path) -> pl.DataFrame:
-    """A Parquet file, after a trial in a process of its own: a damaged file may make polars ask for exabytes, which
-    ends the process without an error."""
-    size = path.stat().st_size
-    trial = [sys.executable, "-P", "-c", TRIAL, str(path), str(FREE_BYTES + size * LARGEST_RATIO)]
-    try:
-        done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 + size / 1e6)
-    except subprocess.TimeoutExpired:
-        done = None
-    if done is None or done.returncode:
-        raise DataError(f"{path} is a damaged Parquet file: it cannot be read to its end. Write or copy it again.")
-    return pl.read_parquet(path, glob=False)
-
-
-def gunzip(file: str, content: bytes) -> bytes:
-    """Decompress gzip, within limits on the size; other content stays as it is."""
-    if not content.startswith(GZIP):
-        return content
-    most = FREE_BYTES + len(content) * LARGEST_RATIO
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-            text = packed.read(most + 1)
-        if len(text) > most:
-            raise DataError(
-                f"{file} unpacks to more than {LARGEST_RATIO} times its size. Unpack it, and see what is in it."
-            )
-        return text
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{file} is a damaged gzip file ({error}). Compress or copy it again.") from error
-
-
-def read_separated(file: str, source: Path | bytes, separator: str, header: bool = True) -> pl.DataFrame:
-    """The columns of separated text, as text."""
-    opened = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        return pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False)
-    except pl.exceptions.ComputeError as error:
-        if "more fields" in str(error):
-            content = source if isinstance(source, bytes) else source.read_bytes()
-            raise DataError(f"{file}{long_line(content, separator, header)}") from error
-        raise
-
-
-def long_line(content: bytes, separator: str, header: bool) -> str:
-    """Find the line with too many fields, by reading a second time with line numbers."""
-    rows = csv.reader(io.StringIO(content.decode("utf-8", "replace"), newline=""), delimiter=separator)
-    width, first = len(next(rows)), "header" if header else "first line"
-    for row in rows:
-        if len(row) > width:
-            where = f", line {rows.line_num}: {len(row)} fields, but the {first} has {width}"
-            return f"{where}. Put quotes around values that hold a {separator!r}, or name the column."
-    return f": a line has more fields than the {first}, which has {width}. Name every column."
+def missing(column: pl.Series) -> pl.Series:
+    """Which values are null or NaN."""
+    return column.is_null() | column.is_nan().fill_null(False) if column.dtype.is_float() else column.is_null()
 
 
 def normalise_name(column: str) -> str:
@@ -191,31 +127,86 @@ def normalise_name(column: str) -> str:
     return re.sub(r"[\s_-]", "", column.split(":")[0]).lower()
 
 
-def assign_columns(file: str, got: list[str], needed: tuple[str, ...], useful: tuple[str, ...]) -> dict[str, str]:
-    """Our names -> the file's. Refuses a needed column that is missing and an optional one that is misspelt."""
+def assign_columns(
+    file: str, got: list[str], needed: tuple[str, ...], useful: tuple[str, ...], options: ReadOptions = DEFAULTS
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(our names -> the file's, the file's names that are not used).
+
+    Columns that the options name must exist, once; the others are found by their usual names. A needed column that is
+    missing is refused, and an optional one that is misspelt.
+    """
+    columns = named_columns(file, got, needed + useful, options)
     by_name: dict[str, str] = {}
     for column in got:
-        by_name.setdefault(normalise_name(column), column)
-    columns = {
-        role: next(by_name[name] for name in NAMES[role] if name in by_name)
-        for role in needed + useful
-        if not by_name.keys().isdisjoint(NAMES[role])
-    }
-    free = [name for name in by_name if by_name[name] not in columns.values()]
-    expected = f"Expected: {' and '.join(needed)}" + (f", and optionally {', '.join(useful)}" if useful else "")
+        if column not in columns.values():
+            by_name.setdefault(normalise_name(column), column)
     for role in needed + useful:
-        if role in columns:
+        if not options.names(role) and not by_name.keys().isdisjoint(NAMES[role]):
+            columns[role] = by_name.pop(next(name for name in NAMES[role] if name in by_name))
+    if twice := [column for column in columns.values() if got.count(column) > 1]:
+        raise DataError(f'{file} has {got.count(twice[0])} columns "{twice[0]}". Rename or remove all but one.')
+    for role in needed + useful:
+        if role not in columns and not options.names(role):
+            refuse_missing(file, got, role, by_name, (needed, useful), options)
+    return columns, tuple(column for column in got if column not in columns.values())
+
+
+def named_columns(file: str, got: list[str], roles: tuple[str, ...], options: ReadOptions) -> dict[str, str]:
+    """The columns that the options name."""
+    columns: dict[str, str] = {}
+    for role in roles:
+        column = options.column(role)
+        if column is None:
             continue
-        # Needed columns get a generous hint; an optional column is refused only where its name is almost right.
-        names, cutoff = (NAMES[role], 0.6) if role in needed else ((role,), 0.8)
-        guesses = [guess for name in names for guess in difflib.get_close_matches(name, free, 1, cutoff)]
-        hint = f' Did you mean {role} by "{by_name[guesses[0]]}"? Rename it.' if guesses else ""
-        if role in needed:
-            advice = hint or " Name the columns in the first line."
-            raise DataError(f"{file} has no column {role}. Got: {', '.join(got)}. {expected}.{advice}")
-        if guesses:
-            raise DataError(f'{file} has an unknown column "{by_name[guesses[0]]}". {expected}.{hint}')
+        if column not in got:
+            raise DataError(f"{file}: {did_you_mean(column, got, 'column')} Got: {options.use_column(role, column)}.")
+        if column in columns.values():
+            first = next(other for other, name in columns.items() if name == column)
+            raise SettingError(
+                f'{user_role(first)} and {user_role(role)} both name the column "{column}" of {file}. Name two.'
+            )
+        columns[role] = column
     return columns
+
+
+def refuse_missing(
+    file: str, got: list[str], role: str, free: dict[str, str], expected: tuple[tuple[str, ...], tuple[str, ...]],
+    options: ReadOptions,
+) -> None:  # fmt: skip
+    """Raise DataError for a needed column that is missing, and for an optional one whose name is almost right."""
+    needed, useful = expected
+    # Needed columns get a generous hint; an optional column is refused only where its name is almost right.
+    names, cutoff = (NAMES[role], 0.6) if role in needed else ((role,), 0.8)
+    guesses = [guess for name in names for guess in difflib.get_close_matches(name, list(free), 1, cutoff)]
+    if role in needed:
+        guesses += [name for part in LIKELY.get(role, ()) for name in free if part in name]
+    column = free[guesses[0]] if guesses else ""
+    hint = f' Is "{column}" the {user_role(role)} column? Use {options.use_column(role, column)}.'
+    wanted = f"Expected: {' and '.join(needed)}" + (f", and optionally {', '.join(useful)}" if useful else "")
+    if role in needed:
+        call = options.use_column(role, "NAME")
+        usual = f" Name it with {call}." if options.of_frame else f" Name the columns in the first line, or use {call}."
+        raise DataError(f"{file} has no column {role}. Got: {', '.join(got)}. {wanted}.{hint if guesses else usual}")
+    if guesses:
+        ignore = f" Otherwise {user_role(role)}=None ignores it." if options.of_frame else " Otherwise rename it."
+        raise DataError(f'{file} has an unknown column "{column}". {wanted}.{hint}{ignore}')
+
+
+def text_column(table: Table, role: str) -> pl.Series:
+    """A column of names as text; DataError where its type has no text, or its numbers are not exact."""
+    column = table.frame[role]
+    if column.dtype.is_float() and (column.fill_nan(None).abs() >= SAFE_FLOAT).any():
+        raise DataError(
+            f"{table.file}, column {table.columns[role]}: floats cannot tell whole numbers from 2^53 on apart. Store "
+            "them as integers (in pandas as Int64 where some are missing) or as text."
+        )
+    try:
+        return as_text(column)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(
+            f"{table.file}, column {table.columns[role]}: {column.dtype} cannot be read as text. Expected text or "
+            "whole numbers."
+        ) from error
 
 
 def as_text(column: pl.Series) -> pl.Series:
@@ -234,49 +225,93 @@ def optional_column(table: Table, role: str) -> pl.Series | None:
     if role not in table.frame.columns:
         return None
     column = table.frame[role]
-    if column.dtype.is_float() and role == "timestamp":
-        column = column.fill_nan(None)
-    gaps = column.is_null()
+    gaps = missing(column)
     if gaps.all():
         return None
     if gaps.any():
-        todo = f"Fill it in, remove the row, or leave the whole column {table.columns[role]} out."
+        ignore = f"give {user_role(role)}=None" if table.options.of_frame else "leave the whole column out"
+        todo = f"Fill it in, remove the row ({table.options.use('drop_missing')}), or {ignore}."
         raise table.wrong(role, gaps, "the value is missing", todo)
     return column.str.strip_chars() if column.dtype == pl.String else column
 
 
-def read_ratings(table: Table) -> Floats | None:
+def read_ratings(table: Table) -> NDArray[np.float32] | None:
     """The ratings as finite numbers, or None."""
     column = optional_column(table, "rating")
     if column is None:
         return None
-    parsed = as_floats(column)
+    parsed = as_floats(column, table.options.decimal)
     with np.errstate(over="ignore"):
         values = parsed.to_numpy().astype(np.float32)  # NaN where there is no number
     bad = pl.Series(~np.isfinite(values))
     if bad.any():
         kind = "a number" if parsed.filter(bad)[0] is None else "a finite number"
         what = f"{first_bad(column, bad)} is not {kind}"
-        raise table.wrong("rating", bad, what, "Expected a rating such as 3.5; correct it or remove the row.")
+        todo = decimal_hint(column.filter(bad), table.options)
+        raise table.wrong("rating", bad, what, todo or "Expected a rating such as 3.5; correct it or remove the row.")
     return values
 
 
+def decimal_hint(bad: pl.Series, options: ReadOptions) -> str:
+    """Advice where the first wrong number has the other decimal mark."""
+    mark = "," if options.decimal == "." else "."
+    number = re.fullmatch(rf"[+-]?\d+{re.escape(mark)}\d+", str(bad[0]))
+    if not number:
+        return ""
+    return f"If {mark} is the decimal mark, use {options.use('decimal', mark)}."
+
+
 def read_times(table: Table) -> NDArray[np.float64] | None:
-    """The times in seconds, from numbers or ISO dates (UTC where there is no zone), or None."""
+    """The times in seconds since 1970, or None.
+
+    Times are dates, text in the date format of the options or in ISO format (UTC where there is no zone), or numbers.
+    Numbers are seconds, or by their size milliseconds, microseconds or nanoseconds.
+    """
     column = optional_column(table, "timestamp")
     if column is None:
         return None
-    if column.dtype.is_temporal():
+    if column.dtype == pl.Date or column.dtype == pl.Datetime:
         return column.dt.epoch("us").to_numpy() / 1e6
-    parsed = as_floats(column)
-    if parsed.null_count() and column.dtype == pl.String:
-        dates = iso_seconds(column)
-        parsed = dates if dates.null_count() < len(dates) else parsed
+    if table.options.date_format is not None:
+        parsed = formatted_seconds(as_text(column), table.options.date_format)
+    else:
+        parsed = as_floats(column, table.options.decimal) if column.dtype != pl.Boolean else no_floats(column)
+        if parsed.null_count() and column.dtype == pl.String:
+            dates = iso_seconds(column)
+            parsed = dates if dates.null_count() < len(dates) else parsed
+        if not parsed.null_count():
+            parsed = epoch_seconds(parsed)
     bad = parsed.is_null() | ~parsed.is_finite().fill_null(False)
     if bad.any():
-        todo = "Expected seconds such as 881250949, or dates such as 1997-12-04T15:55:49."
-        raise table.wrong("timestamp", bad, f"{first_bad(column, bad)} is not a time", todo)
+        raise table.wrong("timestamp", bad, f"{first_bad(column, bad)} is not a time", time_hint(column, bad, table))
     return parsed.to_numpy().copy()
+
+
+def epoch_seconds(numbers: pl.Series) -> pl.Series:
+    """Seconds since 1970 from numbers in seconds, milliseconds, microseconds or nanoseconds; the largest one decides.
+
+    >>> [epoch_seconds(pl.Series([1.5 * unit]))[0] for unit in (1e9, 1e12, 1e15, 1e18)]
+    [1500000000.0, 1500000000.0, 1500000000.0, 1500000000.0]
+    """
+    largest = numbers.abs().filter(numbers.is_finite()).max()
+    for smallest, units in EPOCH_UNITS:
+        if isinstance(largest, float) and largest >= smallest:
+            return numbers / units
+    return numbers
+
+
+def time_hint(column: pl.Series, bad: pl.Series, table: Table) -> str:
+    """Advice for a value that is not a time."""
+    value, wanted = str(column.filter(bad)[0]), table.options.date_format
+    if wanted is not None:
+        return f'Expected times in the format "{wanted}".'
+    for pattern, date_format in OTHER_DATES:
+        if re.match(pattern, value):
+            return f"If days come before months, use {table.options.use('date_format', date_format)}."
+    return (
+        "Expected seconds such as 881250949, or dates such as 1997-12-04T15:55:49; other dates need "
+        f"{table.options.use('date_format', '%d/%m/%Y')} or the like."
+    )
 
 
 def first_bad(column: pl.Series, bad: pl.Series) -> str:
@@ -285,11 +320,18 @@ def first_bad(column: pl.Series, bad: pl.Series) -> str:
     return f'"{value}"' if isinstance(value, str | float | int) else f"a value of type {column.dtype}"
 
 
-def as_floats(column: pl.Series) -> pl.Series:
-    """Float64, with nulls where that cannot be."""
+def as_floats(column: pl.Series, decimal: str = ".") -> pl.Series:
+    """Float64, with nulls where that cannot be. `decimal` is the decimal mark of text."""
     if not (column.dtype == pl.String or column.dtype.is_numeric() or column.dtype == pl.Boolean):
-        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
+        return no_floats(column)
+    if decimal == "," and column.dtype == pl.String:
+        column = column.str.replace_all(".", "?", literal=True).str.replace(",", ".", literal=True)
     return column.cast(pl.Float64, strict=False)
+
+
+def no_floats(column: pl.Series) -> pl.Series:
+    """As many nulls."""
+    return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
 
 
 def iso_seconds(column: pl.Series) -> pl.Series:
@@ -299,3 +341,13 @@ def iso_seconds(column: pl.Series) -> pl.Series:
     text = pl.concat_str(part[0], pl.lit(" "), part[1].fill_null("00:00"), part[2].fill_null(":00"), zone)
     parsed = text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%z", strict=False, time_unit="us")
     return pl.DataFrame({"t": column}).select(parsed.dt.epoch("us").cast(pl.Float64) / 1e6).to_series()
+
+
+def formatted_seconds(column: pl.Series, date_format: str) -> pl.Series:
+    """Seconds of dates in this format."""
+    try:
+        parsed = column.str.to_datetime(date_format, strict=False, time_unit="us")
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(f'The date format "{date_format}" cannot be used: {reason}') from error
+    return parsed.dt.epoch("us").cast(pl.Float64) / 1e6

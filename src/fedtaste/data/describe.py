@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtaste.data.interactions import Interactions
+from fedtaste.data.interactions import Interactions, time_span
 from fedtaste.data.supervised import Supervised, shape_text
 from fedtaste.data.user_files import UserSplit
 
@@ -30,7 +30,7 @@ def facts(data: Interactions | UserSplit | Supervised) -> dict[str, object]:
     if table.value is not None:
         counts["ratings"] = f"{table.value.min():g} to {table.value.max():g}, mean {table.value.mean():.3f}"
     if table.time is not None:
-        counts["time"] = f"{table.time.min():.0f} to {table.time.max():.0f} (seconds)"
+        counts["time"] = time_span(table.time)
     if isinstance(data, UserSplit):
         counts |= {
             "valid": 0 if data.valid is None else len(data.valid),

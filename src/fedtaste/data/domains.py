@@ -26,11 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtaste.data.columns import is_table
 from fedtaste.data.digits import load_handwritten
+from fedtaste.data.formats import is_table, stem
 from fedtaste.data.interactions import Floats
 from fedtaste.data.supervised import Supervised, shape_text
-from fedtaste.data.user_files import stem
 from fedtaste.errors import DataError
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")

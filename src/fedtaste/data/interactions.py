@@ -6,17 +6,25 @@ person, oldest first: what a device holds, and what every kernel reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from typing import Unpack
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
+from fedtaste.data.columns import Table, read_ratings, read_times
+from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_options, frame_tables, matrix_entries
+from fedtaste.data.vocabulary import indices, keep_newest, labels, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+EPOCH = (1e8, 2.5e11)  # seconds of times that are shown as dates: from 1973 on, and not after the year 9999
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +105,13 @@ class Histories:
         return Histories(np.zeros(people + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Interactions:
     """A data set: `person[i]` took `item[i]` with the rating `value[i]` at `time[i]`. Each pair stands once.
 
     >>> data = Interactions("mine", np.array([0, 0, 1]), np.array([1, 0, 1]), ("ann", "bob"), ("tea", "jam"))
+    >>> data
+    Interactions("mine": 2 people, 2 items, 3 interactions, no ratings, no time)
     >>> len(data), data.titles, data.histories().lengths.tolist()
     (3, ('tea', 'jam'), [2, 1])
     """
@@ -112,11 +122,95 @@ class Interactions:
     people: tuple[str, ...]  # the people's names in the source
     items: tuple[str, ...]  # the items' names in the source
     value: Floats | None = None  # [n]; None: no ratings
-    time: NDArray[np.float64] | None = None  # [n]; None: the order is unknown
+    time: NDArray[np.float64] | None = None  # [n] seconds since 1970, or any numbers in order; None: no order
     titles: tuple[str, ...] = ()  # for readers; the names where the source has no titles
     genres: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was done to the source, for the reader
-    frame_library: str = "polars"  # polars or pandas: of the frame that the data came from, and of frames made from it
+    frame_library: str = "polars"  # the library in whose frames answers are given: polars or pandas
+
+    @staticmethod
+    def from_frame(
+        frame: object,
+        *,
+        user: Column = ...,
+        item: Column = ...,
+        rating: OptionalColumn = ...,
+        time: OptionalColumn = ...,
+        items: object | None = None,
+        name: str = "frame",
+        **options: Unpack[FrameOptions],
+    ) -> Interactions:
+        """The interactions of a pandas or polars data frame, one row each.
+
+        A column that is named must exist. Where `...` is left, a column of a usual name is used if there is one (user,
+        userId, person; item, movieId, productId; rating, score; timestamp, time, date); `rating=None` reads none.
+        `items` is a frame of the catalogue: the same item column, and optionally titles and genres. Its items are in
+        the catalogue even if nobody has taken them.
+
+        title, genres   columns of either frame
+        drop_missing    leave rows with missing values out; otherwise they are refused
+        decimal         the decimal mark of numbers in text, "." or ","
+        date_format     of times in text, such as "%d/%m/%Y"; otherwise ISO dates or numbers since 1970
+
+        >>> frame = pl.DataFrame({"customer": [7, 7, 12], "sku": ["tea", "jam", "tea"]})
+        >>> Interactions.from_frame(frame, user="customer", item="sku").people
+        ('7', '12')
+        """
+        columns = {"user": user, "item": item, "rating": rating, "time": time}
+        table, catalogue, library = frame_tables(frame, items, name, frame_options(columns, options))
+        described = [table] if catalogue is None else [catalogue, table]
+        people, products = vocabulary([table.frame["user"]]), vocabulary([each.frame["item"] for each in described])
+        titles, genres = (labels(described, role, products) for role in ("title", "genres"))
+        data = Interactions.from_table(name, table, people, products, titles, genres)
+        return replace(data, frame_library=library)
+
+    @staticmethod
+    def from_matrix(
+        matrix: object,
+        *,
+        users: Sequence[object] | None = None,
+        items: Sequence[object] | None = None,
+        titles: Sequence[str] = (),
+        ratings: bool | None = None,
+        name: str = "matrix",
+    ) -> Interactions:
+        """The interactions of a SciPy sparse matrix, [users, items]: its entries that are not zero.
+
+        `users` and `items` are the names of rows and columns, by default their numbers from 0. `ratings` says whether
+        the entries are ratings; by default they are, unless all are equal. People without an entry are left out; all
+        items are in the catalogue.
+
+        >>> from scipy.sparse import csr_array
+        >>> Interactions.from_matrix(csr_array([[0, 5], [3, 0]]), users=["ann", "bob"])
+        Interactions("matrix": 2 people, 2 items, 2 interactions, ratings 3 to 5, no time)
+        """
+        entries = matrix_entries(matrix, users, items, titles)
+        rated = len(np.unique(entries.value)) > 1 if ratings is None else ratings
+        return Interactions(
+            name, entries.person, entries.item, entries.people, entries.items,
+            value=entries.value if rated else None, titles=tuple(titles), notes=entries.notes,
+        )  # fmt: skip
+
+    @staticmethod
+    def from_table(
+        name: str, table: Table, people: pl.Series, items: pl.Series, titles: tuple[str, ...], genres: tuple[str, ...]
+    ) -> Interactions:
+        """The interactions of one table, with these vocabularies."""
+        person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
+        value, time = read_ratings(table), read_times(table)
+        keep, notes = keep_newest(person, item, time, len(items))
+        return Interactions(
+            name=name,
+            person=person[keep],
+            item=item[keep],
+            people=tuple(people.to_list()),
+            items=tuple(items.to_list()),
+            value=None if value is None else value[keep],
+            time=None if time is None else time[keep],
+            titles=titles,
+            genres=genres,
+            notes=notes + table.notes,
+        )
 
     def __post_init__(self) -> None:
         if not self.titles:
@@ -124,6 +218,15 @@ class Interactions:
 
     def __len__(self) -> int:
         return len(self.person)
+
+    def __repr__(self) -> str:
+        sizes = f"{count(len(self.people), 'person', 'people')}, {count(len(self.items), 'item')}"
+        parts = [sizes, count(len(self), "interaction"), "no ratings", "no time"]
+        if self.value is not None and len(self):
+            parts[2] = f"ratings {self.value.min():g} to {self.value.max():g}"
+        if self.time is not None and len(self):
+            parts[3] = time_span(self.time)
+        return f'Interactions("{self.name}": {", ".join(parts)})'
 
     @property
     def table(self) -> Interactions:
@@ -158,6 +261,18 @@ class Interactions:
                 f"at least {people} people and 2 items are needed. Bring more data."
             )
         return self
+
+
+def time_span(time: NDArray[np.float64]) -> str:
+    """The first and the last time in words: as dates where the numbers are seconds since 1970.
+
+    >>> time_span(np.array([881250949.0, 893286638.0])), time_span(np.array([1.0, 2.5]))
+    ('1997-12-04 to 1998-04-22', 'times 1 to 2.5')
+    """
+    first, last = float(time.min()), float(time.max())
+    if EPOCH[0] <= first and last <= EPOCH[1]:
+        return " to ".join(f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d}" for moment in (first, last))
+    return f"times {first:.12g} to {last:.12g}"
 
 
 def hash_pairs(a: NDArray[np.integer], b: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:

@@ -13,9 +13,10 @@ from dataclasses import replace
 import polars as pl
 
 from fedtaste.data.archives import verify
-from fedtaste.data.columns import Table, drop_empty_rows, gunzip, read_ratings, read_separated
+from fedtaste.data.columns import Table, drop_empty_rows, read_ratings
+from fedtaste.data.formats import gunzip, read_separated
 from fedtaste.data.interactions import Interactions
-from fedtaste.data.user_files import CONTROL, build_interactions, vocabulary
+from fedtaste.data.vocabulary import CONTROL, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
@@ -164,7 +165,9 @@ def filter_active(name: str, table: Table, rows: Rows | None = None, least: int 
     by_item = {item: (title, genres) for item, title, genres in rows or []}
     labels = [by_item.get(item, (item, "")) for item in items] if by_item else []
     titles, genres = (tuple(CONTROL.sub("", label[i]) for label in labels) for i in (0, 1))
-    data = build_interactions(name, replace(table, frame=frame), people, items, titles, genres if any(genres) else ())
+    data = Interactions.from_table(
+        name, replace(table, frame=frame), people, items, titles, genres if any(genres) else ()
+    )
     left = everyone - len(people)
     note = f"{count(left, 'person', 'people')} with fewer than {least} interactions left out."
     return data.noted(note) if left else data

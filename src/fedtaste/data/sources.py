@@ -19,15 +19,17 @@ from typing import get_args, get_type_hints
 
 from fedtaste.data import publishers
 from fedtaste.data.archives import Archive, ByHand, Log, default_cache, fetch_url, fetch_wheel, obtain, read_by_hand
-from fedtaste.data.columns import ENDINGS, is_table
 from fedtaste.data.digits import digits, shifted_digits
 from fedtaste.data.domains import domains, looks_like_domains
+from fedtaste.data.formats import SHOWN_ENDINGS, is_table
+from fedtaste.data.frames import is_frame
 from fedtaste.data.generated import least_squares, linear, logistic
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import UserSplit, read_interactions, read_split
-from fedtaste.errors import DataError
+from fedtaste.errors import DataError, SettingError
 from fedtaste.text import did_you_mean
 
 Generator = Callable[[str, int], Interactions | Supervised]  # options after the colon, seed
@@ -80,10 +82,17 @@ class Source:
 
 
 def load(
-    name_or_path: str, *, seed: int = 0, cache: Path | None = None, log: Log = lambda _: None
+    name_or_path: object,
+    *,
+    seed: int = 0,
+    cache: Path | None = None,
+    log: Log = lambda _: None,
+    options: ReadOptions = DEFAULTS,
 ) -> Interactions | UserSplit | Supervised:
     """Load a data set by a name of `SOURCES`, or a file with columns, or a folder with a split or with domains.
 
+    `options` say how a file is read. A data frame or a sparse matrix is read as `Interactions.from_frame` and
+    `from_matrix` read it with their defaults.
     A name may have a size or options after a colon: `synthetic:60x40x500`, `tafeng:customers`, `logistic:R=0.1`.
     `log` receives messages for the user: what is downloaded, under which terms, and which cached file is damaged.
     A name comes before a path of the same name; write ./NAME for the path.
@@ -92,21 +101,65 @@ def load(
     >>> len(data.people), len(data.items), len(data)
     (50, 40, 500)
     """
-    name, _, options = name_or_path.partition(":")
+    if not isinstance(name_or_path, str | os.PathLike):
+        return _load_object(name_or_path)
+    text = os.fspath(name_or_path)
+    name, _, source_options = text.partition(":")
     if name.lower() in SOURCES:
-        return SOURCES[name.lower()].load(options, seed, cache or default_cache(), log)
-    path = Path(os.path.expanduser(name_or_path))
+        _refuse_options(text, options)
+        return SOURCES[name.lower()].load(source_options, seed, cache or default_cache(), log)
+    return _load_path(text, seed, options)
+
+
+def _load_path(text: str, seed: int, options: ReadOptions) -> Interactions | UserSplit | Supervised:
+    path = Path(os.path.expanduser(text))
     if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path
-        return domains(path, seed=seed) if looks_like_domains(path) else read_split(path)
+        if looks_like_domains(path):
+            _refuse_options(text, options)
+            return domains(path, seed=seed)
+        return read_split(path, options)
     if not os.path.exists(path):
         hint = "The path of a CSV or Parquet file, or of a folder with a split or with domains, may be given as well"
-        close = name if "=" in name_or_path[len(name) :] else name_or_path  # options would hide a near miss
+        name = text.partition(":")[0]
+        close = name if "=" in text[len(name) :] else text  # options would hide a near miss
         raise DataError(f"{did_you_mean(close, SOURCES, 'data set')} {hint}; no such path exists.")
     if not os.path.isfile(path):
         raise DataError(f"{path} is not a regular file. Expected a CSV or Parquet file, or a folder with a split.")
     if not is_table(path):
-        raise DataError(f"{path} is of no known format. Expected a name that ends in {', '.join(ENDINGS)}; rename it.")
-    return read_interactions(path)
+        raise DataError(f"{path} is of no known format. Expected a name that ends in {SHOWN_ENDINGS}; rename it.")
+    return read_interactions(path, options)
+
+
+def _load_object(value: object) -> Interactions:
+    if hasattr(value, "tocsr"):
+        return Interactions.from_matrix(value)
+    if is_frame(value):
+        return Interactions.from_frame(value)
+    raise DataError(
+        f"load needs the name of a data set, a path, a data frame or a sparse matrix, got {type(value).__name__}."
+    )
+
+
+def _refuse_options(name: str, options: ReadOptions) -> None:
+    if options != DEFAULTS:
+        raise SettingError(
+            f"{name} is read as it was published: --columns, --separator, --decimal, --date-format, --drop-missing and "
+            "--max-gib are for files of your own. Leave them out."
+        )
+
+
+def absolute_source(name_or_path: str) -> str:
+    """The same data from any working directory: names stay as they are, existing paths become absolute.
+
+    >>> absolute_source("synthetic:50x40x500"), absolute_source("domains:/photos,size=16")
+    ('synthetic:50x40x500', 'domains:/photos,size=16')
+    """
+    name, _, rest = name_or_path.partition(":")
+    if name.lower() == "domains":
+        path, options = split_path(rest)
+        return f"{name}:{absolute_source(path)}" + (f",{options}" if options else "")
+    path = os.path.expanduser(name_or_path)
+    return name_or_path if name.lower() in SOURCES or not os.path.exists(path) else os.path.abspath(path)
 
 
 def read_options(name: str, text: str, function: Callable[..., object]) -> dict[str, Value]:

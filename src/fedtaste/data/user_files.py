@@ -1,15 +1,13 @@
-"""Read data that the user supplies: one CSV, TSV or Parquet file, or a folder with a train/test split.
+"""Read data that the user supplies: one file with a table (formats.py), or a folder with a train/test split.
 
-Names of people and items are text as it stands in the file ("007" stays "007"). A vocabulary of digits only is sorted
-as numbers, any other alphabetically, so that the same data in another row order has the same indices. `save` writes
-what `read_interactions` reads back.
+Names of people and items are text as it stands in the file ("007" stays "007"). `save` writes what `read_interactions`
+reads back.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +15,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtaste.data.columns import Table, is_table, read_ratings, read_table, read_times
-from fedtaste.data.interactions import Floats, Histories, Interactions, Ints, starts_of
+from fedtaste.data.columns import Table, read_ratings, read_table, read_times
+from fedtaste.data.formats import is_table, stem
+from fedtaste.data.interactions import Floats, Histories, Interactions, starts_of
+from fedtaste.data.read_options import DEFAULTS, ReadOptions
+from fedtaste.data.vocabulary import indices, labels, vocabulary
 from fedtaste.errors import DataError, RunError
 from fedtaste.files.atomic import write_atomically
 from fedtaste.text import count
 
-# Titles must not send control codes to a terminal.
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PARTS = ("train", "test", "valid", "negatives", "items")
 
 
@@ -45,18 +44,19 @@ class UserSplit:
         return self.train
 
 
-def read_interactions(path: Path) -> Interactions:
+def read_interactions(path: Path, options: ReadOptions = DEFAULTS) -> Interactions:
     """One file with columns user, item and, optionally, rating, timestamp, title, genres."""
-    table = read_table(path, ("user", "item"), ("rating", "timestamp", "title", "genres"))
+    table = read_table(path, ("user", "item"), ("rating", "timestamp", "title", "genres"), options)
     people, items = vocabulary([table.frame["user"]]), vocabulary([table.frame["item"]])
-    return build_interactions(
+    return Interactions.from_table(
         stem(path), table, people, items, labels([table], "title", items), labels([table], "genres", items)
     )
 
 
-def read_split(folder: Path) -> UserSplit:
+def read_split(folder: Path, options: ReadOptions = DEFAULTS) -> UserSplit:
     """A folder with train, test and optionally valid, negatives (user, item) and items (item, title, genres)."""
-    tables = {part: read_table(path, *part_columns(part)) for part in PARTS if (path := find_part(folder, part))}
+    files = {part: path for part in PARTS if (path := find_part(folder, part))}
+    tables = {part: read_table(path, *part_columns(part), options) for part, path in files.items()}
     histories = {part: tables[part] for part in ("train", "valid", "test") if part in tables}
     people = vocabulary([table.frame["user"] for table in histories.values()])
     items = vocabulary([table.frame["item"] for table in tables.values()])
@@ -65,7 +65,7 @@ def read_split(folder: Path) -> UserSplit:
     titles, genres = labels(described, "title", items), labels(described, "genres", items)
     name = folder.resolve().name
     parts = {
-        part: build_interactions(f"{name}/{part}", table, people, items, titles, genres)
+        part: Interactions.from_table(f"{name}/{part}", table, people, items, titles, genres)
         for part, table in histories.items()
     }
     negatives = group_negatives(tables["negatives"], people, items) if "negatives" in tables else None
@@ -126,12 +126,6 @@ def part_columns(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("user", "item"), () if part == "negatives" else ("rating", "timestamp", "title", "genres")
 
 
-def stem(path: Path) -> str:
-    """`ratings.csv.gz` is called `ratings`."""
-    name = path.name.removesuffix(".gz")
-    return name.rpartition(".")[0] or name
-
-
 def find_part(folder: Path, part: str) -> Path | None:
     """The file of a part of a split; train and test are required."""
     try:
@@ -148,73 +142,6 @@ def find_part(folder: Path, part: str) -> Path | None:
             "Add the file, or give the path of one file to let fedtaste split it."
         )
     return matches[0] if matches else None
-
-
-def vocabulary(parts: list[pl.Series]) -> pl.Series:
-    """Every name once: digits sorted as numbers, anything else alphabetically."""
-    names = pl.concat([part.unique() for part in parts]).unique().rename("name")
-    if not names.str.contains("^[0-9]+$").all():
-        return names.sort()
-    bare = names.str.strip_chars_start("0")  # compared by length and then by digits, numbers of any size fit
-    frame = pl.DataFrame({"name": names, "bare": bare, "size": bare.str.len_bytes()})
-    return frame.sort("size", "bare", "name")["name"]
-
-
-def indices(names: pl.Series, vocabulary: pl.Series) -> Ints:
-    """The place of every name in a vocabulary that holds them all."""
-    return names.cast(pl.Enum(vocabulary)).to_physical().cast(pl.Int32).to_numpy().copy()
-
-
-def labels(tables: list[Table], role: str, items: pl.Series) -> tuple[str, ...]:
-    """The first title (or genres) of each item in these tables; its name (or nothing) where there is none."""
-    columns = [table.frame.select("item", role) for table in tables if role in table.frame.columns]
-    if not columns:
-        return ()
-    first = pl.concat(columns).drop_nulls().unique("item", keep="first", maintain_order=True)
-    joined = pl.DataFrame({"item": items}).join(first, on="item", how="left", maintain_order="left")
-    texts = joined[role].fill_null(items if role == "title" else pl.Series([""])).to_list()
-    return tuple(CONTROL.sub("", text) for text in texts)
-
-
-def build_interactions(
-    name: str, table: Table, people: pl.Series, items: pl.Series, titles: tuple[str, ...], genres: tuple[str, ...]
-) -> Interactions:
-    """The interactions of one table."""
-    person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
-    value, time = read_ratings(table), read_times(table)
-    keep, notes = keep_newest(person, item, time, len(items))
-    if table.unused:
-        notes += (f"Columns not used: {', '.join(table.unused)}.",)
-    return Interactions(
-        name=name,
-        person=person[keep],
-        item=item[keep],
-        people=tuple(people.to_list()),
-        items=tuple(items.to_list()),
-        value=None if value is None else value[keep],
-        time=None if time is None else time[keep],
-        titles=titles,
-        genres=genres,
-        notes=notes,
-    )
-
-
-def keep_newest(
-    person: Ints, item: Ints, time: NDArray[np.float64] | None, items: int
-) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-    """(rows to keep, notes): each pair once, the newest, and of equally new ones the last."""
-    frame = pl.DataFrame({"pair": person.astype(np.int64) * items + item}).with_row_index("row")
-    repeated = frame["pair"].is_duplicated()
-    keep = ~repeated.to_numpy()
-    if keep.all():
-        return keep, ()
-    doubtful = frame.filter(repeated)
-    if time is not None:
-        doubtful = doubtful.with_columns(time=time[~keep]).sort("time", maintain_order=True)
-    rows = doubtful.unique("pair", keep="last")["row"].to_numpy()
-    keep[rows] = True
-    which = "newest" if time is not None else "last row"
-    return keep, (f"{count(len(rows), 'duplicate pair')}: the {which} of each was kept.",)
 
 
 def group_negatives(table: Table, people: pl.Series, items: pl.Series) -> Histories:

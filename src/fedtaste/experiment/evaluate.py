@@ -66,7 +66,7 @@ class Trained:
         leak = task.leak()
         evaluate = round(time.perf_counter() - began, 3)
         result = RunResult(
-            data=settings.data, task=task.facts.kind, method=settings.method, settings=plan.settings,
+            data=settings.data_name, task=task.facts.kind, method=settings.method, settings=plan.settings,
             protocol=settings.protocol, wire=settings.wire, seed=settings.seed, rounds=rounds,
             people=task.people, members=task.facts.people, items=task.facts.items,
             feature_count=task.facts.feature_count, interactions=None if private else task.interactions,

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedtaste.core import Params
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.sources import absolute_source
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.checkpoint import load_params, load_state, save_params, save_state
@@ -36,7 +37,7 @@ from fedtaste.experiment.plan import UNTIMED
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress import Progress
 from fedtaste.experiment.result import Comparison, FitResult, RunResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import ReadSettings, Settings
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
 from fedtaste.result_part import JsonObject
@@ -44,6 +45,8 @@ from fedtaste.tasks.base import Facts
 from fedtaste.wire.rng import KEY_BYTES, fresh_key
 
 FORMAT = "fedtaste-run-1"
+# settings that change no number, and those that the fingerprint of the data covers
+NOT_IN_RUN_ID = {"backend", "threads", "store", "data", *ReadSettings.model_fields}
 RESTORE = "Restore it from a copy, or run again."
 Data = Interactions | UserSplit | Supervised
 Kind = Literal["run", "fit"]
@@ -58,8 +61,11 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, settings: JsonObject, data: Data, version: str, kind: Kind = "run") -> RunFolder:
-        """Begin a run, or a fit, in a new or empty folder. What a private one writes is readable by its owner only."""
+        """Begin a run, or a fit, in a new or empty folder. What a private one writes is readable by its owner only. The
+        path of the data is stored as an absolute one, so that the folder can be used from any working directory."""
         folder, private = RunFolder(path), adds_noise(Settings(**settings))
+        if "data" in settings:
+            settings = settings | {"data": absolute_source(str(settings["data"]))}
         try:
             path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         except OSError as error:
@@ -143,8 +149,7 @@ class RunFolder:
         if not (self.path / "settings.json").exists():  # checkpoints without a run have no other run's messages
             return 0
         header = self.read("settings.json")
-        machine = ("backend", "threads", "store")  # settings that change no number
-        settings = {n: v for n, v in dict(header.get("settings") or {}).items() if n not in machine}
+        settings = {n: v for n, v in dict(header.get("settings") or {}).items() if n not in NOT_IN_RUN_ID}
         nonce = header.get("nonce") if with_nonce else None
         text = json.dumps([settings, header.get("data_hash"), nonce], sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -284,7 +284,7 @@ def make_entry(folder: RunFolder, prepared: Prepared) -> Entry | None:
         folder=folder.path.resolve().name,
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         method=settings.method,
-        data=settings.data if prepared.data is None else prepared.data.name,
+        data=settings.data_name if prepared.data is None else prepared.data.name,
         rounds=plan.rounds,
         delta=plan.delta,
         mechanism=mechanism,

@@ -6,12 +6,27 @@ threads than cores) are checked later, in `prepare`; the settings of a method (`
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict
 
+from fedtaste.data.read_options import ReadOptions
+
 MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Cli:
+    """How a field appears on the command line, where that differs from its name and type."""
+
+    names: tuple[str, ...] = ()  # in place of --field-name
+    argument: bool = False  # positional
+    commas: bool = False  # several values in one word, with commas between them
+    hidden: bool = False  # not in the help
+    metavar: str = ""
 
 
 def _cohort(value: object) -> object:
@@ -37,11 +52,45 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Settings(Options):
-    """The settings of one experiment. Values that are left out get their defaults in `plan`."""
+class DataSettings(Options):
+    """The data of an experiment."""
 
     data: str = "ml-100k"
-    """A name of `fedtaste data list`, a CSV or Parquet file, or a folder with train.csv and test.csv."""
+    """A name of `fedtaste data list`, a file such as CSV or Parquet, or a folder with train.csv and test.csv."""
+
+    @property
+    def data_name(self) -> str:
+        """The data for readers: the name of a file or folder without the path to it."""
+        kind, colon, path = self.data.rpartition("domains:")
+        return kind + colon + os.path.basename(path.rstrip(os.sep))
+
+
+class ReadSettings(Options):
+    """How a file of the user is read (data/read_options.py)."""
+
+    columns: Annotated[dict[str, str], Cli(commas=True, metavar="ROLE=NAME,...")] = {}
+    """Names of the file's columns, as in user=customer_id,item=sku,time=when (also rating, title, genres). Columns with
+    usual names, such as userId, are found without it."""
+    separator: str | None = None
+    """What separates the columns of a text file; detected from its first line when it is left out."""
+    decimal: Literal[".", ","] = "."
+    """The decimal mark of numbers in text."""
+    date_format: str | None = None
+    """How times are written, as in %d/%m/%Y. Without it: ISO dates, or numbers since 1970 in seconds to nanoseconds."""
+    drop_missing: bool = False
+    """Leave rows with missing values out; otherwise they are an error."""
+    max_gib: Positive | None = None
+    """The largest size in GiB of a compressed file after unpacking (default 2, and less for small files)."""
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """The same as the loader takes them."""
+        return ReadOptions(**{name: getattr(self, name) for name in ReadSettings.model_fields})
+
+
+class Settings(ReadSettings, DataSettings):
+    """The settings of one experiment. Values that are left out get their defaults in `plan`."""
+
     task: Literal["ranking", "ratings", "regression", "labels"] | None = None
     """What to predict; the data decide when it is left out."""
     method: str = "fedals"

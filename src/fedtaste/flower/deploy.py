@@ -29,14 +29,16 @@ import numpy as np
 
 from fedtaste import __version__
 from fedtaste.data.columns import read_table
+from fedtaste.data.formats import stem
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.sources import SOURCES
 from fedtaste.data.supervised import Supervised
-from fedtaste.data.user_files import labels, stem, vocabulary
+from fedtaste.data.vocabulary import labels, vocabulary
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.folder import Data
 from fedtaste.experiment.plan import plan
-from fedtaste.experiment.settings import FederationSettings, Settings
+from fedtaste.experiment.settings import FederationSettings, ReadSettings, Settings
 from fedtaste.flower import certificates
 from fedtaste.flower.certificates import private_folder
 from fedtaste.flower.processes import Config, to_toml
@@ -83,9 +85,9 @@ class DeploymentReport(TypedDict):
     next: str  # the steps to take, as in README.txt
 
 
-def read_catalogue(path: Path) -> Interactions:
+def read_catalogue(path: Path, options: ReadOptions = DEFAULTS) -> Interactions:
     """The items of a file with a column item and optionally title and genres, without any interactions."""
-    table = read_table(path, ("item",), ("title", "genres"))
+    table = read_table(path, ("item",), ("title", "genres"), options)
     items = vocabulary([table.frame["item"]])
     titles, genres = (labels([table], role, items) for role in ("title", "genres"))
     nobody = np.zeros(0, np.int32)
@@ -200,7 +202,7 @@ class _Deployment:
 
     def _public_settings(self, items: Interactions) -> dict[str, object]:
         """The settings without a path of this machine."""
-        values: dict[str, object] = self.settings.model_dump()
+        values: dict[str, object] = self.settings.model_dump(exclude=set(ReadSettings.model_fields))
         if self.settings.data.partition(":")[0].lower() not in SOURCES:
             values["data"] = items.name.partition("/")[0]
         return values

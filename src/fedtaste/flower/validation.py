@@ -12,7 +12,7 @@ from fedtaste.engine.backends import one_of, stacked, staged
 from fedtaste.errors import SettingError
 from fedtaste.experiment.plan import Plan
 from fedtaste.experiment.privacy import adds_noise
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import ReadSettings, Settings
 from fedtaste.flower.messages import MetricReport, MetricSums, TrainReport, parse_message
 from fedtaste.tasks.base import Facts
 from fedtaste.wire.parse import parse, upload_of
@@ -50,7 +50,9 @@ def _unfit(settings: Settings, nodes: int | None) -> str:
 
 def common_fields(settings: Settings, run: int, catalogue: str) -> dict[str, object]:
     """The fields of every Order of a run. They hold no key or seed of noise: nodes draw from keys of their own."""
-    return {"run": run, "settings": settings.model_dump(exclude={"noise_seed"}), "catalogue": catalogue}
+    unsent = {"noise_seed", *ReadSettings.model_fields}  # nodes read files of their own
+    shown = settings.model_dump(exclude=unsent) | {"data": settings.data_name}
+    return {"run": run, "settings": shown, "catalogue": catalogue}
 
 
 def expected_upload(plan: Plan, facts: Facts, down: Download) -> Upload:

@@ -266,7 +266,7 @@ def simulate(
     rows = [row.model_copy(update={"ndcg_loss": round(1 - row.ndcg / clean, 6)}) for row in rows]
     targets = [Target(item=sim.names[i], title=sim.titles[i], count=int(sim.counts[i])) for i in target_items]
     return PoisonResult(
-        data=settings.data, method=settings.method, settings=sim.plan.settings, rounds=sim.plan.rounds,
+        data=settings.data_name, method=settings.method, settings=sim.plan.settings, rounds=sim.plan.rounds,
         seed=settings.seed, attack=attack.attack, size=sim.size if attack.attack in CRAFTED else None, k=attack.k,
         hostile=HostilePeople(share=attack.hostile, people=len(sim.hostile)), honest=len(sim.honest),
         rows=tuple(rows), target=targets[0], targets=tuple(targets),

@@ -26,7 +26,7 @@ from fedtaste.engine.run import State, begin
 from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.evaluation.scoring import CELLS, Personalised
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
@@ -170,11 +170,16 @@ class OpenModel:
                 f"{self.folder.path} was saved without people. Say what a person likes (recommend_for, --likes), or "
                 "save the model with people=True."
             )
-        data = load(self.settings.data, seed=self.settings.seed, cache=self.cache)
+        data = self._load()
         assert isinstance(data, Interactions | UserSplit)
         if self.start[1]:  # private parameters are numbered by the people of the data
             self.folder.require_same_data(data)
         return self._recoded(data.table)
+
+    def _load(self) -> Data:
+        """Read the source of the data again."""
+        settings = self.settings
+        return load(settings.data, seed=settings.seed, cache=self.cache, options=settings.read_options)
 
     def _recoded(self, table: Interactions) -> Interactions:
         """The table with the model's numbers of items. The source may have grown since: what the model does not know
@@ -220,7 +225,7 @@ class OpenModel:
         """People of an evaluated run who took no part in its training."""
         if self.folder.kind == "fit":
             return np.zeros(0, np.int64)
-        data = load(self.settings.data, seed=self.settings.seed, cache=self.cache)
+        data = self._load()
         task = make_task(self.settings, data)
         assert isinstance(task, Ranking | Ratings)
         return task.left_out

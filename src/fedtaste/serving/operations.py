@@ -59,7 +59,7 @@ OF_PEOPLE = (INTERACTIONS, "final.safetensors")
 
 def as_interactions(data: object) -> Interactions | UserSplit:
     """The data of a fit: Interactions, a frame, or the name or path of data."""
-    loaded = data if isinstance(data, Interactions | UserSplit) else load(data)  # type: ignore[arg-type]
+    loaded = data if isinstance(data, Interactions | UserSplit) else load(data)
     if isinstance(loaded, Supervised):
         raise DataError(f"{loaded.name} has clients with features; a Recommender needs people and items.")
     return loaded

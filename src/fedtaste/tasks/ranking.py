@@ -115,8 +115,9 @@ class Ranking(Task):
         certain = int(((self.test.negatives.lengths == 0) & tested).sum())
         if certain and certain == int(tested.sum()):
             raise DataError(
-                f"Everybody in {name} has touched every item, so a held-out item has nothing to be ranked against. "
-                "Bring a larger catalogue, or use --task ratings."
+                f"{name}: {count(certain, 'person', 'people')} can be evaluated, with items to hold out, who left none "
+                f"of the {self.catalogue:,} items untouched, so a held-out item has nothing to be ranked against. "
+                "Bring a larger catalogue or more people, or use --task ratings."
             )
         if certain:
             people = count(certain, "person has", "people have")

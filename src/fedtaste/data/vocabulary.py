@@ -1,0 +1,64 @@
+"""Vocabularies of people and items: names in a fixed order, their indices, titles of items, and pairs that stand twice.
+
+A vocabulary of digits only is sorted as numbers, any other alphabetically, so that the same data in another row order
+has the same indices.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtaste.data.columns import Table
+from fedtaste.text import count
+
+# Titles must not send control codes to a terminal.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+Ints = NDArray[np.int32]
+
+
+def vocabulary(parts: list[pl.Series]) -> pl.Series:
+    """Every name once: digits sorted as numbers, anything else alphabetically."""
+    names = pl.concat([part.unique() for part in parts]).unique().rename("name")
+    if not names.str.contains("^[0-9]+$").all():
+        return names.sort()
+    bare = names.str.strip_chars_start("0")  # compared by length and then by digits, numbers of any size fit
+    frame = pl.DataFrame({"name": names, "bare": bare, "size": bare.str.len_bytes()})
+    return frame.sort("size", "bare", "name")["name"]
+
+
+def indices(names: pl.Series, vocabulary: pl.Series) -> Ints:
+    """The place of every name in a vocabulary that holds them all."""
+    return names.cast(pl.Enum(vocabulary)).to_physical().cast(pl.Int32).to_numpy().copy()
+
+
+def labels(tables: list[Table], role: str, items: pl.Series) -> tuple[str, ...]:
+    """The first title (or genres) of each item in these tables; its name (or nothing) where there is none."""
+    columns = [table.frame.select("item", role) for table in tables if role in table.frame.columns]
+    if not columns:
+        return ()
+    first = pl.concat(columns).drop_nulls().unique("item", keep="first", maintain_order=True)
+    joined = pl.DataFrame({"item": items}).join(first, on="item", how="left", maintain_order="left")
+    texts = joined[role].fill_null(items if role == "title" else pl.Series([""])).to_list()
+    return tuple(CONTROL.sub("", text) for text in texts)
+
+
+def keep_newest(
+    person: Ints, item: Ints, time: NDArray[np.float64] | None, items: int
+) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+    """(rows to keep, notes): each pair once, the newest, and of equally new ones the last."""
+    frame = pl.DataFrame({"pair": person.astype(np.int64) * items + item}).with_row_index("row")
+    repeated = frame["pair"].is_duplicated()
+    keep = ~repeated.to_numpy()
+    if keep.all():
+        return keep, ()
+    doubtful = frame.filter(repeated)
+    if time is not None:
+        doubtful = doubtful.with_columns(time=time[~keep]).sort("time", maintain_order=True)
+    rows = doubtful.unique("pair", keep="last")["row"].to_numpy()
+    keep[rows] = True
+    which = "newest" if time is not None else "last row"
+    return keep, (f"{count(len(rows), 'duplicate pair')}: the {which} of each was kept.",)
