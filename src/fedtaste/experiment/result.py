@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from fedtaste.evaluation.list_metrics import BeyondAccuracy
 from fedtaste.result_part import Count, Interval, ResultPart
 from fedtaste.wire import accounting
 
@@ -207,6 +208,8 @@ class RunResult(ResultPart):
     weights: tuple[float, ...] | None = None
     true_weights: tuple[float, ...] | None = None
     by_client: tuple[ClientRow, ...] | None = None
+    beyond: BeyondAccuracy | None = None
+    """Coverage, popularity, novelty, diversity and gaps between groups, of a ranking without noise."""
     secure: SecureLeak | None = None
     federation: FederationHistory | None = None
 
