@@ -1,7 +1,7 @@
-"""Metrics of top-10 lists beyond accuracy: coverage, Gini, popularity, novelty, diversity, gaps between groups of people.
+"""Metrics of top-10 lists beyond accuracy: coverage, Gini, popularity, novelty, diversity, gaps between groups.
 
-docs/beyond_accuracy.md has the formulas. What is computed here from everybody's figures can also be computed from sums
-of several nodes (`ListSums`, in flower/), so no list of a person needs to leave a node.
+docs/beyond_accuracy.md has the formulas. `Lists.metrics` computes them from everybody's figures, `metrics_of_sums` from
+the sums of several nodes, so that no list of a person leaves a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedtaste.evaluation.metrics import bootstrap_means, bounds
+from fedtaste.evaluation.metrics import bootstrap_means, bounds, interval_around
 from fedtaste.result_part import Count, Interval, JsonObject, ResultPart
 
 TOP = 10  # items of a list
@@ -105,6 +105,15 @@ class Lists:
         diversity, history = (sum((part[name] for part in parts), []) for name in ("diversity", "history"))
         return Lists(recommended, diversity, history)
 
+    def sums(self, accuracy: Mapping[str, Sequence[float]]) -> JsonObject:
+        """Sums for `metrics_of_sums`: of diversity [sum, lists]; and for each group of BANDS [people, then the sum and
+        the sum of squares of every metric of GROUP_METRICS]."""
+        band = np.searchsorted(BANDS, self.history, side="right")
+        values = [np.array(accuracy[metric]) ** power for metric in GROUP_METRICS for power in (1, 2)]
+        columns = [np.bincount(band, weights, len(BAND_NAMES)) for weights in (np.ones(len(band)), *values)]
+        groups = np.stack(columns, axis=1).tolist()
+        return {"diversity": [float(np.sum(self.diversity)), len(self.diversity)], "groups": groups}
+
     def metrics(self, taken: NDArray[np.integer], people: int, accuracy: Mapping[str, Sequence[float]]) -> ListMetrics:
         """The metrics of these lists. `taken`: how many of all `people` have an item; `accuracy`: metrics by person."""
         fields: JsonObject = item_metrics(np.array(self.recommended), taken, people)
@@ -184,6 +193,40 @@ def compare_groups(values: Mapping[str, Floats], label: Ints, names: Sequence[st
         return bounds(draws[best][metric] - draws[worst][metric])
 
     return _groups(names, sizes.tolist(), means, intervals, between)
+
+
+def metrics_of_sums(parts: Sequence[JsonObject], people: int, items: Mapping[str, float]) -> ListMetrics | None:
+    """The metrics of several nodes' people from their `Lists.sums`, of which a node may withhold some, and from
+    `item_metrics`; None where there are none."""
+    fields: JsonObject = dict(items)
+    spread = [part["diversity"] for part in parts if "diversity" in part]
+    if lists := sum(number for _, number in spread):
+        fields["diversity"] = round(sum(total for total, _ in spread) / lists, 6)
+    sums = np.sum([part["groups"] for part in parts if "groups" in part] or np.zeros((1, 1, 1)), axis=0)
+    if np.sum(sums[:, 0] > 0) > 1:
+        fields["groups"] = _groups_of_sums(sums)
+    return ListMetrics(people=people, **fields) if fields else None
+
+
+def _groups_of_sums(sums: Floats) -> Groups:
+    """Groups with normal intervals, from sums by group of BANDS; groups without people are left out."""
+    names = [name for name, row in zip(BAND_NAMES, sums) if row[0]]
+    sums = sums[sums[:, 0] > 0]
+    sizes, mean, square = sums[:, 0], sums[:, 1::2] / sums[:, :1], sums[:, 2::2] / sums[:, :1]
+    variance = np.maximum(square - mean**2, 0) / sizes[:, None]  # of the mean
+    means, intervals = [], []
+    for row, spread in zip(mean, variance):
+        means.append(dict(zip(GROUP_METRICS, row.tolist())))
+        errors = 1.96 * np.sqrt(spread)
+        intervals.append({n: interval_around(m, e) for n, m, e in zip(GROUP_METRICS, row.tolist(), errors.tolist())})
+
+    def between(metric: str, best: int, worst: int) -> list[float]:
+        column = GROUP_METRICS.index(metric)
+        middle = mean[best, column] - mean[worst, column]
+        error = 1.96 * np.sqrt(variance[best, column] + variance[worst, column])
+        return [round(float(middle - error), 6), round(float(middle + error), 6)]
+
+    return _groups(names, sizes.astype(int).tolist(), means, intervals, between)
 
 
 def _groups(
