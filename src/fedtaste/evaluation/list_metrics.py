@@ -74,12 +74,33 @@ class ListMetrics(ResultPart):
     """Mean over lists of 1 - Jaccard similarity of the genres of two items of a list."""
     groups: Groups | None = None
 
+    def gap(self, metric: str) -> Gap | None:
+        """The largest gap of a metric between two groups; None where there are no groups."""
+        return self.groups.gaps.get(metric) if self.groups else None
+
+    def metric(self, name: str) -> float | None:
+        """A metric by its name, as in `coverage` or `gap.ndcg@10`; None where it was not measured."""
+        if name.startswith("gap."):
+            gap = self.gap(name.removeprefix("gap."))
+            return gap.difference if gap else None
+        return getattr(self, name) if name in METRIC_NAMES else None
+
+
+METRIC_NAMES = (
+    "coverage", "gini", "popularity", "history_popularity", "popularity_bias", "novelty", "diversity",
+)  # fmt: skip
+
 
 class BeyondAccuracy(ResultPart):
     """Metrics of the lists of people who took part in training (`seen`), and of `new` ones."""
 
     seen: ListMetrics | None
     new: ListMetrics | None
+
+    def lists(self, key: str) -> tuple[ListMetrics | None, str]:
+        """(the metrics of a group of people, the rest of the key), as of `seen.coverage`."""
+        who, _, name = key.partition(".")
+        return {"seen": self.seen, "new": self.new}.get(who), name
 
 
 @dataclass(frozen=True)

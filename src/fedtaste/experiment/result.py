@@ -214,14 +214,22 @@ class RunResult(ResultPart):
     federation: FederationHistory | None = None
 
     def metric(self, key: str) -> float | None:
-        """A metric by its key, as in `seen.sampled.hr@10` or `new.rmse`; None where it was not measured."""
+        """A metric by its key, as in `seen.sampled.hr@10`, `new.rmse` or `beyond.seen.coverage`; None where it was not
+        measured."""
         who, _, name = key.partition(".")
+        if who == "beyond":
+            lists, name = self.beyond.lists(name) if self.beyond else (None, "")
+            return lists.metric(name) if lists else None
         scores = {"seen": self.seen, "new": self.new}.get(who)
         return scores.metric(name) if scores else None
 
     def interval(self, key: str) -> Interval | None:
         """The 95 % interval of a metric; None where there is none."""
         who, _, name = key.partition(".")
+        if who == "beyond":
+            lists, name = self.beyond.lists(name) if self.beyond else (None, "")
+            gap = lists.gap(name.removeprefix("gap.")) if lists else None
+            return gap.interval if gap else None
         group, _, last = name.rpartition(".")
         intervals = {"seen": self.intervals.seen, "new": self.intervals.new}.get(who) or {}
         ends = intervals.get(group) if group else intervals
