@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -11,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 from ir_measures import RR, R, nDCG
+from rich.console import Console
 
+from fedtaste import __version__
+from fedtaste.core import Upload
 from fedtaste.data.interactions import Histories, Interactions, starts_of
 from fedtaste.data.item_features import genre_bits
 from fedtaste.data.sampling import SERVE
+from fedtaste.data.sources import load
 from fedtaste.engine.run import run
 from fedtaste.evaluation.list_metrics import (
     BANDS,
@@ -32,14 +37,23 @@ from fedtaste.evaluation.metrics import ranking_metrics
 from fedtaste.evaluation.protocol import RankingMetrics, join_folds
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.evaluation.scoring import full_ranks, top_lists
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import RunResult
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import execute, prepare
 from fedtaste.federation import of_histories
+from fedtaste.flower.messages import MetricReport, unpack_content
+from fedtaste.flower.validation import missing_counts, read_item_counts, valid_metrics
 from fedtaste.methods import fedals
 from fedtaste.models import factorization
+from fedtaste.report.tables import list_table
 from fedtaste.tasks.base import Sampling, Served
 from fedtaste.tasks.ranking import ranking_task
 from fedtaste.tasks.serve import personalise
+from fedtaste.wire.messages import decode, encode
 from support.command import fedtaste
+from support.flower_worlds import federation_in_process, serve_to_the_end
+from support.reports import page_of, ranking
 
 TINY = ("--data", "synthetic:60x40x900", "--rounds", "2", "--threads", "1", "--json")
 
@@ -279,6 +293,141 @@ def test_groups_of_few_people_are_withheld_together():
     assert set(withhold_groups(part, 9)["lists"]) == {"diversity", "groups"}
     assert set(withhold_groups(part, 10)["lists"]) == {"diversity"}
     assert "lists" not in withhold_groups(part, 37) and withhold_groups(part, 37)["sums"] == part["sums"]
+
+
+# Over Flower
+
+
+WORLD = {"data": "synthetic:120x60x2400", "method": "fedals", "rounds": 1}
+
+
+def federated(tmp_path, **fields):
+    """(result, the reports of test metrics of the nodes with their blobs)."""
+    folder, grid = federation_in_process(tmp_path / "run", **WORLD | fields)
+    result = serve_to_the_end(folder, grid)
+    replies = [unpack_content(reply) for reply in grid.replies if "fedtaste" in reply.content.config_records]
+    reports = [(json.loads(text), blob) for text, blob in replies if '"gradients"' in text]
+    return result, [(report, blob) for report, blob in reports if report["seen"]["sums"].get("full.hr@10")]
+
+
+def test_metrics_of_a_federation_equal_those_of_one_machine(tmp_path):
+    """Counts by item and diversity give the same numbers."""
+    result, reports = federated(tmp_path)
+    settings = Settings(**WORLD)
+    data = load(settings.data, seed=settings.seed)
+    folder = RunFolder.create(tmp_path / "one", settings.model_dump(), data, __version__)
+    expected = execute(prepare(settings, data), folder).dump()["beyond"]
+    assert len(reports) == 3 and result["beyond"]["new"] is None  # a node has 4 new people, which is fewer than ten
+    without_groups = {name: value for name, value in expected["seen"].items() if name != "groups"}
+    assert {name: result["beyond"]["seen"].get(name) for name in without_groups} == pytest.approx(
+        without_groups, abs=1e-6
+    )
+    assert {"coverage", "gini", "novelty", "popularity_bias", "diversity"} <= set(without_groups)
+    assert not any("without the lists" in note for note in result["notes"])
+
+
+def test_the_lists_of_few_people_are_not_reported(tmp_path):
+    """A node has about 36 seen and 4 new people. It reports metrics of both (fewest is 1), and lists of ten or more."""
+    _, reports = federated(tmp_path / "a")
+    for report, blob in reports:
+        assert 0 < report["new"]["people"] < 10 <= report["seen"]["people"]
+        assert "lists" not in report["new"] and "diversity" in report["seen"]["lists"]
+        assert set(decode(blob)[0].total) == {"seen", "taken"}
+    names, counts = {"a": "node-0", "b": "node-1"}, {"seen": np.ones(2), "taken": np.ones(2)}
+    assert "node-1" in missing_counts(names, {"a": counts, "b": {}})[0]
+    assert missing_counts(names, {"a": counts, "b": counts}) == missing_counts(names, {"a": {}}) == []
+
+
+def test_a_secure_federation_sends_no_counts_by_item(tmp_path):
+    result, reports = federated(tmp_path, wire="secure")
+    assert len(reports) == 3 and not any(blob for _, blob in reports)
+    assert set(result["beyond"]["seen"]) <= {"people", "diversity", "groups"}
+
+
+def test_a_private_federation_sends_nothing_about_lists(tmp_path):
+    result, reports = federated(tmp_path, method="fedmf", wire="clip=1,noise=5")
+    assert len(reports) == 3 and "beyond" not in result
+    assert not any("lists" in report["seen"] or blob for report, blob in reports)
+
+
+TALLY = {"kind": "ranking", "people": 20, "sums": {"full.hr@10": [5.0, 5.0]}}
+GROUP = [5, 1.0, 0.5, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"diversity": [21.0, 20]}, {"diversity": [1.0, 21]}, {"diversity": [-1.0, 3]}, {"diversity": [math.nan, 3]},
+        {"diversity": 3}, {"groups": [GROUP] * 3}, {"groups": [GROUP] * 5}, {"groups": [[6, *GROUP[1:]]] * 4},
+        {"groups": [[5, 6.0, 0.5, 2.0, 2.0]] * 4}, {"groups": [[5, -1.0, 0.5, 2.0, 2.0]] * 4}, {"groups": "x"},
+        {"groups": [[5, math.nan, 0.5, 2.0, 2.0]] * 4}, {"other": 1}, [],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_impossible_sums_of_lists_are_refused(lists):
+    possible = TALLY | {"lists": {"diversity": [3.5, 20], "groups": [GROUP] * 4}}
+    assert valid_metrics(MetricReport(seen=possible), "ranking", 20, 0)
+    assert not valid_metrics(MetricReport(seen=TALLY | {"lists": lists or 3}), "ranking", 20, 0)
+
+
+def counts_blob(**counts):
+    return encode(Upload({name: torch.as_tensor(value) for name, value in counts.items()}, torch.ones(())))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"seen": [1, 2, 0]}, {"seen": [5, 0, 0], "taken": [1, 1, 1]}, {"seen": [1, 0], "taken": [1, 1, 1]},
+        {"seen": [-1, 0, 0], "taken": [1, 1, 1]}, {"seen": [1.0, 0, 0], "taken": [1, 1, 1]},
+        {"seen": [1, 0, 0], "taken": [1, 9, 1]}, {"new": [1, 0, 0], "taken": [1, 1, 1]},
+        {"other": [0, 0, 0], "taken": [1, 1, 1]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_impossible_counts_by_item_are_refused(counts):
+    people = {"seen": 4, "new": 0, "taken": 5}
+    possible = read_item_counts(counts_blob(seen=[4, 0, 1], taken=[5, 0, 2]), 3, people)
+    assert {name: value.tolist() for name, value in possible.items()} == {"seen": [4, 0, 1], "taken": [5, 0, 2]}
+    assert read_item_counts(counts_blob(**counts), 3, people) is None
+    assert read_item_counts(b"nonsense", 3, people) is None and read_item_counts(b"", 3, people) == {}
+
+
+# In reports
+
+
+def with_lists(method, **lists):
+    """A result with metrics of lists."""
+    groups = [
+        {"name": name, "people": 40, "metrics": {"ndcg@10": value}, "intervals": {"ndcg@10": [value - 0.05, value + 0.05]}}
+        for name, value in (("1–9", 0.3), ("10–40", 0.1))
+    ]  # fmt: skip
+    gap = {"best": "1–9", "worst": "10–40", "difference": 0.2, "interval": [0.1, 0.3]}
+    seen = {"people": 80, "groups": {"groups": groups, "gaps": {"ndcg@10": gap}}, **lists}
+    return ranking(method, beyond={"seen": seen, "new": None})
+
+
+def test_the_report_has_a_table_and_a_plot_of_the_lists(tmp_path):
+    results = [with_lists("fedals", coverage=0.4, novelty=2.5, popularity=212.4), with_lists("fedmf", coverage=0.1)]
+    page, _ = page_of(results, tmp_path)
+    first, second = [row for row in page.rows if "beyond.seen.coverage" in row]
+    assert first["beyond.seen.coverage"] == {"value": 0.4, "ends": None, "best": False, "shown": "0.400"}
+    assert (first["beyond.seen.popularity"]["shown"], second["beyond.seen.novelty"]["value"]) == ("212", None)
+    assert second["beyond.seen.gap.ndcg@10"]["ends"] == [0.1, 0.3]
+    assert not any(key.startswith(("beyond.new", "beyond.seen.gini")) for key in first)  # nobody measured them
+    alt = next(tag["alt"] for name, tag in page.tags if name == "img" and "length of history" in tag["alt"])
+    assert "FedMF: 0.300 with 1–9 interactions, 0.100 with 10–40 interactions" in alt
+    assert (tmp_path / "plots" / "groups.png").exists()
+    page_of([ranking()], tmp_path)
+    assert not (tmp_path / "plots" / "groups.png").exists()  # of an earlier report
+    assert "Beyond accuracy" not in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_the_terminal_has_a_second_table_of_the_lists():
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(list_table([with_lists("fedals", coverage=0.4, diversity=0.71)]))
+    text = console.export_text()
+    assert "0.400" in text and "0.710" in text and ".10–.30" in text and max(map(len, text.splitlines())) <= 80
+    assert list_table([ranking()]) is None
 
 
 # In a run

@@ -123,8 +123,7 @@ class Lists:
     def join(parts: Sequence[JsonObject]) -> Lists:
         """The lists of several groups of people, each as a dict, as one."""
         recommended = np.sum([part["recommended"] for part in parts], axis=0).tolist()
-        diversity, history = (sum((part[name] for part in parts), []) for name in ("diversity", "history"))
-        return Lists(recommended, diversity, history)
+        return Lists(recommended, *([x for part in parts for x in part[name]] for name in ("diversity", "history")))
 
     def sums(self, accuracy: Mapping[str, Sequence[float]]) -> JsonObject:
         """Sums for `metrics_of_sums`: of diversity [sum, lists]; and for each group of BANDS [people, then the sum and

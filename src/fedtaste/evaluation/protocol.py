@@ -60,7 +60,8 @@ class RankingMetrics:
     def of_ranks(sampled: Ranks, full: Ranks | None = None, lists: Lists | None = None) -> RankingMetrics:
         """The metrics of (ranks, owners) pairs."""
         parts = [{} if part is None else ranking_metrics(*part) for part in (sampled, full)]
-        return RankingMetrics(*({name: values.tolist() for name, values in part.items()} for part in parts), lists)
+        first, second = ({name: values.tolist() for name, values in part.items()} for part in parts)
+        return RankingMetrics(first, second, lists)
 
     @property
     def kinds(self) -> dict[str, dict[str, list[float]]]:

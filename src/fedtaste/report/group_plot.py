@@ -1,4 +1,4 @@
-"""Plot NDCG@10 of groups of people by the length of their history: bars with intervals, side by side for several runs."""
+"""Plot NDCG@10 of groups of people by the length of their history: bars with intervals, beside those of other runs."""
 
 from __future__ import annotations
 
