@@ -398,9 +398,9 @@ def test_impossible_counts_by_item_are_refused(counts):
 def with_lists(method, **lists):
     """A result with metrics of lists."""
     groups = [
-        {"name": name, "people": 40, "metrics": {"ndcg@10": value}, "intervals": {"ndcg@10": [value - 0.05, value + 0.05]}}
-        for name, value in (("1–9", 0.3), ("10–40", 0.1))
-    ]  # fmt: skip
+        {"name": name, "people": 40, "metrics": {"ndcg@10": y}, "intervals": {"ndcg@10": [y - 0.05, y + 0.05]}}
+        for name, y in (("1–9", 0.3), ("10–40", 0.1))
+    ]
     gap = {"best": "1–9", "worst": "10–40", "difference": 0.2, "interval": [0.1, 0.3]}
     seen = {"people": 80, "groups": {"groups": groups, "gaps": {"ndcg@10": gap}}, **lists}
     return ranking(method, beyond={"seen": seen, "new": None})
