@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtaste.cli.output import emit, out, put
 from fedtaste.experiment.result import RunResult
 from fedtaste.report.html import warnings
-from fedtaste.report.tables import rounds_text, text_table
+from fedtaste.report.tables import list_table, rounds_text, text_table
 from fedtaste.report.trade_off import Tradeoff
 
 
@@ -25,6 +25,8 @@ def show_result(result: RunResult, report: Path, as_json: bool) -> None:
 def show_results(results: Sequence[RunResult], report: Path, trade_off: Tradeoff | None = None) -> None:
     """Print a table of results, their trade-off, notes and warnings, and where the report is."""
     out.print(text_table(results, trade_off, out.width))
+    if lists := list_table(results):
+        out.print(lists)
     if trade_off:
         out.print(trade_off.advice, style="bold", markup=False)
     for note in dict.fromkeys(note for result in results for note in result.notes):

@@ -43,9 +43,25 @@ def years(titles: Sequence[str]) -> NDArray[np.float64]:
     return np.array([float(match[1]) if (match := YEAR.search(title)) else np.nan for title in titles])
 
 
+def genre_bits(genres: Sequence[str]) -> list[int]:
+    """Each item's set of genres as the bits of a number; 0 where it has none.
+
+    >>> genre_bits(["Drama", "War|Drama", ""])
+    [1, 3, 0]
+    """
+    rows = [_labels(text) for text in genres]
+    bit = {label: 1 << number for number, label in enumerate(dict.fromkeys(label for row in rows for label in row))}
+    return [sum(bit[label] for label in row) for row in rows]
+
+
+def _labels(text: str) -> list[str]:
+    """The different labels of an item."""
+    return list(dict.fromkeys(filter(None, map(str.strip, SEPARATORS.split(text)))))
+
+
 def _label_columns(genres: Sequence[str], items: int) -> NDArray[np.float32]:
     """One column for every label; a label that all items have says nothing and gets none."""
-    labels = [dict.fromkeys(filter(None, map(str.strip, SEPARATORS.split(text)))) for text in genres]
+    labels = [_labels(text) for text in genres]
     count = Counter(label for row in labels for label in row)
     common = sorted((label for label, n in count.items() if n < items), key=lambda label: (-count[label], label))
     column = {label: number for number, label in enumerate(sorted(common[:LABELS]))}

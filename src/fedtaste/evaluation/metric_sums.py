@@ -4,7 +4,8 @@
     Tallied([...])      the reports of several nodes as one Evaluation: the same values as from everybody's figures, and
                         95 % intervals from the sums of squares (a normal approximation; others are bootstrapped)
 Sums: of a metric over people (sum, sum of squares); of errors over ratings, with the moments of each person's own sums,
-as the errors of a person are correlated; of labels also the variance that the clients' test examples give.
+as the errors of a person are correlated; of labels also the variance that the clients' test examples give. Of top-10
+lists `tally` has sums, too (list_metrics.py), under "lists"; `withhold_groups` removes those of few people.
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ def tally(evaluation: Evaluation) -> JsonObject:
         return _client_sums(evaluation.metrics, np.array(evaluation.examples, float))
     assert isinstance(evaluation, RankingMetrics)
     sums = {f"{kind}.{n}": _moments(v) for kind, metrics in evaluation.kinds.items() for n, v in metrics.items()}
-    return {"kind": "ranking", "people": evaluation.people, "sums": sums}
+    lists = {"lists": evaluation.lists.sums(evaluation.full)} if evaluation.lists else {}
+    return {"kind": "ranking", "people": evaluation.people, "sums": sums, **lists}
+
+
+def withhold_groups(part: JsonObject, least: int) -> JsonObject:
+    """The same sums without the parts of "lists" that cover fewer than `least` people. If one group has fewer, all
+    groups are left out: otherwise its sums would follow from those of the others and of everybody."""
+    lists = dict(part.get("lists", {}))
+    sizes = {"diversity": [lists["diversity"][1]], "groups": [group[0] for group in lists["groups"]]} if lists else {}
+    kept = {name: lists[name] for name, people in sizes.items() if any(people) and all(n >= least for n in people if n)}
+    return {name: value for name, value in part.items() if name != "lists"} | ({"lists": kept} if kept else {})
 
 
 def _client_sums(metrics: dict[str, list[float]], examples: NDArray[np.float64]) -> JsonObject:

@@ -57,7 +57,14 @@ def means(values: Mapping[str, Array | list[float]]) -> dict[str, float]:
 
 def interval(values: Array) -> list[float]:
     """95 % bootstrap interval of the mean over people."""
-    return _bounds(_resample(len(values)) @ values / len(values))
+    return bounds(_resample(len(values)) @ values / len(values))
+
+
+def bootstrap_means(values: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """The mean over people of each metric in each bootstrap resample, [DRAWS]; all metrics of the same people."""
+    people = len(next(iter(values.values())))
+    weights = _resample(people, seed)
+    return {name: weights @ value / people for name, value in values.items()}
 
 
 def stratified(shares: Array, examples: Array) -> list[float]:
@@ -86,16 +93,17 @@ def rating_intervals(errors: Array, owners: NDArray[np.integer]) -> dict[str, li
     close = np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float))
     weights = _resample(len(size))
     mass = weights @ size
-    return {"rmse": _bounds(np.sqrt(weights @ square / mass)), "accuracy": _bounds(weights @ close / mass)}
+    return {"rmse": bounds(np.sqrt(weights @ square / mass)), "accuracy": bounds(weights @ close / mass)}
 
 
-def _resample(people: int) -> Array:
+def _resample(people: int, seed: int = 0) -> Array:
     """How often each person is drawn in each bootstrap resample, [DRAWS, people]."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     draws = (generator.integers(0, people, people) for _ in range(DRAWS))
     return np.stack([np.bincount(draw, minlength=people) for draw in draws]).astype(float)
 
 
-def _bounds(sample: Array) -> list[float]:
+def bounds(sample: Array) -> list[float]:
+    """The ends of the 95 % interval of a bootstrap sample."""
     low, high = np.quantile(sample, [0.025, 0.975])
     return [round(float(low), 6), round(float(high), 6)]

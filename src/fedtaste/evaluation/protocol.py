@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from fedtaste.core import People
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import SPLIT, TRAIN, key_of, samples, some
+from fedtaste.evaluation.list_metrics import TOP, Lists
 from fedtaste.evaluation.metrics import interval, means, ranking_metrics, rating_intervals, rating_metrics, stratified
-from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks
+from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks, top_lists
 from fedtaste.result_part import JsonObject
 
 MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
@@ -53,12 +54,14 @@ class RankingMetrics:
 
     sampled: dict[str, list[float]]
     full: dict[str, list[float]] = field(default_factory=dict)  # empty where only sampled negatives were ranked
+    lists: Lists | None = None  # of the same people, where the full catalogue was ranked
 
     @staticmethod
-    def of_ranks(sampled: Ranks, full: Ranks | None = None) -> RankingMetrics:
+    def of_ranks(sampled: Ranks, full: Ranks | None = None, lists: Lists | None = None) -> RankingMetrics:
         """The metrics of (ranks, owners) pairs."""
         parts = [{} if part is None else ranking_metrics(*part) for part in (sampled, full)]
-        return RankingMetrics(*({name: values.tolist() for name, values in part.items()} for part in parts))
+        first, second = ({name: values.tolist() for name, values in part.items()} for part in parts)
+        return RankingMetrics(first, second, lists)
 
     @property
     def kinds(self) -> dict[str, dict[str, list[float]]]:
@@ -136,7 +139,8 @@ def join_folds(folds: list[JsonObject]) -> RankingMetrics | PredictionErrors:
     def join(kind: str) -> dict[str, list[float]]:
         return {name: sum((fold[kind][name] for fold in folds), []) for name in folds[0][kind]}
 
-    return RankingMetrics(join("sampled"), join("full"))
+    lists = [part for fold in folds if (part := fold.get("lists"))]  # none in a checkpoint of an earlier version
+    return RankingMetrics(join("sampled"), join("full"), Lists.join(lists) if len(lists) == len(folds) else None)
 
 
 def rank_sampled(people: Personalised, positives: Histories, negatives: Histories) -> Ranks:
@@ -150,13 +154,17 @@ def rank_sampled(people: Personalised, positives: Histories, negatives: Historie
     return np.concatenate(ranks), np.concatenate(owners)
 
 
-def rank_full(people: Personalised, seen: Histories, positives: Histories, catalogue: int) -> Ranks:
-    """(ranks, owners) of these people's positives among everything that is not in their `seen` history."""
-    ranks, owners = [], []
+def rank_full(
+    people: Personalised, seen: Histories, positives: Histories, catalogue: int
+) -> tuple[Ranks, NDArray[np.int64]]:
+    """((ranks, owners) of these people's positives among everything that is not in their `seen` history, their top-10
+    lists [people, TOP] as `top_lists` gives them)."""
+    ranks, owners, top = [], [], np.empty((seen.people, TOP), np.int64)
     for part, scores in people.scores(torch.arange(catalogue)):
         ranks.append(full_ranks(scores, seen, positives, part))
         owners.append(np.repeat(part, positives.lengths[part]))
-    return np.concatenate(ranks), np.concatenate(owners)
+        top[part] = top_lists(scores, seen, part, TOP)
+    return (np.concatenate(ranks), np.concatenate(owners)), top
 
 
 def rating_errors(people: Personalised, query: Histories, scale: tuple[float, float]) -> PredictionErrors:

@@ -110,6 +110,23 @@ def full_ranks(scores: Tensor, seen: Histories, positives: Histories, places: Pe
     return np.concatenate(ranks)
 
 
+def top_lists(scores: Tensor, seen: Histories, places: People, n: int) -> NDArray[np.int64]:
+    """The n best items of these people [places, n] without their history, in the order of `rank_items`; -1 after the
+    last where fewer are left."""
+    top = np.full((len(places), n), -1)
+    for number, (person, row) in enumerate(zip(places, _lowest_where_undefined(scores))):
+        left = np.ones(len(row), bool)
+        left[seen.of(int(person))] = False
+        items = np.flatnonzero(left)
+        values = row[items]
+        if len(items) > n:
+            possible = values >= np.partition(values, -n)[-n]  # more than n of them where scores are equal
+            items, values = items[possible], values[possible]
+        best = items[np.argsort(-values, kind="stable")[:n]]
+        top[number, : len(best)] = best
+    return top
+
+
 def _lowest_where_undefined(scores: Tensor) -> NDArray[np.floating]:
     """The scores, with -inf for NaN and infinite ones: a diverged model must not win by comparisons that are false."""
     values = scores.numpy()

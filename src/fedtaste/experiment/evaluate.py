@@ -59,9 +59,7 @@ class Trained:
         """Evaluate the run, write result.json and return the result."""
         began, training, progress, private = time.perf_counter(), self.training, self.progress, self.private
         plan, task, settings, rounds = training.plan, training.task, training.settings, self.served.state.round
-        seen, new, intervals = self.scores()
-        extra = {} if private else task.extra(self.served)
-        seen = seen.model_copy(update=extra.pop("seen", {}))
+        seen, new, intervals, extra = self.scores()
         gradients, curve = self.computation()
         leak = task.leak()
         evaluate = round(time.perf_counter() - began, 3)
@@ -79,8 +77,9 @@ class Trained:
         training.folder.write("result.json", result.dump())
         return result
 
-    def scores(self) -> tuple[Scores, Scores | None, Intervals]:
-        """Test metrics of seen and of new people, and their intervals."""
+    def scores(self) -> tuple[Scores, Scores | None, Intervals, JsonObject]:
+        """Test metrics of seen and of new people, their intervals, and further fields of the result. A run with noise
+        has none of these: they come from people's data without noise, and its epsilon does not cover them."""
         task = self.training.task
         seen = task.evaluate(self.served, task.seen, None)
         new: Evaluation | None = None
@@ -89,7 +88,11 @@ class Trained:
         elif len(task.newcomers):
             new = task.evaluate(self.served, task.newcomers, passes(self.served.state))
         intervals = Intervals(seen=seen.intervals, new=new.intervals if new else None)
-        return Scores(**seen.values), Scores(**new.values) if new else None, intervals
+        extra = {} if self.private else task.extra(self.served)
+        if not self.private and (beyond := task.beyond(seen, new)):
+            extra["beyond"] = beyond
+        scores = Scores(**seen.values).model_copy(update=extra.pop("seen", {}))
+        return scores, Scores(**new.values) if new else None, intervals, extra
 
     def traffic(self) -> Traffic:
         """Bytes of the final training. A pooled method has no uploads: its bytes are averaged over all people."""

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from fedtaste.evaluation.list_metrics import BeyondAccuracy
 from fedtaste.result_part import Count, Interval, ResultPart
 from fedtaste.wire import accounting
 
@@ -207,18 +208,28 @@ class RunResult(ResultPart):
     weights: tuple[float, ...] | None = None
     true_weights: tuple[float, ...] | None = None
     by_client: tuple[ClientRow, ...] | None = None
+    beyond: BeyondAccuracy | None = None
+    """Coverage, popularity, novelty, diversity and gaps between groups, of a ranking without noise."""
     secure: SecureLeak | None = None
     federation: FederationHistory | None = None
 
     def metric(self, key: str) -> float | None:
-        """A metric by its key, as in `seen.sampled.hr@10` or `new.rmse`; None where it was not measured."""
+        """A metric by its key, as in `seen.sampled.hr@10`, `new.rmse` or `beyond.seen.coverage`; None where it was not
+        measured."""
         who, _, name = key.partition(".")
+        if who == "beyond":
+            lists, name = self.beyond.lists(name) if self.beyond else (None, "")
+            return lists.metric(name) if lists else None
         scores = {"seen": self.seen, "new": self.new}.get(who)
         return scores.metric(name) if scores else None
 
     def interval(self, key: str) -> Interval | None:
         """The 95 % interval of a metric; None where there is none."""
         who, _, name = key.partition(".")
+        if who == "beyond":
+            lists, name = self.beyond.lists(name) if self.beyond else (None, "")
+            gap = lists.gap(name.removeprefix("gap.")) if lists else None
+            return gap.interval if gap else None
         group, _, last = name.rpartition(".")
         intervals = {"seen": self.intervals.seen, "new": self.intervals.new}.get(who) or {}
         ends = intervals.get(group) if group else intervals

@@ -4,7 +4,7 @@
     hello      the catalogue          Hello; blob: members of each phase, hashes of people
     train      a Download             TrainReport; blob: one Upload, the sum over the cohort's people on this node
     validate   a Download             MetricReport: sums of metrics (evaluation/metric_sums.py)
-    judge      a Download             MetricReport of seen and of new people, once at the end
+    judge      a Download             MetricReport of seen and of new people, once at the end; blob: counts by item
 A node that cannot follow an order replies with a Refusal that gives the reason to its operator. Both sides parse with
 pydantic models that reject anything else. Nothing here imports torch: most messages of a secure sum do without it.
 """
@@ -35,7 +35,7 @@ def single_line(text: object) -> str:
 
 
 Line = Annotated[str, AfterValidator(single_line)]
-MetricSums = JsonObject  # {"kind", "people", "sums"} of evaluation/metric_sums.py
+MetricSums = JsonObject  # {"kind", "people", "sums", "lists"} of evaluation/metric_sums.py
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -91,7 +91,8 @@ class TrainReport(Content):
 
 
 class MetricReport(Content):
-    """Sums of metrics. `too_few` names the parts that the node withholds because they cover too few people."""
+    """Sums of metrics. `too_few` names the parts that the node withholds because they cover too few people. The blob is
+    empty, or holds int64 counts by item: in how many lists it is (`seen`, `new`), how many people have it (`taken`)."""
 
     seen: MetricSums | None = None
     new: MetricSums | None = None

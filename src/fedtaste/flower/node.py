@@ -34,7 +34,8 @@ from fedtaste.engine.checkpoint import load_params, save_params
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, FedtasteError, RunError, SettingError
-from fedtaste.evaluation.metric_sums import tally
+from fedtaste.evaluation.metric_sums import tally, withhold_groups
+from fedtaste.evaluation.protocol import Evaluation, RankingMetrics
 from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
@@ -45,10 +46,12 @@ from fedtaste.flower.node_noise import NodeNoise, config_number
 from fedtaste.flower.shards import Shard, catalogue_hash, load_shard, parse_facts, shard_from_file
 from fedtaste.flower.validation import expected_upload
 from fedtaste.tasks.base import Served, Task
+from fedtaste.tasks.ranking import Ranking
 from fedtaste.wire.messages import Head, encode, read_download
 from fedtaste.wire.packing import unpack
 from fedtaste.wire.secure_sums import SecureSum, to_words
 
+LEAST_LISTS = 10  # people about whose lists a node reports, or more (fewest)
 Answer = Hello | TrainReport | MetricReport | Refusal
 LoadNodeData = Callable[["Node", Order], "NodeData"]
 
@@ -113,7 +116,7 @@ class Node:
                 return self.hello(order, blob)
             if order.action == "train":
                 return self.train(order, blob)
-            return self.report_metrics(order, blob), b""
+            return self.report_metrics(order, blob)
         except FedtasteError as error:
             return Refusal(error=f"{self.name}: {error}"), b""
 
@@ -302,19 +305,42 @@ class Node:
 
     # Metrics
 
-    def report_metrics(self, order: Order, blob: bytes) -> MetricReport:
-        """Sums of metrics of this node's people: to choose the round, or for the result at the end."""
+    def report_metrics(self, order: Order, blob: bytes) -> tuple[MetricReport, bytes]:
+        """Sums of metrics of this node's people: to choose the round, or for the result at the end; then also counts by
+        item, where they may be sent."""
         job = self._job(order, blob)
         task, state = job.task, State(job.down.params, {}, job.private, order.round)
         served = Served(job.plan.method, job.plan.model, state, job.plan.sampling)
         if order.action == "validate":
-            return self._withhold_few({"seen": tally(task.validation(served)) if task.validates else None})
-        seen = tally(task.evaluate(served, task.seen, None)) if len(task.seen) else None
-        new = tally(task.evaluate(served, task.newcomers, order.passes)) if len(task.newcomers) else None
-        report = self._withhold_few({"seen": seen, "new": new})
+            return self._withhold_few({"seen": tally(task.validation(served)) if task.validates else None}), b""
+        parts: dict[str, Evaluation] = {}
+        if len(task.seen):
+            parts["seen"] = task.evaluate(served, task.seen, None)
+        if len(task.newcomers):
+            parts["new"] = task.evaluate(served, task.newcomers, order.passes)
+        least = 2**31 if job.plan.wire.noisy else max(self.fewest, LEAST_LISTS)  # no epsilon covers lists
+        report = self._withhold_few({name: withhold_groups(tally(part), least) for name, part in parts.items()})
         members = task.federation("final", job.plan.method, job.plan.sampling, None).members
         enough = 0 < len(members) >= self.fewest
-        return report.model_copy(update={"gradients": task.gradients(served, job.plan.seed) if enough else None})
+        report = report.model_copy(update={"gradients": task.gradients(served, job.plan.seed) if enough else None})
+        return report, self._item_counts(job, parts, least)
+
+    def _item_counts(self, job: Job, parts: dict[str, Evaluation], least: int) -> bytes:
+        """In how many lists each item is, and how many people have it; empty where fewer than `least` people would be
+        counted, and in a secure sum, because it hides such counts."""
+        order, task = job.order, job.task
+        hidden = self.config.get("secure") or job.plan.wire.stage.secure_sum is not None
+        if hidden or not isinstance(task, Ranking) or len(job.own) < least:
+            return b""
+        counts = {
+            name: torch.tensor(part.lists.recommended)
+            for name, part in parts.items()
+            if isinstance(part, RankingMetrics) and part.lists and part.people >= least
+        }
+        if not counts:
+            return b""
+        counts["taken"] = torch.from_numpy(task.item_counts())
+        return encode(Upload(counts, torch.ones(())), Head(order.run, order.round, order.index))
 
     def _withhold_few(self, parts: dict[str, MetricSums | None]) -> MetricReport:
         """Report parts of at least `fewest` people, and name the others; refuse if there are only others. The metrics

@@ -30,7 +30,9 @@ from fedtaste.engine.backends import NO_EXAMPLES, Call, Outcome
 from fedtaste.engine.checkpoint import load_params
 from fedtaste.engine.run import State
 from fedtaste.errors import FedtasteError, RunError, SettingError
+from fedtaste.evaluation.list_metrics import BeyondAccuracy, ListMetrics, item_metrics, metrics_of_sums
 from fedtaste.evaluation.metric_sums import Tallied
+from fedtaste.evaluation.protocol import Evaluation
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.result import RunResult
@@ -45,6 +47,7 @@ from fedtaste.flower.messages import Action, MetricReport, Order, Refusal, Train
 from fedtaste.flower.secagg import SecureOutcome, min_threshold, secure_sum
 from fedtaste.flower.shards import catalogue_hash, merge_facts, parse_facts
 from fedtaste.flower.status import StatusWriter
+from fedtaste.flower.validation import ItemCounts
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts, Sampling, Served, Task
 from fedtaste.tasks.serve import passes
@@ -79,6 +82,7 @@ class FlowerClients:
     versions: dict[str, int] = field(default_factory=dict)  # by member: rounds of this phase that count for it
     history: list[dict[str, object]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    item_counts: dict[str, ItemCounts] = field(default_factory=dict)  # by member, of the last judge order
     refusals: set[str] = field(default_factory=set)  # reasons of nodes that refused the last order
     _federations: dict[str, Federation] = field(default_factory=dict)
 
@@ -292,6 +296,7 @@ class FlowerClients:
         members = self.membership
         reports: dict[str, MetricReport] = {}
         refused: set[str] = set()
+        self.item_counts.clear()
         for _ in range(ATTEMPTS):
             members.refresh()
             missing = [m for m in members.present() if m.key not in reports and m.key not in refused]
@@ -301,8 +306,8 @@ class FlowerClients:
                 if isinstance(report, Refusal):
                     refused.add(reply.member.key)
                     members.log(report.error)
-                elif report and self._is_possible(report, reply.member, action):
-                    reports[reply.member.key] = report
+                elif report and (counts := self._possible_counts(report, reply.blob, reply.member, action)) is not None:
+                    reports[reply.member.key], self.item_counts[reply.member.key] = report, counts
                 elif not reply.late:
                     members.log(f"{reply.member.name} reported metrics that are not possible; they are left out.")
             if len({*reports, *refused}) == len(members.members):
@@ -316,13 +321,17 @@ class FlowerClients:
         if action == "judge":
             names = {key: member.name for key, member in members.members.items()}
             self.notes += validation.missing_metrics(names, reports, refused)
+            self.notes += validation.missing_counts({key: names[key] for key in reports}, self.item_counts)
         return [reports[key] for key in sorted(reports)]
 
-    def _is_possible(self, report: MetricReport, member: Member, action: Action) -> bool:
-        """Whether a node can have these metrics, given how many people it said it has."""
+    def _possible_counts(self, report: MetricReport, blob: bytes, member: Member, action: Action) -> ItemCounts | None:
+        """The counts by item that came with a report; None where a node cannot have this report or these counts, given
+        how many people it said it has."""
         hello = member.hello
         seen, new = (hello.people, 0) if action == "validate" else (hello.judged, hello.newcomers)
-        return validation.valid_metrics(report, self.facts.kind, seen, new)
+        if not validation.valid_metrics(report, self.facts.kind, seen, new):
+            return None
+        return validation.read_item_counts(blob, self.facts.items, {"seen": seen, "new": new, "taken": hello.people})
 
 
 class FlowerTask(Task):
@@ -352,6 +361,20 @@ class FlowerTask(Task):
     def evaluate(self, served: Served, people: People, passes: int | None) -> Tallied:
         parts = [report.seen if passes is None else report.new for report in self._judge(served.state)]
         return Tallied([part for part in parts if part])
+
+    def beyond(self, seen: Evaluation, new: Evaluation | None) -> BeyondAccuracy | None:
+        metrics = {name: self._list_metrics(name, part) for name, part in (("seen", seen), ("new", new))}
+        return BeyondAccuracy.model_validate(metrics) if any(metrics.values()) else None
+
+    def _list_metrics(self, name: str, evaluation: Evaluation | None) -> ListMetrics | None:
+        """Metrics of lists from the nodes' sums, and from the counts by item of the nodes that sent them."""
+        if not isinstance(evaluation, Tallied):
+            return None
+        nodes = {key: counts for key, counts in self.clients.item_counts.items() if name in counts}
+        lists, taken = (np.sum([counts[n] for counts in nodes.values()], axis=0) for n in (name, "taken"))
+        people = sum(self.clients.membership.members[key].hello.people for key in nodes)
+        items = item_metrics(lists, taken, people) if nodes else {}
+        return metrics_of_sums([part.get("lists", {}) for part in evaluation.parts], evaluation.people, items)
 
     def gradients(self, served: Served, seed: int) -> tuple[float, float] | None:
         return next((report.gradients for report in self._judge(served.state) if report.gradients), None)

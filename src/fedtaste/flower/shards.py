@@ -112,6 +112,7 @@ def load_shard(path: Path) -> Shard:
             facts, names = about["parts"], sorted({name.rsplit(".", 1)[0] for name in tensors} - {"own"})
             histories = {n: Histories(*(tensors[f"{n}.{array}"].numpy() for array in HISTORY_ARRAYS)) for n in names}
             facts |= {"scale": tuple(facts["scale"]), "notes": tuple(facts["notes"])}
+            facts |= {"genres": tuple(facts.get("genres", ()))}
             data = TaskData(**facts, histories=histories)
         own, people = tensors["own"].numpy(), tuple(about["names"])
         return Shard(data, own, people, about["catalogue"], about["cut_by"], about["numbered"])

@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedtaste.core import Download, StageContext, Upload
 from fedtaste.engine.backends import one_of, stacked, staged
 from fedtaste.errors import SettingError
+from fedtaste.evaluation.list_metrics import BAND_NAMES, GROUP_METRICS, TOP
 from fedtaste.experiment.plan import Plan
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.settings import ReadSettings, Settings
 from fedtaste.flower.messages import MetricReport, MetricSums, TrainReport, parse_message
+from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts
+from fedtaste.wire.messages import decode
 from fedtaste.wire.parse import parse, upload_of
 from fedtaste.wire.rng import KEY_BYTES
 from fedtaste.wire.robust_sums import RULES
 from fedtaste.wire.secure_sums import FEWEST
 from fedtaste.wire.validation import REASONS
+
+ItemCounts = dict[str, NDArray[np.int64]]  # by name (seen, new, taken): a number for every item
 
 
 def refuse_unfit(settings: Settings, nodes: int | None = None) -> None:
@@ -108,7 +115,41 @@ def _valid_sums(part: MetricSums | None, task: str, most: int) -> bool:
         valid &= all(math.isfinite(x) and abs(x) < 1e15 for x in values)
         if part["kind"] == "ranking" or name.endswith("accuracy"):  # each example adds between 0 and 1
             valid &= 0 <= values[0] <= (people if len(values) < 5 else values[1]) * (1 + 1e-9)
-    return valid
+    return valid and _valid_lists(part.get("lists", {}), people)
+
+
+def _valid_lists(lists: JsonObject, people: int) -> bool:
+    """Whether the sums over lists (evaluation/list_metrics.py) are possible: every list adds between 0 and 1."""
+    total, number = lists.get("diversity", (0, 0))
+    groups = np.array(lists.get("groups", np.zeros((len(BAND_NAMES), 1 + 2 * len(GROUP_METRICS)))), float)
+    valid = set(lists) <= {"diversity", "groups"} and 0 <= total <= number * (1 + 1e-9) and number <= people
+    valid &= groups.shape == (len(BAND_NAMES), 1 + 2 * len(GROUP_METRICS)) and bool((groups >= 0).all())
+    return bool(valid and (groups <= groups[:, :1] * (1 + 1e-9)).all() and groups[:, 0].sum() <= people)
+
+
+def read_item_counts(blob: bytes, items: int, people: Mapping[str, int]) -> ItemCounts | None:
+    """The counts by item of a MetricReport, or None if they are not possible; `people`: so many at most have an item
+    (`taken`), or have it in their list."""
+    if not blob:
+        return {}
+    try:
+        counts = {name: value.numpy() for name, value in decode(blob)[0].total.items()}
+    except (ValueError, TypeError):
+        return None
+    valid = "taken" in counts and set(counts) <= set(people)
+    for name, value in counts.items():
+        valid = valid and value.shape == (items,) and value.dtype == np.int64 and items > 0
+        valid = valid and value.min() >= 0 and value.max() <= people[name]
+        valid = valid and (name == "taken" or value.sum() <= TOP * people[name])
+    return counts if valid else None
+
+
+def missing_counts(names: Mapping[str, str], counts: Mapping[str, ItemCounts]) -> list[str]:
+    """A note for the result where some of the nodes (`names` by key) sent counts by item and others did not."""
+    without = [name for key, name in names.items() if not counts.get(key)]
+    if not without or len(without) == len(names):
+        return []
+    return [f"Coverage, Gini, popularity and novelty are without the lists of {', '.join(without)}."]
 
 
 def missing_metrics(names: Mapping[str, str], reports: Mapping[str, MetricReport], refused: set[str]) -> list[str]:

@@ -28,6 +28,7 @@ from fedtaste.report.page import render_page
 from fedtaste.report.privacy_statement import statement_rows
 from fedtaste.report.style import Plot
 from fedtaste.report.tables import (
+    LIST_METRICS,
     METRICS,
     by_client,
     columns,
@@ -44,7 +45,7 @@ from fedtaste.report.trade_off import Tradeoff
 MAX_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
     "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros", "down", "nodes",
-    "items", "activity", "popularity",
+    "items", "groups", "activity", "popularity",
 )  # fmt: skip
 GROUPS = (("seen", "people seen in training"), ("new", "people it has never seen"))
 
@@ -87,7 +88,7 @@ def shape(data: Interactions | UserSplit | Supervised) -> DataShape | None:
 
 def render(results: Sequence[RunResult], drawn: Sequence[Plot] = (), tradeoff: Tradeoff | None = None) -> str:
     """The page as text."""
-    names, shown = labels(results), columns(results)
+    names, shown, lists = labels(results), columns(results), columns(results, LIST_METRICS)
     return render_page(
         "report.html.jinja",
         title=page_title(results),
@@ -103,7 +104,9 @@ def render(results: Sequence[RunResult], drawn: Sequence[Plot] = (), tradeoff: T
         results=results,
         columns=shown,
         groups=Counter(column.group for column in shown),  # headings above those of the columns, with their widths
-        best={column.key: column.best(results) for column in shown},
+        list_columns=lists,
+        list_groups=Counter(column.group for column in lists),
+        best={column.key: column.best(results) for column in [*shown, *lists]},
         short_interval=short_interval,
         new_people=any(column.key.startswith("new.") for column in shown),
         plots=drawn,

@@ -81,7 +81,20 @@ def _metrics() -> Iterator[Column]:
             yield Column(f"{who}.{key}", name, title, short, better, terminal=(8 if tag else 9) if shown else 0)
 
 
-METRICS = list(_metrics())
+def _list_metrics() -> Iterator[Column]:
+    """Metrics beyond accuracy. None is marked as the best: random lists would be the most novel and diverse ones."""
+    shown = (
+        ("coverage", "coverage", "coverage", decimals), ("gini", "Gini", "Gini", decimals),
+        ("popularity", "popularity (ARP)", "ARP", digits), ("popularity_bias", "popularity bias", "bias", decimals),
+        ("novelty", "novelty (bits)", "novelty", decimals), ("diversity", "diversity", "diversity", decimals),
+        ("gap.ndcg@10", "largest gap of NDCG@10", "largest gap\nof NDCG@10", decimals),
+    )  # fmt: skip
+    for who, group in (("seen", "Seen people"), ("new", "New people")):
+        for key, title, short, write in shown:
+            yield Column(f"beyond.{who}.{key}", group, title, short, 0, write, terminal=9 if who == "seen" else 0)
+
+
+METRICS, LIST_METRICS = list(_metrics()), list(_list_metrics())
 COSTS = [
     Column("privacy.epsilon", "Privacy", "ε", "ε", -1, "{:.3g}".format, 10, lambda r: r.epsilon),
     Column("rounds", "Cost", "rounds", "rounds", 0, "{:,.0f}".format, 6, lambda r: r.rounds),
@@ -209,15 +222,26 @@ def text_table(results: Sequence[RunResult], tradeoff: Tradeoff | None = None, w
         if Measurement.get(console, console.options, unnamed).minimum <= width:
             break
         shown.remove(min(reversed(shown), key=lambda column: column.terminal))
-    return _table(results, shown, tradeoff, labels(results))
+    table = _table(results, shown, tradeoff, labels(results))
+    table.title = Text("; ".join([subject(results), *(f"{name} protocol" for name in protocols(results))]))
+    table.caption = _caption(results, shown, tradeoff)
+    return table
+
+
+def list_table(results: Sequence[RunResult]) -> Table | None:
+    """The terminal's table of metrics beyond accuracy; None if no result has them."""
+    shown = [column for column in columns(results, LIST_METRICS) if column.terminal]
+    if not shown:
+        return None
+    table = _table(results, shown, None, labels(results))
+    table.title = Text("Beyond accuracy: the top-10 lists of seen people")
+    return table
 
 
 def _table(
     results: Sequence[RunResult], shown: Sequence[Column], tradeoff: Tradeoff | None, names: Sequence[str]
 ) -> Table:
-    title = "; ".join([subject(results), *(f"{name} protocol" for name in protocols(results))])
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, title_style="bold", caption_style="dim")
-    table.title, table.caption = Text(title), _caption(results, shown, tradeoff)
     table.title_justify = table.caption_justify = "left"
     table.add_column("method", overflow="fold", min_width=10)
     for column in shown:

@@ -19,6 +19,7 @@ from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.item_features import item_features
 from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.run import State, begin
+from fedtaste.evaluation.list_metrics import BeyondAccuracy
 from fedtaste.evaluation.protocol import Evaluation
 from fedtaste.federation import Federation
 from fedtaste.methods.descent import Meter
@@ -103,6 +104,10 @@ class Task(Protocol):
         """The metrics of a recommender that only remembers training negatives, for protocols that may leak."""
         return None
 
+    def beyond(self, seen: Evaluation, new: Evaluation | None) -> BeyondAccuracy | None:
+        """Metrics of the lists behind these evaluations; None where people are not recommended items."""
+        return None
+
     def extra(self, served: Served) -> JsonObject:
         """Further fields of the result; those under "seen" are added to the metrics of seen people."""
         return {}
@@ -136,6 +141,7 @@ class TaskData:
     histories: dict[str, Histories]
     scale: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = ()
+    genres: tuple[str, ...] = ()  # by item; empty where the data have none
 
     def restricted_to(self, people: People) -> TaskData:
         """The data of these people; the others keep their numbers and hold nothing."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtaste.core import Method, People
 from fedtaste.data import splits
 from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.item_features import genre_bits
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
 from fedtaste.evaluation import protocol
-from fedtaste.evaluation.protocol import HeldOut, RankingMetrics, rank_full, rank_sampled
+from fedtaste.evaluation.list_metrics import BeyondAccuracy, ListMetrics, Lists
+from fedtaste.evaluation.protocol import Evaluation, HeldOut, RankingMetrics, rank_full, rank_sampled
 from fedtaste.federation import Federation, of_histories, pooled
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, all_histories, count_learners
@@ -44,6 +47,7 @@ class Ranking(Task):
         self.choosing = self.test if self.published else HeldOut(self.valid, parts["valid_negatives"])
         self.final_train = self.train if self.published else self.train.then(self.valid)
         self.forbidden = self.valid.then(parts["test"]) if self.published else None
+        self.genres = genre_bits(data.genres)
         self.people = self.train.people
         self.left_out = np.flatnonzero(splits.held_out_people(self.people, new_people, seed))
         self.evaluated = some(np.flatnonzero(parts["test"].lengths), MOST_EVALUATED, key_of(seed, SPLIT, 6))
@@ -84,9 +88,23 @@ class Ranking(Task):
         ready = personalise(served, devices, people, passes)
         positives = self.test.positives.take(people)
         sampled = rank_sampled(ready, positives, self.test.negatives.take(people))
-        return RankingMetrics.of_ranks(
-            sampled, rank_full(ready, self.final_train.take(people), positives, self.catalogue)
-        )
+        history = self.final_train.take(people)
+        full, top = rank_full(ready, history, positives, self.catalogue)
+        return RankingMetrics.of_ranks(sampled, full, Lists.of(top, self.catalogue, self.genres, history.lengths))
+
+    def item_counts(self) -> NDArray[np.int64]:
+        """How many people have each item in their history, [items]."""
+        return np.bincount(self.final_train.distinct().items, minlength=self.catalogue)
+
+    def beyond(self, seen: Evaluation, new: Evaluation | None) -> BeyondAccuracy:
+        taken = self.item_counts()
+
+        def metrics(group: Evaluation | None) -> ListMetrics | None:
+            if not isinstance(group, RankingMetrics) or group.lists is None:
+                return None
+            return group.lists.metrics(taken, self.people, group.full)
+
+        return BeyondAccuracy(seen=metrics(seen), new=metrics(new))
 
     def leak(self) -> JsonObject:
         rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks
@@ -171,4 +189,5 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
     parts = {"train": split.train, "valid": split.valid, "test": split.test}
     parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in parts.items()}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
-    return TaskData("ranking", table.name, catalogue, timed, parts, notes=data.notes + split.notes)
+    notes = data.notes + split.notes
+    return TaskData("ranking", table.name, catalogue, timed, parts, notes=notes, genres=table.genres)
