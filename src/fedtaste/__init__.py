@@ -27,7 +27,6 @@ _MODULES = {  # module -> its public names; tests/test_public.py compares this t
     "methods": "METHODS popularity local centralised fedsgd fedavg fedprox fedper fedrep fedbn ditto pfedme apfl"
     " fedclup lgmix fedrecon fedals fedrap fedtrail fedveil fcf fedmf fedncf pfedrec",
     "engine.run": "run State Round",
-    "engine.removal": "remove_people",
     "tasks.serve": "top_items",
     "tasks.clients": "personal_outputs",
     "experiment.settings": "Settings",
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from fedtaste.data.interactions import Interactions
     from fedtaste.data.sources import load
     from fedtaste.data.supervised import Supervised
-    from fedtaste.engine.removal import remove_people
     from fedtaste.engine.run import Round, State, run
     from fedtaste.errors import DataError, FedtasteError, RunError, SettingError
     from fedtaste.experiment.heterogeneity import heterogeneity

@@ -31,7 +31,7 @@ def remove_people(method: Method, model: Model, state: State, federation: Federa
     >>> model = fedtaste.factorization(20, k=4)
     >>> method, everybody = fedtaste.popularity(model), fedtaste.of_histories(data.histories(), 20)
     >>> *_, done = fedtaste.run(method, model, everybody, rounds=1)
-    >>> after = fedtaste.remove_people(method, model, done.state, everybody, [4, 7])
+    >>> after = remove_people(method, model, done.state, everybody, [4, 7])
     >>> taken_back = done.state.shared["count"].sum() - after.shared["count"].sum()
     >>> int(taken_back) == sum(len(data.histories().of(person)) for person in (4, 7))
     True

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from fedtaste.recipe import Recipe
 from fedtaste.serving.rebuild import Floats, Tables, TrailTable, gram_matrix
 
-TRAIL_KEPT = (
-    200  # largest entries of a row of the trail table; on ML-100K, fewer cost NDCG@10 (benchmarks/page.py int8)
-)
+TRAIL_KEPT = 200  # largest entries of a row of the trail table; fewer cost NDCG@10 (benchmarks/page.py int8)
 
 
 @dataclass(frozen=True, eq=False)

@@ -191,6 +191,12 @@ function trailScores({ m, trail: { width, at, values } }, likes, weights) {
   return sums;
 }
 
+/** [mean, population standard deviation, or 1 where it is 0] */
+function meanAndSpread(values) {
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length) || 1];
+}
+
 /** {weights, level} beside the vector: of the likes' rows in the trail table. A list without order of time has weights
  * of 1. Where there is a vector, both parts become z-scores: each is divided by its spread, and `level` makes up for
  * both means. Dislikes do not count here. */
@@ -199,12 +205,11 @@ function withTrail(model, person, rebuilt) {
   const weigh = (age) => (reach && age >= reach ? 0 : mix * fast ** age + (1 - mix) * slow ** age);
   const weights = Float64Array.from(person.likes, (_, i) => (person.timed ? weigh(newest - i) : 1));
   if (solver === "none") return { ...rebuilt, weights, level: 0 };
-  const [mean, spread] = moments(scoresOf(model, person, rebuilt));
-  const [trailMean, trailSpread] = moments(trailScores(model, person.likes, weights));
-  const first = spread || 1, second = trailSpread || 1;
+  const [mean, spread] = meanAndSpread(scoresOf(model, person, rebuilt));
+  const [trailMean, trailSpread] = meanAndSpread(trailScores(model, person.likes, weights));
   return {
-    ...rebuilt, u: rebuilt.u.map((x) => x / first), pull: rebuilt.pull.map((x) => x / first),
-    weights: weights.map((x) => x / second), level: mean / first + trailMean / second,
+    ...rebuilt, u: rebuilt.u.map((x) => x / spread), pull: rebuilt.pull.map((x) => x / spread),
+    weights: weights.map((x) => x / trailSpread), level: mean / spread + trailMean / trailSpread,
   };
 }
 
@@ -225,12 +230,6 @@ function ranksOf(popularity) {
   const falling = Float64Array.from(popularity).sort().reverse(), first = new Map();
   falling.forEach((value, at) => first.has(value) || first.set(value, at + 1));
   return popularity.map((value) => first.get(value));
-}
-
-/** [mean, population standard deviation] */
-function moments(values) {
-  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
-  return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length)];
 }
 
 /** The person's scores of the whole catalogue. */
