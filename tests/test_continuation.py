@@ -50,15 +50,17 @@ def test_data_with_and_without_times_are_not_joined():
 def test_a_state_grows_and_keeps_what_was_learnt():
     shared = {"item": torch.arange(6.0).reshape(3, 2), "gram": torch.ones(2, 2)}
     memory = {"count": torch.tensor([1.0, 2, 3]), "sum.item": torch.full((3, 2), 7.0), "pairs": torch.ones(3, 3)}
+    memory["both"] = torch.tensor([11.0, 12, 13, 22, 23, 33])  # the upper triangle by rows
     store = Store.fresh({"user": torch.zeros(2)}, 2, ())
     store.stacked["user"] = torch.tensor([[1.0, 2], [3, 4]])
     fresh_shared = {"item": torch.full((5, 2), -1.0), "gram": torch.zeros(2, 2)}
     fresh = State(fresh_shared, {}, Store.fresh({"user": torch.zeros(2)}, 4, ()))
-    state = continue_from(shared, memory, store)(fresh)
+    state = continue_from(State(shared, memory, store, round=4), 3, 5)(fresh)
     assert state.round == 0
     assert state.shared["item"].tolist() == [[0, 1], [2, 3], [4, 5], [-1, -1], [-1, -1]]
     assert torch.equal(state.shared["gram"], shared["gram"])
     assert state.memory["count"].tolist() == [1, 2, 3, 0, 0]
     assert state.memory["sum.item"].tolist() == [[7, 7]] * 3 + [[0, 0]] * 2
     assert state.memory["pairs"].sum() == 9 and state.memory["pairs"].shape == (5, 5)
+    assert state.memory["both"].tolist() == [11, 12, 13, 0, 0, 22, 23, 0, 0, 33, 0, 0, 0, 0, 0]
     assert state.private.gather(np.arange(4))["user"].tolist() == [[1, 2], [3, 4], [0, 0], [0, 0]]

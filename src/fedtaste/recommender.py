@@ -86,6 +86,14 @@ class Recommender:
         self._keep(lambda path, bars: work.update_model(model, new, settings, path, bars), progress)
         return self
 
+    def forget(self, users: Iterable[object]) -> Recommender:
+        """Remove these people as if they had never taken part: their history, and what they sent. It is exact for
+        methods whose state is a sum over people (popularity, fedtrail); other methods raise an error that says what
+        removal needs."""
+        work, model = _operations(), self._trained("forget people")
+        self._keep(lambda path, bars: work.forget_people(model, users, path), progress=False)
+        return self
+
     def evaluate(self, *, progress: bool | None = None) -> RunResult:
         """Measure these settings on the data of the model under the clean protocol: accuracy for people in training and
         for new people, with intervals, traffic and epsilon. Trains again, with test items held out."""

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtaste import __version__
+from fedtaste.cli.continued import open_continued
 from fedtaste.cli.options import FitOptions
 from fedtaste.cli.output import emit, put, say
 from fedtaste.cli.run import announce_privacy, check_ledger, enter_ledger, load_data, name_ledger, new_folder
-from fedtaste.data.supervised import Supervised
 from fedtaste.errors import RunError, SettingError, was_interrupted
-from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
 from fedtaste.experiment.fit import fit as fit_folder
 from fedtaste.experiment.fit import prepare_fit
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import FitResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.stored_interactions import joined
 from fedtaste.experiment.train import Prepared
-from fedtaste.serving.open_model import OpenModel
 
 
 def fit(settings: Settings, options: FitOptions) -> None:
@@ -28,23 +25,26 @@ def fit(settings: Settings, options: FitOptions) -> None:
         settings = settings_like(options.like, settings)
     data: Data = load_data(settings)
     path = options.out or new_folder("model", data.name, settings.method)
-    before = None
-    if options.from_model is not None:
-        model = fitted_model(options.from_model)
-        assert isinstance(model.result, FitResult)
-        before, state = model.result, model.trained_state()
-        if isinstance(data, Supervised):
-            raise SettingError(f"{data.name} has clients with features; a model continues with people and items.")
-        data = join(model.data, joined(data))
-        settings = continued_settings(model.settings, settings, before)
-        prepared = prepare_fit(settings, data, continue_from(state.shared, state.memory, state.store))
-    else:
-        prepared = prepare_fit(settings, data)
-    check_ledger(options.ledger, [prepared], data)
+    prepared, before = prepare_model(settings, data, options.from_model)
+    check_ledger(options.ledger, [prepared], prepared.data or data)
     announce_privacy(prepared)
-    folder = RunFolder.create(path, prepared.settings.model_dump(), data, __version__, "fit")
+    folder = RunFolder.create(path, prepared.settings.model_dump(), prepared.data or data, __version__, "fit")
+    if options.from_model is not None:
+        folder.continue_model(options.from_model)
     name_ledger(folder, options.ledger)
     show_fit(train_fit(folder, prepared, before), options.as_json)
+
+
+def prepare_model(
+    settings: Settings, data: Data, from_model: Path | None, *, resumed: bool = False
+) -> tuple[Prepared, FitResult | None]:
+    """(the prepared fit, the result of the model that it continues)."""
+    if from_model is None:
+        return prepare_fit(settings, data), None
+    continued = open_continued(from_model, settings, data, resumed=resumed)
+    if continued.before is None:
+        raise SettingError(f"{from_model} is an evaluated run. Use `fedtaste run --from`, or fit a model first.")
+    return prepare_fit(continued.settings, continued.data, continued.start), continued.before
 
 
 def settings_like(path: Path, settings: Settings) -> Settings:
@@ -59,26 +59,6 @@ def settings_like(path: Path, settings: Settings) -> Settings:
     return chosen.model_copy(update=changes | {"split": "leave-one-out"})
 
 
-def fitted_model(path: Path) -> OpenModel:
-    """A model that was fitted and saved with people."""
-    model = OpenModel.open(path)
-    if not isinstance(model.result, FitResult):
-        raise SettingError(
-            f"{path} is an evaluated run. --from continues a model of `fedtaste fit`; an evaluation of an update is "
-            "not possible from it, since it may have learnt the new test items."
-        )
-    return model
-
-
-def continued_settings(old: Settings, given: Settings, before: FitResult) -> Settings:
-    """The settings of the old model, with the new data, and what was given on the command line."""
-    changes: dict[str, object] = {"rounds": rounds_of_update(before)}
-    changes |= {name: getattr(given, name) for name in given.model_fields_set if name != "set"}
-    if given.set or "method" in given.model_fields_set and given.method != old.method:
-        raise SettingError("--from continues a model with its own method and settings. Leave --method and --set out.")
-    return old.model_copy(update=changes)
-
-
 def train_fit(folder: RunFolder, prepared: Prepared, before: FitResult | None = None) -> FitResult:
     """Train, or resume training, in this folder."""
     try:
@@ -88,8 +68,7 @@ def train_fit(folder: RunFolder, prepared: Prepared, before: FitResult | None = 
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        hint = "fit again" if before else f"go on with `fedtaste resume {folder.path}`"
-        raise RunError(f"Stopped. Nothing is lost: {hint}.") from None
+        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
 
 
 def show_fit(result: FitResult, as_json: bool) -> None:

@@ -48,6 +48,9 @@ class TrainingOptions(OutOptions):
 class RunOptions(TrainingOptions):
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
 
+    from_model: Annotated[Path | None, Cli(("--from",), metavar="PATH")] = None
+    """Continue the model of a run or a fit with --data, and evaluate the update on items that it had not seen."""
+
 
 class FitOptions(TrainingOptions):
     """Train a model for production on everything and everybody, or continue one with new data.

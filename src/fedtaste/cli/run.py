@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from fedtaste import __version__
+from fedtaste.cli.continued import open_continued, prepare_continued
 from fedtaste.cli.options import RunOptions
 from fedtaste.cli.output import cache, ledger_folder, say
 from fedtaste.cli.results import show_result
@@ -32,10 +33,16 @@ def run(settings: Settings, options: RunOptions) -> None:
         say("Loading the data and working out the noise.")
     data = load_data(settings)
     path = options.out or new_folder(data.name, settings.method)
-    prepared = prepare(settings, data, strict=True, began=began)
+    if options.from_model is None:
+        prepared = prepare(settings, data, strict=True, began=began)
+    else:
+        prepared = prepare_continued(open_continued(options.from_model, settings, data))
+        data = prepared.data or data
     check_ledger(options.ledger, [prepared], data)
     announce_privacy(prepared)
     folder = create_folder(path, prepared, data, options.ledger)
+    if options.from_model is not None:
+        folder.continue_model(options.from_model)
     with Bars() as bars:
         result = train_folder(folder, prepared, data, bars)
     show_result(result, path / "report.html", options.as_json)

@@ -15,19 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtaste.core import Params
+from fedtaste.core import People
 from fedtaste.data.interactions import Interactions
 from fedtaste.engine.run import State
-from fedtaste.engine.store import Store
 from fedtaste.errors import DataError
-from fedtaste.experiment.result import FitResult
 
 SHARE = 1 / 3  # of the rounds of the first training: so many are run for an update
 
 
-def rounds_of_update(before: FitResult) -> int:
-    """The number of rounds of an update, where none is given: a third of those of the model."""
-    return math.ceil(SHARE * before.rounds)
+def rounds_of_update(rounds: int) -> int:
+    """The number of rounds of an update, where none is given: a third of the rounds of the model, rounded up."""
+    return math.ceil(SHARE * rounds)
 
 
 def join(old: Interactions, new: Interactions) -> Interactions:
@@ -55,6 +53,15 @@ def join(old: Interactions, new: Interactions) -> Interactions:
     return both.rows(np.sort(order[len(order) - 1 - last]))
 
 
+def without_people(data: Interactions, leaving: People) -> Interactions:
+    """The data without these people; those who stay are numbered anew, in their order."""
+    staying = np.setdiff1d(np.arange(len(data.people)), leaving)
+    number = np.full(len(data.people), -1, np.int32)
+    number[staying] = np.arange(len(staying), dtype=np.int32)
+    kept = data.rows(number[data.person] >= 0)
+    return replace(kept, person=number[kept.person], people=tuple(data.people[at] for at in staying))
+
+
 def _extend(
     old: Sequence[str], new: Sequence[str], codes: NDArray[np.integer]
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
@@ -75,35 +82,38 @@ def _described(items: Sequence[str], *tables: tuple[Sequence[str], Sequence[str]
     return tuple(texts.get(name, name if has_titles else "") for name in items)
 
 
-def continue_from(shared: Params, memory: Params, store: Store) -> Callable[[State], State]:
-    """A function that puts these parameters into a fresh state of at least as many people and items."""
+def continue_from(old: State, old_items: int, items: int) -> Callable[[State], State]:
+    """A function that puts what `old` has learnt about `old_items` items into a fresh state of at least as many people
+    and of `items` items. Rounds are counted from 0 again, as people send their counts in the first one."""
 
     def start(fresh: State) -> State:
-        grown = {name: _grow(value, shared[name]) for name, value in fresh.shared.items()}
-        sizes = {(name, tuple(old.shape)): fresh.shared[name].shape for name, old in shared.items()}
-        items = {old.shape[0]: fresh.shared[name].shape[0] for name, old in shared.items() if old.ndim}
-        remembered = {
-            name: _grow(torch.zeros(_size(name, value, sizes, items), dtype=value.dtype), value)
-            for name, value in memory.items()
-        }
-        everybody = np.arange(store.people)
-        if store.initial:
-            fresh.store.unpack_part(everybody, store.part(everybody))
-        return State(grown, remembered, fresh.store, 0)
+        shared = {name: _grow(old.shared[name], fresh.shared[name]) for name in fresh.shared}
+        memory = {name: _grow_memory(name, value, old, fresh, (old_items, items)) for name, value in old.memory.items()}
+        everybody = np.arange(old.store.people)
+        if old.store.initial:
+            fresh.store.unpack_part(everybody, old.store.part(everybody))
+        return State(shared, memory, fresh.store, 0)
 
     return start
 
 
-def _size(
-    name: str, value: Tensor, sizes: dict[tuple[str, tuple[int, ...]], torch.Size], items: dict[int, int]
-) -> tuple[int, ...]:
-    """The new size of an entry of the server's memory: that of the shared parameter that it belongs to (the last part
-    of its name), or else with one place for every item along each axis of the old catalogue's length."""
-    belongs = sizes.get((name.rsplit(".", 1)[-1], tuple(value.shape)))
-    return tuple(belongs) if belongs is not None else tuple(items.get(length, length) for length in value.shape)
+def _grow_memory(name: str, value: Tensor, old: State, fresh: State, items: tuple[int, int]) -> Tensor:
+    """An entry of the server's memory for the new catalogue. It has the size of the shared parameter that the last part
+    of its name names, or one place for every item along each axis, or for every pair of items (an upper triangle)."""
+    shared, (before, now) = name.rsplit(".", 1)[-1], items
+    if shared in old.shared and value.shape == old.shared[shared].shape:
+        return _grow(value, torch.zeros(fresh.shared[shared].shape, dtype=value.dtype))
+    if value.shape == (before * (before + 1) // 2,) and before > 1:
+        square = torch.zeros(now, now, dtype=value.dtype)
+        rows, columns = torch.triu_indices(before, before)
+        square[rows, columns] = value
+        rows, columns = torch.triu_indices(now, now)
+        return square[rows, columns]
+    size = [now if length == before else length for length in value.shape]
+    return _grow(value, torch.zeros(size, dtype=value.dtype))
 
 
-def _grow(new: Tensor, old: Tensor) -> Tensor:
+def _grow(old: Tensor, new: Tensor) -> Tensor:
     """`new` with the values of `old` in its first places."""
     if new.shape == old.shape:
         return old.clone()

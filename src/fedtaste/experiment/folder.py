@@ -125,6 +125,16 @@ class RunFolder:
         return "fit" if self.read("settings.json").get("kind") == "fit" else "run"
 
     @property
+    def continues(self) -> Path | None:
+        """The model whose state the training began with, where it did not begin from nothing."""
+        path = self.read("settings.json").get("continues")
+        return Path(path) if isinstance(path, str) else None
+
+    def continue_model(self, path: Path) -> None:
+        """Remember the model whose state the training begins with."""
+        self.write("settings.json", self.read("settings.json") | {"continues": str(path.resolve())})
+
+    @property
     def federated(self) -> bool:
         """Whether clients were on other machines, so that nobody's private parameters are here."""
         return (self.path / "federation").is_dir()

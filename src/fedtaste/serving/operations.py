@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,15 +26,18 @@ from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
+from fedtaste.engine.removal import remove_people
+from fedtaste.engine.run import State
+from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.evaluation.ranking import rank_items
-from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
+from fedtaste.experiment.continuation import continue_from, join, rounds_of_update, without_people
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.stored_interactions import INTERACTIONS
+from fedtaste.experiment.stored_interactions import INTERACTIONS, save_interactions
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
@@ -87,11 +90,36 @@ def update_model(
             "fitted, or use `fedtaste run --from`."
         )
     data = join(model.data, new)
-    settings = model.settings.model_copy(update={"rounds": rounds_of_update(result), **changes})
-    state = model.trained_state()
-    prepared = prepare_fit(settings, data, continue_from(state.shared, state.memory, state.store))
+    settings = model.settings.model_copy(update={"rounds": rounds_of_update(result.rounds), **changes})
+    prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
     fit(prepared, folder, listener, before=result)
+    return OpenModel.open(path)
+
+
+def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> OpenModel:
+    """A model in a new folder, as if these people had never taken part. Exact, for methods whose state is a sum over
+    people; SettingError for others."""
+    result = model.result
+    if not isinstance(result, FitResult):
+        raise SettingError("People are removed from a fitted model. This is an evaluated run: train it without them.")
+    if isinstance(names, str):
+        raise SettingError(f"users must be a list, as in forget([{names!r}]), got one text.")
+    leaving = np.unique([model.person(str(name)) for name in names]).astype(np.int64)
+    staying = np.setdiff1d(np.arange(len(model.data.people)), leaving)
+    current, timed = model.plan(model.facts.timed), model.facts.timed
+    state = remove_people(
+        current.method, current.model, model.trained_state(), model.devices(model.histories, timed), leaving
+    )
+    data = without_people(model.data, leaving)
+    store = Store.fresh(state.private.initial, len(staying), current.method.rows)
+    store.unpack_part(np.arange(len(staying)), state.private.part(staying))
+    folder = RunFolder.create(path, model.settings.model_dump(), data, __version__, "fit")
+    folder.require_same_plan(current.settings, replace(model.facts, people=len(staying)))
+    save_interactions(path / INTERACTIONS, data)
+    folder.save_final(State(state.shared, state.memory, store, state.round))
+    changes = {"people": len(staying), "members": len(staying), "interactions": len(data), "run": str(path)}
+    folder.write("result.json", result.model_copy(update=changes).dump())
     return OpenModel.open(path)
 
 
@@ -263,7 +291,7 @@ def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
     """The items whose vectors point most nearly in the direction of this item's."""
     check_n(n)
     table = model.shared.get("item")
-    if table is None or table.ndim != 2:
+    if table is None or table.ndim != 2 or table.shape[1] < 2:
         raise SettingError(f"{model.settings.method} has no item vectors, so similar items are not known to it.")
     (number,) = find_items(model.titles, [item], "raise", "item")
     tables = Tables(table.double().numpy(), None, False)
