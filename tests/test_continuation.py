@@ -41,10 +41,11 @@ def test_of_a_repeated_pair_the_newest_counts():
     assert dict(zip(both.item.tolist(), both.value.tolist())) == {0: 1.0, 1: 4.0}
 
 
-def test_data_with_and_without_times_are_not_joined():
+def test_new_data_must_have_what_the_old_have():
     old = table([(0, 0)], ("ann",), ("tea",), time=np.array([5.0]))
     with pytest.raises(DataError, match="times"):
         join(old, table([(0, 0)], ("ann",), ("tea",)))
+    assert join(table([(0, 0)], ("ann",), ("tea",)), old).time is None, "what the model does not know is not needed"
 
 
 def test_a_state_grows_and_keeps_what_was_learnt():

@@ -190,7 +190,7 @@ def test_evaluation_is_that_of_a_run(model, data):
 
 
 def test_a_private_fit_states_its_epsilon_and_updates_add_up(data, tmp_path):
-    model = ft.Recommender("fedmf", k=4, rounds=2, epsilon=5.0).fit(data, progress=False)
+    model = ft.Recommender("fedmf", k=4, rounds=2, epsilon=5.0, wire="clip=1").fit(data, progress=False)
     first = model.result
     assert first.valid is None and first.privacy.epsilon == pytest.approx(5.0, rel=0.02)
     assert first.total_epsilon == first.privacy.epsilon
@@ -322,16 +322,10 @@ def test_the_ten_lines_on_a_real_data_frame(library, tmp_path, monkeypatch):
     frames = pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     df = frames.read_csv(SHARED)
-    products = (
-        df[["item", "title", "genres"]].drop_duplicates("item")
-        if library == "pandas"
-        else df.select("item", "title", "genres").unique("item")
-    )
-    first, last = (
-        (df[df["timestamp"] <= 1375e6], df[df["timestamp"] > 1375e6])
-        if library == "pandas"
-        else df.partition_by(pl.col("timestamp") > 1375e6)
-    )
+    late = df["timestamp"] > df["timestamp"].quantile(0.9)
+    first, last = (df[~late], df[late]) if library == "pandas" else (df.filter(~late), df.filter(late))
+    columns = df[["item", "title", "genres"]]
+    products = columns.drop_duplicates("item") if library == "pandas" else columns.unique("item", keep="first")
     data = ft.Interactions.from_frame(first, user="user", item="item", rating=None, time="timestamp", items=products)
     model = ft.Recommender("fedals", seed=0, rounds=4).fit(data)
     people = [str(each) for each in first["user"][:2]]

@@ -81,9 +81,8 @@ class Recommender:
         update has its own epsilon, and `result.total_epsilon` adds them up.
         """
         work, model = _operations(), self._trained("be updated")
-        new = work.as_interactions(data)
         settings = self._changed(changes)
-        self._keep(lambda path, bars: work.update_model(model, new, settings, path, bars), progress)
+        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars), progress)
         return self
 
     def forget(self, users: Iterable[object]) -> Recommender:

@@ -6,8 +6,8 @@ person, oldest first: what a device holds, and what every kernel reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Unpack
@@ -127,6 +127,7 @@ class Interactions:
     genres: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was done to the source, for the reader
     frame_library: str = "polars"  # the library in whose frames answers are given: polars or pandas
+    frame_keywords: Mapping[str, object] = field(default_factory=dict)  # of `from_frame`, to read later frames alike
 
     @staticmethod
     def from_frame(
@@ -162,7 +163,8 @@ class Interactions:
         people, products = vocabulary([table.frame["user"]]), vocabulary([each.frame["item"] for each in described])
         titles, genres = (labels(described, role, products) for role in ("title", "genres"))
         data = Interactions.from_table(name, table, people, products, titles, genres)
-        return replace(data, frame_library=library)
+        keywords = {role: column for role, column in columns.items() if column is not ...} | dict(options)
+        return replace(data, frame_library=library, frame_keywords=keywords)
 
     @staticmethod
     def from_matrix(

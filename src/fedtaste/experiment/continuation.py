@@ -30,13 +30,9 @@ def rounds_of_update(rounds: int) -> int:
 
 def join(old: Interactions, new: Interactions) -> Interactions:
     """Both tables as one. Of a person and an item that stand in both, the newer interaction counts."""
-    for name in ("time", "value"):
-        if (getattr(old, name) is None) != (getattr(new, name) is None):
-            what = {"time": "times", "value": "ratings"}[name]
-            have, lack = ("model's", "new") if getattr(new, name) is None else ("new", "model's")
-            raise DataError(
-                f"The {have} data have {what} and the {lack} data have none. Bring data with the same columns."
-            )
+    for name, what in (("time", "times"), ("value", "ratings")):
+        if getattr(old, name) is not None and getattr(new, name) is None:
+            raise DataError(f"The model's data have {what} and the new data have none. Bring the same columns.")
     people, person = _extend(old.people, new.people, new.person)
     items, item = _extend(old.items, new.items, new.item)
     titles = _described(items, (new.items, new.titles), (old.items, old.titles))

@@ -30,7 +30,12 @@ def save_interactions(path: Path, data: Interactions | UserSplit) -> None:
     tensors = {name: torch.from_numpy(np.ascontiguousarray(c)) for name, c in columns.items() if c is not None}
     names = json.dumps(table.people).encode()
     tensors["people"] = torch.frombuffer(bytearray(names), dtype=torch.uint8)
-    save_params(path, tensors, {"name": table.name, "frames": table.frame_library}, 0o600)
+    save_params(
+        path,
+        tensors,
+        {"name": table.name, "frames": table.frame_library, "keywords": dict(table.frame_keywords)},
+        0o600,
+    )
 
 
 def load_interactions(path: Path, items: JsonObject) -> Interactions:
@@ -49,7 +54,7 @@ def load_interactions(path: Path, items: JsonObject) -> Interactions:
     return Interactions(
         str(about.get("name", "data")), person, item, people, tuple(items["names"]), columns.get("value"),
         columns.get("time"), tuple(items["titles"]), tuple(items.get("genres") or ()),
-        frame_library=str(about.get("frames", "polars")),
+        frame_library=str(about.get("frames", "polars")), frame_keywords=dict(about.get("keywords") or {}),
     )  # fmt: skip
 
 

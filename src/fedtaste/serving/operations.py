@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import polars as pl
@@ -37,7 +37,7 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.stored_interactions import INTERACTIONS, save_interactions
+from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
@@ -60,8 +60,12 @@ SAVED = ("settings.json", "facts.json", "plan.json", "items.json", "result.json"
 OF_PEOPLE = (INTERACTIONS, "final.safetensors")
 
 
-def as_interactions(data: object) -> Interactions | UserSplit:
-    """The data of a fit: Interactions, a frame, or the name or path of data."""
+def as_interactions(data: object, like: Interactions | None = None) -> Interactions | UserSplit:
+    """The data of a fit or an update: Interactions, a frame, or the name or path of data. A frame of an update is read
+    with the keywords of the first one (`like`)."""
+    if like is not None and like.frame_keywords and hasattr(data, "columns"):
+        keywords = cast("dict[str, Any]", dict(like.frame_keywords))
+        return Interactions.from_frame(data, name=like.name, **keywords)
     loaded = data if isinstance(data, Interactions | UserSplit) else load(data)
     if isinstance(loaded, Supervised):
         raise DataError(f"{loaded.name} has clients with features; a Recommender needs people and items.")
@@ -80,7 +84,7 @@ def fit_model(
 
 
 def update_model(
-    model: OpenModel, new: Interactions, changes: Mapping[str, object], path: Path, listener: ProgressListener | None
+    model: OpenModel, new: object, changes: Mapping[str, object], path: Path, listener: ProgressListener | None
 ) -> OpenModel:
     """A model of the old and the new data together, which continues from the state of this one, in a new folder."""
     result = model.result
@@ -89,7 +93,7 @@ def update_model(
             f"{model.folder.path} is an evaluated run, whose test items would be learnt. Update a model that was "
             "fitted, or use `fedtaste run --from`."
         )
-    data = join(model.data, new)
+    data = join(model.data, joined(as_interactions(new, model.data)))
     settings = model.settings.model_copy(update={"rounds": rounds_of_update(result.rounds), **changes})
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
@@ -290,11 +294,12 @@ def _ranked(
 def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
     """The items whose vectors point most nearly in the direction of this item's."""
     check_n(n)
-    table = model.shared.get("item")
-    if table is None or table.ndim != 2 or table.shape[1] < 2:
+    parts, table = model.rebuild_parts, model.shared.get("item")
+    vectors = parts.item if parts else table.numpy() if table is not None and table.ndim == 2 else np.zeros((0, 0))
+    if vectors.shape[1] < 2 or not (vectors[:, 1:] != 0).any():
         raise SettingError(f"{model.settings.method} has no item vectors, so similar items are not known to it.")
     (number,) = find_items(model.titles, [item], "raise", "item")
-    tables = Tables(table.double().numpy(), None, False)
+    tables = Tables(vectors.astype(np.float64), None, False)
     names, titles = model.items["names"], model.items["titles"]
     near = zip(*nearest_items(tables, number, n, model.titles.groups))
     items = (SimilarItem(item=names[at], title=titles[at], score=round(float(cosine), 6)) for at, cosine in near)
