@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedtaste.evaluation.ranking import rank_items
 
-MAPPED = 4_000  # most popular items, placed by t-SNE; the others are placed beside their nearest neighbours among them
+MAPPED = 2_000  # most popular items, placed by t-SNE; the others are placed beside their nearest neighbours among them
 REACH = 32_000  # largest coordinate, within int16
 GOLDEN_ANGLE = 2.399963
 
