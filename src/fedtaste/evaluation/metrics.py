@@ -60,11 +60,16 @@ def interval(values: Array) -> list[float]:
     return bounds(_resample(len(values)) @ values / len(values))
 
 
-def bootstrap_means(values: Mapping[str, Array], seed: int) -> dict[str, Array]:
+def intervals(values: Mapping[str, Array | list[float]]) -> dict[str, list[float]]:
+    """The `interval` of each metric; people are drawn once for all metrics."""
+    return {name: bounds(sample) for name, sample in bootstrap_means(values, seed=0).items()}
+
+
+def bootstrap_means(values: Mapping[str, Array | list[float]], seed: int) -> dict[str, Array]:
     """The mean over people of each metric in each bootstrap resample, [DRAWS]; all metrics of the same people."""
     people = len(next(iter(values.values())))
     weights = _resample(people, seed)
-    return {name: weights @ value / people for name, value in values.items()}
+    return {name: weights @ np.asarray(value, float) / people for name, value in values.items()}
 
 
 def stratified(shares: Array, examples: Array) -> list[float]:

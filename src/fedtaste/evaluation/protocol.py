@@ -24,7 +24,15 @@ from fedtaste.core import People
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import SPLIT, TRAIN, key_of, samples, some
 from fedtaste.evaluation.list_metrics import TOP, Lists
-from fedtaste.evaluation.metrics import interval, means, ranking_metrics, rating_intervals, rating_metrics, stratified
+from fedtaste.evaluation.metrics import (
+    interval,
+    intervals,
+    means,
+    ranking_metrics,
+    rating_intervals,
+    rating_metrics,
+    stratified,
+)
 from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks, top_lists
 from fedtaste.result_part import JsonObject
 
@@ -78,7 +86,7 @@ class RankingMetrics:
 
     @property
     def intervals(self) -> JsonObject:
-        return {kind: {n: interval(np.array(v)) for n, v in metrics.items()} for kind, metrics in self.kinds.items()}
+        return {kind: intervals(metrics) for kind, metrics in self.kinds.items()}
 
     def exact(self) -> dict[str, float]:
         return {name: float(np.mean(values)) for name, values in self.sampled.items()}

@@ -115,14 +115,13 @@ def top_lists(scores: Tensor, seen: Histories, places: People, n: int) -> NDArra
     last where fewer are left."""
     top = np.full((len(places), n), -1)
     for number, (person, row) in enumerate(zip(places, _lowest_where_undefined(scores))):
-        left = np.ones(len(row), bool)
-        left[seen.of(int(person))] = False
-        items = np.flatnonzero(left)
-        values = row[items]
-        if len(items) > n:
-            possible = values >= np.partition(values, -n)[-n]  # more than n of them where scores are equal
-            items, values = items[possible], values[possible]
-        best = items[np.argsort(-values, kind="stable")[:n]]
+        history = seen.of(int(person))
+        row[history] = -np.inf
+        least = np.partition(row, -n)[-n] if len(row) > n else -np.inf
+        items = np.flatnonzero(row >= least)  # more than n of them where scores are equal
+        if least == -np.inf:
+            items = np.setdiff1d(items, history)
+        best = items[np.argsort(-row[items], kind="stable")[:n]]
         top[number, : len(best)] = best
     return top
 

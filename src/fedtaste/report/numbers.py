@@ -66,13 +66,13 @@ def short_interval(interval: tuple[float, float]) -> str:
 def tight_interval(low: float, high: float) -> str:
     """An interval in seven characters: nine columns must fit into the 80 of a terminal.
 
-    >>> tight_interval(0.71, 0.77), tight_interval(0.98, 1.0), tight_interval(0.0271, 0.0293)
-    ('.71–.77', '.98–1.00', '±.001')
+    >>> tight_interval(0.71, 0.77), tight_interval(0.98, 1.0), tight_interval(0.0271, 0.0293), tight_interval(-0.1, 0.2)
+    ('.71–.77', '.98–1.00', '±.001', '-.10–.20')
     """
     ends = [f"{end:.2f}" for end in (low, high)]
     if ends[0] == ends[1]:
         return f"±{(high - low) / 2:.3f}".replace("±0.", "±.")
-    return "–".join(end.removeprefix("0") for end in ends)
+    return "–".join(re.sub(r"^(-?)0", r"\1", end) for end in ends)
 
 
 def plain(value: object) -> str:
