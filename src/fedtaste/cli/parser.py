@@ -142,7 +142,7 @@ def _parameter(name: str, info: FieldInfo) -> click.Parameter:
     text = " ".join((info.description or "").split())
     if repeatable:
         text += " Repeatable."
-    elif str(info.default) not in ("None", "False", "", "()"):
+    elif str(info.default) not in ("None", "False", "", "()", "{}"):
         text += f" [default: {info.default}]"
     return click.Option(
         [*(cli.names or [option_name(name, info)]), name], help=text, is_flag=flag, hidden=cli.hidden,

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -31,6 +32,7 @@ PLAIN = TEXT + JSON_LINES
 ENDINGS = (*PLAIN, *(ending + ".gz" for ending in PLAIN), ".zip", ".parquet", *FEATHER)
 SHOWN_ENDINGS = f"{', '.join(PLAIN)} (also with .gz), .zip, .parquet, {', '.join(FEATHER)}"
 GIB = 1 << 30
+DEEPEST = 100  # levels of nested JSON
 # A compressed file may take the limit of the options, by default the smaller of MOST_BYTES and FREE_BYTES +
 # LARGEST_RATIO x its size.
 MOST_BYTES, FREE_BYTES, LARGEST_RATIO = 2 * GIB, 1 << 26, 200
@@ -184,12 +186,16 @@ def read_within_limit(file: str, packed: IO[bytes] | gzip.GzipFile, size: int, o
 
 def read_json_lines(file: str, source: Path | bytes) -> pl.DataFrame:
     """One JSON object per line. A column whose values have several types becomes text."""
+    lines = (source if isinstance(source, bytes) else source.read_bytes()).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if (
+            line.count(b"[") + line.count(b"{") > DEEPEST and nesting(line) > DEEPEST
+        ):  # polars crashes from about 500 on
+            raise DataError(f"{file}, line {number} has JSON nested more than {DEEPEST} deep. Expected flat objects.")
     try:
-        opened = io.BytesIO(source) if isinstance(source, bytes) else source
-        return pl.read_ndjson(opened, infer_schema_length=None)
+        return pl.read_ndjson(io.BytesIO(source) if isinstance(source, bytes) else source, infer_schema_length=None)
     except pl.exceptions.PolarsError as error:
-        content = source if isinstance(source, bytes) else source.read_bytes()
-        for number, line in enumerate(content.split(b"\n"), 1):
+        for number, line in enumerate(lines, 1):
             try:
                 valid = not line.strip() or isinstance(json.loads(line), dict)
             except (ValueError, RecursionError):
@@ -200,6 +206,19 @@ def read_json_lines(file: str, source: Path | bytes) -> pl.DataFrame:
                     '"item": "b"}.'
                 ) from error
         raise
+
+
+def nesting(line: bytes) -> int:
+    """How deep the brackets of a line of JSON are nested.
+
+    >>> nesting(b'{"a": [[1], "[[[["]}')
+    3
+    """
+    depth = deepest = 0
+    for part in re.findall(rb'"(?:\\.|[^"\\])*"|[][{}]', line):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(part, 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def read_separated(file: str, source: Path | bytes, separator: str, header: bool = True) -> pl.DataFrame:

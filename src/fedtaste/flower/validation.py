@@ -58,7 +58,9 @@ def _unfit(settings: Settings, nodes: int | None) -> str:
 def common_fields(settings: Settings, run: int, catalogue: str) -> dict[str, object]:
     """The fields of every Order of a run. They hold no key or seed of noise: nodes draw from keys of their own."""
     unsent = {"noise_seed", *ReadSettings.model_fields}  # nodes read files of their own
-    shown = settings.model_dump(exclude=unsent) | {"data": settings.data_name}
+    name = settings.data_name
+    data = name if name == settings.data else f"./{name}"  # no path of this machine, and no name of another data set
+    shown = settings.model_dump(exclude=unsent) | {"data": data}
     return {"run": run, "settings": shown, "catalogue": catalogue}
 
 
