@@ -6,6 +6,7 @@ import json
 import time
 
 import jsonschema_rs
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +91,53 @@ def test_unknown_titles_are_refused_with_a_suggestion_or_skipped(ranking):
     assert send(ranking, {"likes": ["Nope"], "unknown": "skip"})[1]["popular"]
 
 
+def test_filters_leave_only_what_they_allow(ranking):
+    titles = {title: at for at, title in enumerate(TITLES)}
+    everything = send(ranking, {"likes": ["Film 01"], "n": 100})[1]["items"]
+    status, reply = send(
+        ranking, {"likes": ["Film 01"], "only": TITLES[10:20], "exclude": ["film 12", "i19"], "n": 100}
+    )
+    assert status == 200
+    assert [i["title"] for i in reply["items"]] == [
+        i["title"] for i in everything if titles[i["title"]] in {10, 11, 12, 13, 14, 16, 17, 18}
+    ]
+    status, reply = send(ranking, {"likes": ["Film 01"], "genres": ["film-noir"], "n": 100})
+    assert [i["title"] for i in reply["items"]] == [i["title"] for i in everything if titles[i["title"]] % 2]
+    status, reply = send(ranking, {"genres": ["Drama"], "only": TITLES[10:20], "n": 100})
+    assert reply["popular"] and {titles[i["title"]] for i in reply["items"]} == {10, 12, 14, 16, 18}
+    status, reply = send(ranking, {"only": ["Film 01", "Nope"], "exclude": ["No"], "unknown": "skip"})
+    assert (status, reply["unknown"]) == (200, ["Nope", "No"])
+    assert [i["title"] for i in reply["items"]] == ["Film 01"]
+
+
+def test_dislikes_that_were_understood_are_in_the_answer(ranking):
+    assert send(ranking, {"likes": ["Film 01"], "dislikes": ["film 02"]})[1]["disliked"] == ["Film 02"]
+
+
+def test_similar_items_come_by_cosine(ranking):
+    table = ranking.recommender.tables.item
+    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+    order = [at for at in np.argsort(-(unit @ unit[0])) if at]
+    status, reply = send(ranking, {"item": "lion king", "n": 5}, target="/v1/similar")
+    assert (status, reply["item"], reply["title"]) == (200, "i0", TITLES[0])
+    assert [i["title"] for i in reply["items"]] == [TITLES[at] for at in order[:5]]
+    assert [i["score"] for i in reply["items"]] == pytest.approx((unit @ unit[0])[order[:5]], abs=1e-6)
+    assert len(send(ranking, {"item": "i0"}, target="/v1/similar")[1]["items"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "part"),
+    [
+        ({}, "item", "item is missing"), ({"item": ""}, "item", "1 to 300"), ({"item": ["a"]}, "item", "a text"),
+        ({"item": "Lion Kin"}, "item", "Did you mean"), ({"item": "i0", "n": 0}, "n", "from 1 to 100"),
+        ({"item": "i0", "likes": []}, "likes", "is not a field"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_for_similar_items_is_refused(ranking, body, field, part):
+    status, reply = send(ranking, body, target="/v1/similar")
+    assert (status, reply["field"], part in reply["error"]) == (422, field, True), reply
+
+
 def test_the_catalogue_comes_in_pages(ranking):
     pages = [send(ranking, b"", "GET", f"/v1/items?start={start}&limit=25")[1] for start in (0, 25, 50, 75)]
     assert [item["title"] for page in pages for item in page["items"]] == TITLES
@@ -169,6 +217,13 @@ BODIES = [
     ({"adventurous": 1.01}, 422, "adventurous", "from -1 to 1"), ({"adventurous": False}, 422, "adventurous", "false"),
     ({"adventurous": "1"}, 422, "adventurous", "number"), ({"timed": 1}, 422, "timed", "true or false"),
     ({"timed": None}, 422, "timed", "null"), ({"unknown": "keep"}, 422, "unknown", '"refuse" or "skip"'),
+    ({"only": []}, 422, "only", "names no title"), ({"only": ["No"]}, 422, "only", "is not in the catalogue"),
+    ({"only": ["No"], "unknown": "skip"}, 422, "only", "names no title"), ({"only": "A"}, 422, "only", "list of"),
+    ({"only": ["Film 01"], "likes": ["Film 01"]}, 422, "only", "Nothing is left"),
+    ({"only": ["Film 01"], "exclude": ["Film 01"]}, 422, "only", "Nothing is left"),
+    ({"exclude": TITLES}, 422, "exclude", "Nothing is left"), ({"exclude": [LONG]}, 422, "exclude", "1 to 300"),
+    ({"genres": ["Dramma"]}, 422, "genres", 'Did you mean "Drama"?'), ({"genres": []}, 422, "genres", "1 to 100"),
+    ({"genres": ["Drama"], "only": ["Film 00"]}, 422, "only", "Nothing is left"),
     ({"unknown": ["skip"]}, 422, "unknown", '"refuse" or "skip"'), ({"unknown": {}}, 422, "unknown", "{}"),
 ]  # fmt: skip
 

@@ -17,6 +17,7 @@ import pytest
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.serving.bundle import FORMAT, UNPINNED, Manifest, parse, read_bundle, sha256
 from fedtaste.serving.export import bundle_files, export, popularity
+from fedtaste.serving.filters import Candidates, genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import recommend
@@ -72,13 +73,20 @@ def test_an_int8_bundle_keeps_95_percent_of_the_lists(name):
 @pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail"])
 def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
     films = Recommender.load(bundle_of(name))
-    for case in json.loads(films.files["vectors.json"])["cases"]:
+    vectors, catalogue = json.loads(films.files["vectors.json"]), films.bundle.items
+    for case in vectors["cases"]:
         likes = np.array(case["likes"]).reshape(-1, 2)
         taste = Taste(likes[:, 0].astype(np.int64), likes[:, 1], np.array(case["dislikes"], np.int64), case["timed"])
-        ranking = films.rank(taste, 20, case["adventurous"])
+        genres = [catalogue.genre_names[number] for number in case.get("genres", [])]
+        allowed = genre_items(catalogue, genres) if genres else None
+        ranking = films.rank(taste, 20, case["adventurous"], Candidates(allowed))
         assert ranking.items.tolist() == case["items"] and ranking.popular == case["popular"]
         assert np.allclose(ranking.scores, case["scores"], rtol=1e-12)
         assert ranking.because == case["because"]
+    assert any("genres" in case for case in vectors["cases"]) and len(vectors["similar"]) == 3
+    for case in vectors["similar"]:
+        found = films.similar(films.bundle.names[case["item"]], n=5)
+        assert [films.bundle.names.index(one.item) for one in found.items] == case["items"]
 
 
 def test_export_twice_gives_the_same_bytes(tmp_path):

@@ -660,6 +660,25 @@ def test_recommend_reads_likes_from_a_file(finished_run):
     fedtaste("recommend", finished_run, "--from", "gone.csv", "--json").refused("gone.csv", "Check the path")
 
 
+def test_recommend_reads_low_ratings_of_a_file_as_dislikes(finished_run):
+    titles = json.loads((finished_run / "items.json").read_text())["titles"]
+    rows = [(5, 4.5), (2, 0.5), (9, 2.5), (7, 2), (8, 0)]
+    Path("me.csv").write_text("title,rating\n" + "".join(f'"{titles[n]}",{rating}\n' for n, rating in rows))
+    answer = fedtaste("recommend", finished_run, "--from", "me.csv", "--json", "-n", len(titles) - 4).json
+    assert (answer["from"], answer["disliked"]) == ([titles[5], titles[9]], [titles[2], titles[7]])
+    assert answer["rating_rule"].startswith("Ratings from 0 to 5: from 2.5 on a like, below that a dislike")
+    listed = {item["title"] for item in answer["items"]}
+    assert titles[8] in listed and not listed & {titles[n] for n in (2, 5, 7, 9)}
+    Path("likes.csv").write_text(f'title\n"{titles[5]}"\n"{titles[9]}"\n')
+    plain = fedtaste("recommend", finished_run, "--from", "likes.csv", "--json").json
+    assert "rating_rule" not in plain
+    assert [i for i in plain["items"] if i["title"] not in answer["disliked"]][:6] == answer["items"][:6]
+    assert "below that a dislike" in fedtaste("recommend", finished_run, "--from", "me.csv").out
+    for low, high, part in ((0.5, 2, "nothing that the person likes"), (-1, 3, "got -1"), (3, 500, "got 500")):
+        Path("me.csv").write_text(f'title,rating\n"{titles[0]}",{low}\n"{titles[1]}",{high}\n')
+        fedtaste("recommend", finished_run, "--from", "me.csv", "--json").refused(part)
+
+
 @pytest.mark.parametrize(
     "args, parts",
     [

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from fedtaste.serving.export import bundle_files
+from fedtaste.serving.filters import Filter
 from fedtaste.serving.recommender import Recommender
 from support import browser
 from support.bundles import bundle_of, export_source
 from support.pages import (
+    BROKEN_WORDS,
     CountingServer,
     browser_context,
     csv_text,
@@ -25,11 +27,13 @@ from support.pages import (
     import_file,
     ledger,
     open_page,
+    own_list,
     pick,
     recommended,
     reload_page,
     wait_for_copy,
     wait_until,
+    with_new_pins,
 )
 
 VENDOR = (".googleapis.com", ".google.com")  # chromium sends requests there by itself, whatever page is open
@@ -108,6 +112,70 @@ def test_page_works_and_reopens_without_a_network(chromium, profile, server, tit
         pick(tab, titles[5])
         assert page.locator("#mine > li").count() == 1 and recommended(tab) != start
     assert ledger(second)["requests"] == 0
+
+
+def test_genre_filter_and_similar_titles_equal_those_of_python(profile, server, files):
+    python = Recommender.load(bundle_of("fedals"))
+    genres, titles = python.bundle.items.genre_names, python.bundle.titles
+    page = open_page(profile, server.url)
+    for title in titles[:3]:
+        pick(page, title)
+    for genre in genres[:3]:
+        with expect_update(page):
+            page.locator("#genre").select_option(label=genre)
+        shown = [titles[item] for item in recommended(page)]
+        expected = python.recommend(titles[:3], n=20, filter=Filter(genres=[genre]))
+        assert shown == [item.title for item in expected.items] and len(shown) > 5
+    first = recommended(page)[0]
+    page.locator("#recommendations .similar-button").first.click()
+    similar = page.locator("#recommendations .similar button")
+    similar.nth(4).wait_for()
+    found = [titles[int(at)] for at in similar.evaluate_all("(all) => all.map((one) => one.dataset.item)")]
+    assert found == [item.title for item in python.similar(titles[first], n=5).items]
+    fresh = next(title for title in found if title not in titles[:3])
+    with expect_update(page):
+        similar.nth(found.index(fresh)).click()
+    assert similar.nth(found.index(fresh)).get_attribute("aria-pressed") == "true"
+    assert python.titles.find(fresh) in own_list(page)
+    assert page.locator("#recommendations .similar").count() == 1, "the other titles stay"
+
+
+def test_a_filter_that_leaves_nothing_is_explained(profile, server, files):
+    items = json.loads(files["items.json"])
+    page = open_page(profile, server.url)
+    last = len(items["genre_names"]) - 1
+    of_it = [title for title, genres in zip(items["titles"], items["genres"]) if last in genres]
+    with expect_update(page):
+        import_file(page, "\n".join(of_it))
+    with expect_update(page):
+        page.locator("#genre").select_option(value=str(last))
+    assert recommended(page) == [] and "another genre" in page.locator("#empty").inner_text()
+    with expect_update(page):
+        page.locator("#clear").click()
+    assert len(recommended(page)) == 20 and page.locator("#genre").input_value() == ""
+
+
+def test_a_very_long_title_leaves_a_readable_page(chromium, files):
+    items = json.loads(files["items.json"])
+    items["titles"][0], items["genre_names"][0] = "Long " + "title" * 1000, "Genre" * 1000
+    bundle = with_new_pins(files, {"items.json": json.dumps(items).encode()})
+    with CountingServer(bundle) as server, browser_context(chromium, viewport={"width": 320, "height": 640}) as profile:
+        page = open_page(profile, server.url)
+        pick(page, "Long title")
+        page.locator("#mine .similar-button").click()
+        page.locator("#mine .similar button").nth(4).wait_for()
+        assert 0 in own_list(page)
+        height, wide = page.evaluate("[document.body.scrollHeight, document.documentElement.scrollWidth]")
+        assert wide == 320 and height < 9000, (wide, height)
+        assert max(map(len, page.locator(".name").all_inner_texts())) < 140
+
+
+def test_no_heading_breaks_inside_a_word_on_a_narrow_phone(chromium, files):
+    bundle = with_new_pins(files, name="MovieLens 100K")
+    with CountingServer(bundle) as server, browser_context(chromium, viewport={"width": 320, "height": 640}) as profile:
+        page = open_page(profile, server.url)
+        assert page.locator("h1").inner_text() == "MovieLens 100K"
+        assert page.evaluate(BROKEN_WORDS) == []
 
 
 # Attempts to send data, each to its own address, which the browser must block

@@ -118,10 +118,26 @@ def test_the_whole_page_can_be_used_by_keyboard(chromium, server, titles):
         keyboard.update("End")
         assert page.locator("#adventurous-text").inner_text() != calm
         assert page.locator("#adventurous").get_attribute("aria-valuetext") == "far off the beaten track"
+        keyboard.go("#genre")
+        keyboard.update("ArrowDown")
+        assert page.locator("#genre").input_value() == "0"
+        keyboard.update("ArrowUp")
         keyboard.go("#recommendations li .like")
         first = recommended(page)[0]
         keyboard.update("Enter")
         assert own_list(page)[first] == "1" and keyboard.at("#recommendations .like")
+        keyboard.go("#recommendations .similar-button")
+        keyboard.press("Enter")
+        page.locator("#recommendations .similar button").first.wait_for()
+        keyboard.go("#recommendations .similar button[aria-pressed=false]")
+        similar = page.evaluate("Number(document.activeElement.dataset.item)")
+        keyboard.update("Enter")
+        assert own_list(page)[similar] == "1" and keyboard.at(f"#recommendations .similar [data-item='{similar}']")
+        keyboard.update("Enter")
+        assert similar not in own_list(page)
+        keyboard.go("#recommendations .similar-button[aria-expanded=true]", "Shift+Tab")
+        keyboard.press("Space")
+        assert page.locator("#recommendations .similar").count() == 0
         keyboard.go("#recommendations li [data-do=hide]")
         hidden = page.evaluate("Number(document.activeElement.closest('li').dataset.item)")
         keyboard.update("Space")
@@ -236,6 +252,10 @@ def test_axe_finds_nothing_in_any_view(chromium, server, titles):
             page.locator("#recommendations [data-do=hide]").first.click()
         page.locator("#remember").check()
         check_view(page, "with picks", LOOKS | DARK)
+        for place in ("#recommendations", "#mine"):
+            page.locator(f"{place} .similar-button").first.click()
+            page.locator(f"{place} .similar button").nth(4).wait_for()
+        check_view(page, "similar titles", LOOKS | DARK)
         page.locator("#ledger summary").click()
         check_view(page, "the ledger", LOOKS | DARK)
         page.locator("#ledger summary").click()
@@ -268,6 +288,9 @@ def test_axe_finds_nothing_on_a_ratings_page(chromium, stars):
             page.locator("#mine input").nth(3).check()
         page.locator("#search").fill("golden")
         page.locator("#search").press("Enter")
+        for place in ("#recommendations", "#mine"):
+            page.locator(f"{place} .similar-button").first.click()
+            page.locator(f"{place} .similar button").nth(4).wait_for()
         check_view(page, "stars", LOOKS | DARK)
 
 

@@ -79,7 +79,13 @@ SHAPES = {  # file -> content, the user's list after the import, a part of the p
     "json objects": ('{{"list": [{{"title": "{0}", "liked": true}}, {{"title": "{1}", "liked": false}}]}}',
                      {0: "1", 1: "0"}, "1 liked, 1 disliked"),
     "plain": ("{0}\n\n  {1}  \n{2}", {0: "1", 1: "1", 2: "1"}, "3 liked"),
-    "ten": ("title\trating\n{0}\t10\n{1}\t0\n{2}\t2\n{3}\t5", {0: "1", 2: "0"}, "Ratings of 0 to 10"),
+    "the fields of the API": ('{{"dislikes": ["{0}"], "likes": ["{1}", {{"title": "{2}"}}], "n": 5}}',
+                              {0: "0", 1: "1", 2: "1"}, "2 liked, 1 disliked"),
+    "ratings by title": ('{{"ratings": {{"{0}": 4.5, "{1}": 2}}}}', {0: "1", 1: "0"}, "1 liked, 1 disliked"),
+    "ten": ("title\trating\n{0}\t10\n{1}\t0\n{2}\t2\n{3}\t5", {0: "1", 2: "0", 3: "1"},
+            "Ratings from 0 to 10: from 5 on a like, below that a dislike; 0 is no rating."),
+    "half a star": ("title,rating\n{0},0.5\n{1},2.5\n{2},2", {0: "0", 1: "1", 2: "0"}, "Ratings from 0 to 5: from 2.5"),
+    "nothing and one": ("title,rating\n{0},1\n{1},0", {0: "1", 1: "0"}, "1 is a like, 0 a dislike"),
     "decimal commas": ("title;rating\n{0};4,5\n{1};1,5", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
     "no header": ("{0},5\n{1},1", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
     "twice": ("title,liked\n{0},yes\n{1},yes\n{0},no", {0: "0", 1: "1"}, "1 came more than once"),
@@ -119,6 +125,7 @@ REFUSED = {  # file -> content, a part of the refusal
     "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not text"),
     "large": (b"title\n" + b"x" * 6_000_000, "6.0 MB"),
     "json without a list": (b'{"title": 5}', "no list"),
+    "json with two lists": (b'{"seen": ["A"], "later": ["B"]}', "several lists"),
     "only a header": (b"title,liked\n", "no titles"),
 }
 
@@ -211,6 +218,7 @@ def test_hostile_titles_are_shown_as_text(chromium, files):
         assert sorted(own_list(page)) == [*range(len(HOSTILE))]
         texts = page.locator("#mine .name").all_text_contents()[::-1]
         for title, text in zip(HOSTILE, texts):
+            title = title if len(title) <= 120 else title[:119] + "…"
             assert " ".join(text.split()) == " ".join(re.sub(r"\((\d+)\)$", r"\1", title).split())
         page.locator("#search").fill("img src")
         assert MARKUP in page.locator("#options").inner_text()

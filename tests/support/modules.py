@@ -8,7 +8,8 @@ INTEGRATION = (
     "test_secagg", "test_faults", "test_privacy_ledger", "test_audit", "test_labels", "test_decoders",
     "test_reductions", "test_fedveil", "test_fedrap", "test_degree", "test_bundle", "test_rounds_machine",
     "test_public", "test_serving", "test_report", "test_narrow_pages", "test_tradeoff", "test_packing",
-    "test_fedtrail", "test_cross_round", "test_new_method", "test_schemas", "test_membership", "test_axes",
+    "test_fedtrail", "test_cross_round", "test_new_method", "test_schemas", "test_taste",
+    "test_membership", "test_axes",
 )  # fmt: skip
 DRAWN = (
     "test_report",

@@ -162,7 +162,7 @@ class RecommendOptions(JsonOptions):
     person: str | None = None
     """A person of the data, by name."""
     file: Annotated[Path | None, Cli(("--from",))] = None
-    """A new person's CSV, with columns title, rating, timestamp."""
+    """A new person's CSV, with columns title, rating, timestamp; low ratings are dislikes where the model ranks."""
     n: Annotated[int, Cli(("-n", "--n"))] = 10
     """The number of items."""
     only: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class ServeOptions(JsonOptions):
     port: Annotated[int, Ge(0), Le(65535)] = 8700
     """The port to listen on; 0 picks a free one."""
     api: bool = False
-    """Answer POST /v1/recommend too; see /v1/openapi.json."""
+    """Answer POST /v1/recommend and /v1/similar too; see /v1/openapi.json."""
     allow_host: tuple[str, ...] = ()
     """A further host name to answer for, as behind a proxy."""
 

@@ -43,7 +43,8 @@ def recommend(options: RecommendOptions) -> None:
         table.add_row(str(place), Text(item.title), f"{item.score:.3f}")
     out.print(table)
     if answer.rating_rule:
-        listed = f" Disliked, and so not listed: {', '.join(answer.disliked)}." if answer.disliked else ""
+        more = f" and {len(answer.disliked) - 5} more" if len(answer.disliked) > 5 else ""
+        listed = f" Disliked, and so not listed: {', '.join(answer.disliked[:5])}{more}." if answer.disliked else ""
         out.print(Text(answer.rating_rule + listed))
 
 
