@@ -62,7 +62,8 @@ def coerce(function: Callable[..., object], name: str, value: object, label: str
     0.5
     """
     label = label or name
-    hint = get_type_hints(inspect.unwrap(function))[name]
+    hints = get_type_hints(inspect.unwrap(function))
+    hint = hints.get(name) or type(inspect.signature(function).parameters[name].default)
     if isinstance(value, str) and "tuple" in str(hint):
         value = tuple(part for part in value.split(",") if part)
     if get_origin(hint) is Literal:  # 8 for "8"

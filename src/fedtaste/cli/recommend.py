@@ -7,11 +7,14 @@ from rich.text import Text
 
 from fedtaste.cli.options import RecommendOptions
 from fedtaste.cli.output import cache, emit, out
+from fedtaste.cli.own_methods import allow_method_of
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.recommend import recommend as recommend_items
 
 
 def recommend(options: RecommendOptions) -> None:
     """Recommend items to a person of the data, or to a new one."""
+    allow_method_of(RunFolder.open(options.path), options.method)
     answer = recommend_items(
         options.path, likes=list(options.likes), person=options.person, file=options.file, n=options.n, cache=cache()
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtaste import __version__
 from fedtaste.cli.options import ResumeOptions
 from fedtaste.cli.output import Bars, say
+from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import load_data, train_folder
@@ -18,6 +19,7 @@ def resume(options: ResumeOptions) -> None:
     if options.worker:
         stop_with_parent()
     folder = RunFolder.open(options.path)
+    allow_method_of(folder, options.method)
     settings, report = folder.settings(), options.path / "report.html"
     if folder.finished and report.exists():
         say(f"{options.path} had finished already.")

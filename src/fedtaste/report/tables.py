@@ -80,7 +80,12 @@ def _metrics() -> Iterator[Column]:
             yield Column(f"{who}.{key}", name, title, short, better, terminal=(8 if tag else 9) if shown else 0)
 
 
-METRICS = list(_metrics())
+def _new_item_metrics() -> Iterator[Column]:
+    for key, title in (("recall@10", "recall@10"), ("ndcg@10", "NDCG@10")):
+        yield Column(f"new_items.{key}", "New items, of all new items", title, f"new items\n{title}", 1)
+
+
+METRICS = [*_metrics(), *_new_item_metrics()]
 COSTS = [
     Column("privacy.epsilon", "Privacy", "ε", "ε", -1, "{:.3g}".format, 10, lambda r: r.epsilon),
     Column("rounds", "Cost", "rounds", "rounds", 0, "{:,.0f}".format, 6, lambda r: r.rounds),

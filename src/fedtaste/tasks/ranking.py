@@ -17,6 +17,7 @@ from fedtaste.evaluation.protocol import HeldOut, RankingMetrics, rank_full, ran
 from fedtaste.federation import Federation, of_histories, pooled
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, count_learners
+from fedtaste.tasks.new_items import NewItems
 from fedtaste.tasks.serve import personalise
 from fedtaste.text import count
 
@@ -34,6 +35,7 @@ class Ranking(Task):
     """
 
     selection = ("ndcg@10", 1)
+    new_items: NewItems | None = None  # held out of the histories
 
     def __init__(self, data: TaskData, *, protocol_name: str, new_people: float, seed: int) -> None:
         parts = data.histories
@@ -86,6 +88,13 @@ class Ranking(Task):
         return RankingMetrics.of_ranks(
             sampled, rank_full(ready, self.final_train.take(people), positives, self.catalogue)
         )
+
+    def new_item_metrics(self, served: Served) -> JsonObject | None:
+        if self.new_items is None:
+            return None
+        devices = self._devices(self.final_train, served.sampling, stream=SERVE)
+        counts = np.bincount(self.final_train.items, minlength=self.catalogue)
+        return self.new_items.evaluate(served, devices, self.seen, counts)
 
     def leak(self) -> JsonObject:
         rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks
