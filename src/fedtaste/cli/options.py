@@ -236,7 +236,8 @@ COMMANDS = {
     "resume": Command("resume:resume", ResumeOptions),
     "report": Command("report:report", ReportOptions),
     "federate": Command(
-        "federate:federate", FederateOptions, _all_settings(FederateOptions, "protocol", "store", "promise", "new_items", "new_item_ridge"),
+        "federate:federate", FederateOptions,
+        _all_settings(FederateOptions, "protocol", "store", "promise", "new_items", "new_item_ridge"),
     ),
     "recommend": Command("recommend:recommend", RecommendOptions),
     "export": Command("export:export", ExportOptions),

@@ -4,8 +4,8 @@ Features are facts about items and not about people, so a private method may use
     labels   one column for every genre, 1 where the item has it; at most LABELS, the most common ones
     year     KNOTS quantiles of the catalogue's years (years that occur) are knots; an item's columns are the weights of
              linear interpolation between the two knots around its year (they add to 1). Equal quantiles count once.
-    words    only with `words=True` and where there are neither labels nor years: one column for every word that at least
-             FEWEST titles share; at most LABELS, the most common ones
+    words    only with `words=True` and where there are neither labels nor years: one column for every word that FEWEST
+             titles share or more; at most LABELS, the most common ones
 Words are not used beside genres and years: on validation of ML-100K they made recommendations worse.
 """
 
@@ -55,7 +55,9 @@ def _label_columns(genres: Sequence[str], items: int, fewest: int = 1) -> NDArra
     """One column for every label that `fewest` items have; a label that all items have says nothing and gets none."""
     labels = [dict.fromkeys(filter(None, map(str.strip, SEPARATORS.split(text)))) for text in genres]
     count = Counter(label for row in labels for label in row)
-    common = sorted((label for label, n in count.items() if fewest <= n < items), key=lambda label: (-count[label], label))
+    common = sorted(
+        (label for label, n in count.items() if fewest <= n < items), key=lambda label: (-count[label], label)
+    )
     column = {label: number for number, label in enumerate(sorted(common[:LABELS]))}
     table = np.zeros((items, len(column)), np.float32)
     for item, row in enumerate(labels):

@@ -184,7 +184,7 @@ class NewItemScores(ResultPart):
     def sentence(self) -> str:
         """The finding for readers."""
         recall, (low, high) = self.metrics["recall@10"], self.intervals["recall@10"]
-        text = f"New items: recall@10 {recall:.3f} [{low:.3f}, {high:.3f}] among {self.items:,} items that nobody had taken"
+        text = f"New items: recall@10 {recall:.3f} [{low:.3f}, {high:.3f}] among {self.items:,} that nobody had taken"
         popular = "" if self.popularity_recall is None else f"; popularity by features {self.popularity_recall:.3f}"
         return f"{text}, {recall / self.random_recall:.1f} times random ({self.random_recall:.3f}){popular}."
 
