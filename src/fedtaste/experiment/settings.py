@@ -63,7 +63,7 @@ class Settings(Options):
     trainings, in which everybody is new once."""
     new_items: Annotated[float, Ge(0), Lt(1)] = 0.0
     """The share of items that are held out of training and evaluated as new, by vectors from genres and years."""
-    new_item_ridge: Positive = 1000.0
+    new_item_ridge: Positive = 300.0
     """The strength of the ridge in the map from features to vectors of new items; larger values give lists that differ
     less between people."""
     tolerance: Share | None = None

@@ -27,7 +27,7 @@ def new_item_vectors(
     known: NDArray[np.bool_],
     features: NDArray[np.floating],
     weights: NDArray[np.floating] | None = None,
-    ridge: float = 1000.0,
+    ridge: float = 300.0,
 ) -> Floats:
     """`item` [m, k] with the rows that are not `known` [m] replaced by vectors from their `features` [m, c].
 
@@ -37,7 +37,7 @@ def new_item_vectors(
     ([[2.0], [2.0], [4.0]], True)
     """
     vectors = np.asarray(item, np.float64).copy()
-    length = np.linalg.norm(vectors, axis=1)
+    length: Floats = np.sqrt((vectors**2).sum(1))
     fitted = known & (length > 0)
     if not fitted.any():
         return vectors
@@ -57,8 +57,8 @@ def ridge_map(features: NDArray[np.floating], targets: Floats, weights: Floats, 
     weighted = design * weights[:, None]
     penalty = np.full(design.shape[1], ridge)
     penalty[0] = 0.0
-    solution: Floats = np.linalg.lstsq(weighted.T @ design + np.diag(penalty), weighted.T @ targets, rcond=None)[0]
-    return solution
+    solution = np.linalg.lstsq(weighted.T @ design + np.diag(penalty), weighted.T @ targets, rcond=None)[0]
+    return solution.astype(np.float64)
 
 
 def predict(features: NDArray[np.floating], coefficients: Floats) -> Floats:

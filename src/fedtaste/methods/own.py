@@ -38,7 +38,7 @@ def register(method: Factory) -> str:
 
 def import_method(name: str) -> str:
     """Import "module:function" and register it; returns the name. Call it only with names that the user typed."""
-    if not NAME.fullmatch(name):
+    if ".py:" in name or not NAME.fullmatch(name):
         hint = f' Without .py: "{name.replace(".py:", ":")}".' if ".py:" in name else ""
         raise SettingError(f'"{name}" must be a method\'s name, or package.module:function.{hint}')
     module_name, _, path = name.partition(":")
