@@ -62,7 +62,7 @@ def coerce(function: Callable[..., object], name: str, value: object, label: str
     0.5
     """
     label = label or name
-    default = settings_of(function)[name].default
+    default = inspect.signature(function).parameters[name].default
     hint = get_type_hints(inspect.unwrap(function)).get(name) or type(default)
     if isinstance(value, str) and "tuple" in str(hint):
         value = tuple(part for part in value.split(",") if part)
