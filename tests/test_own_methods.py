@@ -70,7 +70,7 @@ def run(*options: object, out: object = "run") -> dict:
     return command("run", "--data", DATA, "--rounds", 2, "--json", "--out", out, *options).json
 
 
-def test_a_function_is_run_compared_audited_and_recommended_from(mine):
+def test_a_function_is_run_compared_and_audited(mine):
     result = run("--method", "mine:plain", "--set", "lr=5", "--set", "passes=2")
     assert result["method"] == "mine:plain" and result["settings"]["lr"] == 5.0 and result["settings"]["passes"] == 2
     fedavg = run("--method", "fedavg", "--set", "lr=5", "--set", "passes=2", out="fedavg")
@@ -185,7 +185,7 @@ def test_a_function_of_a_notebook_cannot_be_resumed_without_it(tmp_path):
         plan(folder.settings(), Facts("ranking", 40))
 
 
-def test_nodes_import_only_what_their_own_configuration_names(mine, tmp_path):
+def test_a_federation_in_one_process_trains_it(mine, tmp_path):
     find_method_here("mine:plain")
     folder, grid = federation_in_process(tmp_path / "federation", data=DATA, method="mine:plain", rounds=2)
     result = serve_to_the_end(folder, grid)

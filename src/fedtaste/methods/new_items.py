@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedtaste.core import Params
 
 Floats = NDArray[np.float64]
-LENGTH_RIDGE = 100.0  # of the map of log lengths; chosen with the default ridge (benchmarks/new_items.py)
+LENGTH_RIDGE = 100.0  # of the map of log lengths; chosen by hand on other draws of items (benchmarks/new_items.py)
 
 
 def new_item_vectors(
