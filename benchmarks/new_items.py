@@ -5,8 +5,8 @@
 A tenth of the items (seed 0) are the test items. Of the others a tenth is held out three times (seeds 1 to 3), and the
 ridge with the best mean recall@10 on these validation items is chosen for each data set. Then one training without the
 test items is evaluated on them, with that ridge. The test items are in no training and not in the choice of the ridge.
-The form of the map (lengths, weights, LENGTH_RIDGE, no words) was chosen by hand on earlier draws of held-out items of the
-same data, which share some items with these test items: that part of the choice is not independent of them.
+The form of the map (lengths, weights, LENGTH_RIDGE, no words) was chosen by hand on earlier draws of held-out items of
+the same data, which share some items with these test items: that part of the choice is not independent of them.
 """
 
 from __future__ import annotations
