@@ -26,12 +26,13 @@ _MODULES = {  # module -> its public names; tests/test_public.py compares this t
     "models": "factorization additive linear logistic cnn wrap",
     "methods": "METHODS popularity local centralised fedsgd fedavg fedprox fedper fedrep fedbn ditto pfedme apfl"
     " fedclup lgmix fedrecon fedals fedrap fedtrail fedveil fcf fedmf fedncf pfedrec",
-    "engine.run": "run State Round",
+    "engine.run": "run State",
     "tasks.serve": "top_items",
     "tasks.clients": "personal_outputs",
     "experiment.settings": "Settings",
     "experiment.result": "RunResult",
     "experiment.train": "prepare execute",
+    "experiment.evaluate_method": "evaluate",
     "experiment.heterogeneity": "heterogeneity",
     "report.trade_off": "trade_off",
     "serving.export": "export",
@@ -57,8 +58,9 @@ if TYPE_CHECKING:
     from fedtaste.data.interactions import Interactions
     from fedtaste.data.sources import load
     from fedtaste.data.supervised import Supervised
-    from fedtaste.engine.run import Round, State, run
+    from fedtaste.engine.run import State, run
     from fedtaste.errors import DataError, FedtasteError, RunError, SettingError
+    from fedtaste.experiment.evaluate_method import evaluate
     from fedtaste.experiment.heterogeneity import heterogeneity
     from fedtaste.experiment.result import RunResult
     from fedtaste.experiment.settings import Settings

@@ -62,7 +62,8 @@ def coerce(function: Callable[..., object], name: str, value: object, label: str
     0.5
     """
     label = label or name
-    hint = get_type_hints(inspect.unwrap(function))[name]
+    default = inspect.signature(function).parameters[name].default
+    hint = get_type_hints(inspect.unwrap(function)).get(name) or type(default)
     if isinstance(value, str) and "tuple" in str(hint):
         value = tuple(part for part in value.split(",") if part)
     if get_origin(hint) is Literal:  # 8 for "8"
@@ -70,10 +71,10 @@ def coerce(function: Callable[..., object], name: str, value: object, label: str
     try:
         result = TypeAdapter(hint).validate_python(value)
     except ValidationError:
-        raise _wrong_type(label, hint, value, settings_of(function)[name].default) from None
+        raise _wrong_type(label, hint, value, default) from None
     if isinstance(result, float) and not abs(result) < float("inf"):
         raise SettingError(f"{label} must be a finite number, got {value}.")
-    _check_number(label, get_type_hints(inspect.unwrap(function), include_extras=True)[name], result)
+    _check_number(label, get_type_hints(inspect.unwrap(function), include_extras=True).get(name), result)
     return result
 
 

@@ -15,13 +15,13 @@ from fedtaste.audit.run import audit as audit_uploads
 from fedtaste.audit.saved import read_uploads
 from fedtaste.cli.options import AuditOptions
 from fedtaste.cli.output import emit, out, put
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.run import load_data, new_folder
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
-from fedtaste.methods import find_method
 
 
 def audit(settings: Settings, options: AuditOptions) -> None:
@@ -62,7 +62,7 @@ def check_options(settings: Settings, options: AuditOptions) -> None:
 
 def audit_configuration(settings: Settings, options: AuditOptions, bars: Bars) -> AuditResult:
     """Attack the uploads that these settings produce."""
-    find_method(settings.method)
+    allow_method(settings.method)
     settings = settings.model_copy(update={"rounds": options.run_rounds})
     data = load_data(settings)
     set_threads(settings.threads)

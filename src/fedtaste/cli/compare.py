@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fedtaste.cli.options import CompareOptions
 from fedtaste.cli.output import emit, ledger_folder, say
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, train_folder
 from fedtaste.errors import RunError, SettingError
@@ -26,7 +27,7 @@ from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import ComparisonResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Prepared
-from fedtaste.methods import METHODS, find_method
+from fedtaste.methods import METHODS
 from fedtaste.report.comparison import conclude
 from fedtaste.report.html import shape
 from fedtaste.report.pareto import parse_axes
@@ -38,7 +39,7 @@ def compare(settings: Settings, options: CompareOptions) -> None:
     """Train several methods on the same data under the same protocol."""
     variants, axes = requested_variants(options), parse_axes(",".join(options.axes) or None)
     for variant in variants:
-        find_method(variant.method)
+        allow_method(variant.method)
     data = load_data(settings)
     path = options.out or new_folder(data.name, "compare")
     if path.exists():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from fedtaste.cli.options import ExportOptions
 from fedtaste.cli.output import emit, put, say
+from fedtaste.cli.own_methods import allow_method_of
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.export import export as export_run
 
 
 def export(options: ExportOptions) -> None:
     """Write a static folder with a page that recommends in the browser."""
+    allow_method_of(RunFolder.open(options.path), options.method)
     manifest = export_run(options.path, options.to, float32=options.float32, log=lambda text: say(f"{text} ..."))
     size = sum(entry.bytes for entry in manifest.files.values())
     if options.as_json:

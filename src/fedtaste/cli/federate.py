@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedtaste.cli.options import FederateOptions
 from fedtaste.cli.output import emit, ledger_folder, put, say
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
 from fedtaste.errors import RunError, SettingError
@@ -16,7 +17,6 @@ from fedtaste.experiment.train import prepare
 from fedtaste.flower.deploy import read_catalogue, write_deployment
 from fedtaste.flower.federate import prepare_federation, run_federation
 from fedtaste.flower.validation import refuse_unfit
-from fedtaste.methods import find_method
 from fedtaste.report.html import shape, write_report
 
 
@@ -27,7 +27,7 @@ def federate(settings: Settings, options: FederateOptions) -> None:
             raise SettingError("--catalogue lists items but no people, so nothing can be trained. Add --write-app DIR.")
         settings = settings.model_copy(update={"data": str(options.catalogue)})
     refuse_unfit(settings)
-    find_method(settings.method)
+    allow_method(settings.method)
     if options.write_app is not None:
         write_app(settings, options)
         return

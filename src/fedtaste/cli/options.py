@@ -139,10 +139,18 @@ class PoisonOptions(JsonOptions):
     """How many times larger than an honest upload a crafted one is."""
 
 
-class ResumeOptions(JsonOptions):
-    """Resume a run that was interrupted; the result is byte for byte the same as without the interruption."""
+class FolderOptions(JsonOptions):
+    """A command that reads a run folder, whose method may be the user's own."""
 
     path: FolderArgument
+    method: str | None = None
+    """For a run of a method of your own (package.module:function): name it again, and it is imported. Without this
+    option no code is imported because a folder names it."""
+
+
+class ResumeOptions(FolderOptions):
+    """Resume a run that was interrupted; the result is byte for byte the same as without the interruption."""
+
     worker: Annotated[bool, Cli(hidden=True)] = False
     """Started by a comparison: write no report, and stop when standard input is closed."""
 
@@ -153,10 +161,9 @@ class ReportOptions(JsonOptions):
     path: FolderArgument
 
 
-class RecommendOptions(JsonOptions):
+class RecommendOptions(FolderOptions):
     """Recommend items to a person of the data, or to a new one from what they like. Nothing is sent anywhere."""
 
-    path: FolderArgument
     likes: tuple[str, ...] = ()
     """A title that a new person likes."""
     person: str | None = None
@@ -184,19 +191,17 @@ class SimilarOptions(JsonOptions):
     """The number of items."""
 
 
-class ExportOptions(JsonOptions):
+class ExportOptions(FolderOptions):
     """Write a static folder with a page that recommends in the browser. Any web server can host it."""
 
-    path: FolderArgument
     to: Annotated[Path, Cli(argument=True, metavar="DIR")]
     float32: bool = False
     """Store four bytes per number; the default is one."""
 
 
-class ServeOptions(JsonOptions):
+class ServeOptions(FolderOptions):
     """Host the page on this machine alone: everything is computed in the browser. Nothing is logged."""
 
-    path: FolderArgument
     port: Annotated[int, Ge(0), Le(65535)] = 8700
     """The port to listen on; 0 picks a free one."""
     api: bool = False
@@ -273,7 +278,8 @@ COMMANDS = {
     "resume": Command("resume:resume", ResumeOptions),
     "report": Command("report:report", ReportOptions),
     "federate": Command(
-        "federate:federate", FederateOptions, _all_settings(FederateOptions, "protocol", "store", "promise"),
+        "federate:federate", FederateOptions,
+        _all_settings(FederateOptions, "protocol", "store", "promise", "new_items", "new_item_ridge"),
     ),
     "recommend": Command("recommend:recommend", RecommendOptions),
     "similar": Command("similar:similar", SimilarOptions),

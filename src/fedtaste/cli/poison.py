@@ -7,20 +7,20 @@ from rich.text import Text
 
 from fedtaste.cli.options import PoisonOptions
 from fedtaste.cli.output import emit, out, put
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.run import load_data
 from fedtaste.data.supervised import Supervised
 from fedtaste.errors import SettingError
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
-from fedtaste.methods import find_method
 from fedtaste.poisoning.result import PoisonResult
 from fedtaste.poisoning.simulate import AttackSettings, simulate
 
 
 def poison(settings: Settings, options: PoisonOptions) -> None:
     """Let some of the people turn hostile, and measure what they achieve."""
-    find_method(options.method)
+    allow_method(options.method)
     set_threads(settings.threads)
     settings = settings.model_copy(update={"method": options.method, "new_people": 0.0, "threads": None})
     data = load_data(settings)

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from fedtaste.cli.options import RecommendOptions
 from fedtaste.cli.output import cache, emit, out, put
+from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.errors import DataError, SettingError
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.files.atomic import write_atomically
 from fedtaste.serving.open_model import OpenModel
 from fedtaste.serving.operations import recommend_table
@@ -24,6 +26,7 @@ FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl")
 
 def recommend(options: RecommendOptions) -> None:
     """Recommend items to a person of the data, to a new one, or to everybody."""
+    allow_method_of(RunFolder.open(options.path), options.method)
     only, exclude = read_lists(options.only), read_lists(options.exclude)
     if options.all or options.out is not None:
         recommend_to_all(options, only or None, exclude)

@@ -7,6 +7,7 @@ from fedtaste.cli.continued import open_continued, prepare_continued
 from fedtaste.cli.fit import prepare_model, show_fit, train_fit
 from fedtaste.cli.options import ResumeOptions
 from fedtaste.cli.output import say
+from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import load_data, train_folder
@@ -23,6 +24,7 @@ def resume(options: ResumeOptions) -> None:
     if options.worker:
         stop_with_parent()
     folder = RunFolder.open(options.path)
+    allow_method_of(folder, options.method)
     settings, report = folder.settings(), options.path / "report.html"
     if folder.kind == "fit":
         show_fit(folder.fit_result() if folder.finished else resume_fit(folder, settings), options.as_json)

@@ -9,6 +9,7 @@ from fedtaste import __version__
 from fedtaste.cli.continued import open_continued, prepare_continued
 from fedtaste.cli.options import RunOptions
 from fedtaste.cli.output import cache, ledger_folder, say
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
@@ -19,7 +20,6 @@ from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Prepared, execute, prepare
-from fedtaste.methods import find_method
 from fedtaste.report.html import shape, write_report
 from fedtaste.text import count
 from fedtaste.wire.accounting import epsilons
@@ -28,7 +28,7 @@ from fedtaste.wire.accounting import epsilons
 def run(settings: Settings, options: RunOptions) -> None:
     """Train one method on one data set."""
     began = time.perf_counter()
-    find_method(settings.method)
+    allow_method(settings.method)
     if adds_noise(settings):
         say("Loading the data and working out the noise.")
     data = load_data(settings)

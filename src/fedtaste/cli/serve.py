@@ -10,7 +10,9 @@ from pathlib import Path
 
 from fedtaste.cli.options import ServeOptions
 from fedtaste.cli.output import emit, put, say
+from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.errors import RunError
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.api import Api
 from fedtaste.serving.export import export
 from fedtaste.serving.recommender import Recommender
@@ -19,7 +21,7 @@ from fedtaste.serving.server import Server
 
 def serve(options: ServeOptions) -> None:
     """Host the page until Ctrl-C or SIGTERM."""
-    recommender = load_recommender(options.path)
+    recommender = load_recommender(options.path, options.method)
     api = Api(recommender) if options.api else None
     with Server(recommender.files, port=options.port, api=api, hosts=options.allow_host, log=say) as server:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -37,7 +39,7 @@ def serve(options: ServeOptions) -> None:
             server.shutdown()
 
 
-def load_recommender(path: Path) -> Recommender:
+def load_recommender(path: Path, method: str | None = None) -> Recommender:
     """The Recommender of a bundle, or of a run, which is exported to a temporary folder first."""
     if (path / "manifest.json").exists():
         return Recommender.load(path)
@@ -46,6 +48,7 @@ def load_recommender(path: Path) -> Recommender:
             f"{path} is neither a run folder nor a bundle: it has no settings.json and no manifest.json. Give a folder "
             "that `fedtaste run` or `fedtaste export` made."
         )
+    allow_method_of(RunFolder.open(path), method)
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as folder:
         say(f"Exporting {path} into a temporary folder")
         export(path, Path(folder) / "bundle", log=say)

@@ -56,7 +56,7 @@ class ComparisonPlan:
 
     def folder(self, label: str) -> RunFolder:
         """The run folder of a label."""
-        return RunFolder(self.path / label.replace("/", "-"))
+        return RunFolder(self.path / label.replace("/", "-").replace(":", "-"))
 
     def results(self) -> list[RunResult]:
         """The results of the runs that have finished, in the order of the plan."""
@@ -127,7 +127,7 @@ def train_in_parallel(
             while waiting or pool.running:
                 while waiting and len(pool.running) < jobs:
                     label = waiting.pop(0)
-                    pool.start(label, plan.folder(label).path)
+                    pool.start(label, plan.folder(label).path, plan.runs[label].settings.method)
                 time.sleep(POLL_SECONDS)
                 for label, problem in pool.collect():
                     if problem:
@@ -151,12 +151,14 @@ class WorkerPool:
         self.command, self.logs = command, logs
         self.running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
 
-    def start(self, label: str, folder: Path) -> None:
-        """Start the process of one run; its messages go to a file."""
+    def start(self, label: str, folder: Path, method: str) -> None:
+        """Start the process of one run; its messages go to a file. A method of the user's own is named again, since it
+        is imported only then."""
         log = self.logs / folder.name
+        own = ["--method", method] if ":" in method else []
         with open(log, "wb") as errors:
             process = subprocess.Popen(
-                [*self.command, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
+                [*self.command, *own, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
             )
         self.running[label] = process, log
 

@@ -18,6 +18,7 @@ from fedtaste.experiment.result import (
     Gradients,
     Intervals,
     Leak,
+    NewItemScores,
     PrivacyStatement,
     RunResult,
     Scores,
@@ -61,7 +62,7 @@ class Trained:
         plan, task, settings, rounds = training.plan, training.task, training.settings, self.served.state.round
         seen, new, intervals, extra = self.scores()
         gradients, curve = self.computation()
-        leak = task.leak()
+        leak, new_items = task.leak(), self.new_items()
         evaluate = round(time.perf_counter() - began, 3)
         result = RunResult(
             data=settings.data_name, task=task.facts.kind, method=settings.method, settings=plan.settings,
@@ -72,7 +73,8 @@ class Trained:
             stopped=Stopped(round=len(progress.curve), reason=progress.stopped), leak=Leak(**leak) if leak else None,
             traffic=self.traffic(), gradients=gradients, privacy=self.privacy(), seconds=self.seconds(evaluate),
             peak_rss_mb=peak_rss_mb(), rejected_updates={} if private else progress.rejected,
-            run=str(training.folder.path), scale=task.facts.scale, curve=curve, **extra, **self.optional(),
+            run=str(training.folder.path), scale=task.facts.scale, curve=curve, **extra, **new_items,
+            **self.optional(new_items),
         )  # fmt: skip
         training.folder.write("result.json", result.dump())
         return result
@@ -128,10 +130,19 @@ class Trained:
         setup = round(self.training.setup_seconds, 3)
         return Seconds(setup=setup, train=train, evaluate=evaluate, train_cpu=cpu, round=lap)
 
-    def optional(self) -> JsonObject:
+    def new_items(self) -> JsonObject:
+        """The field of held-out items, where there are any; a private run reports no baseline from exact counts."""
+        metrics = self.training.task.new_item_metrics(self.served)
+        if metrics is None:
+            return {}
+        hidden = {"popularity_recall"} if self.private else set()
+        return {"new_items": NewItemScores(**{n: v for n, v in metrics.items() if n not in hidden})}
+
+    def optional(self, new_items: JsonObject) -> JsonObject:
         """The notes, which a reader of the figures must know, and the fields that only some results have."""
         training, progress = self.training, self.progress
-        notes = [*privacy_sentence(progress.privacy), *(() if self.private else training.task.notes)]
+        notes = [part.sentence() for part in new_items.values()]
+        notes += [*privacy_sentence(progress.privacy), *(() if self.private else training.task.notes)]
         notes += [*training.plan.notes, *([] if progress.traffic["uploads"] else [NOBODY_ANSWERED])]
         notes += [SOME_REFUSED] if self.private and progress.rejected else []
         if training.remote is None:

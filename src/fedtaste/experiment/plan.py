@@ -18,7 +18,7 @@ from fedtaste.core import Method, Model, UtilityPredictor
 from fedtaste.errors import SettingError
 from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
 from fedtaste.experiment.settings import Settings
-from fedtaste.methods import find_method
+from fedtaste.methods import known_method
 from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicValues, RunContext
 from fedtaste.methods.server_optimizers import SERVER, server_step, takes_optimizer, with_server
 from fedtaste.methods.server_optimizers import unread_settings as unread_by_optimizer
@@ -147,7 +147,7 @@ class Draft:
 
 
 def _draft(settings: Settings, task: Facts) -> Draft:
-    spec, kind = find_method(settings.method), task_kind(task)
+    spec, kind = known_method(settings.method), task_kind(task)
     preset = spec.presets.get((kind, settings.data), {})
     defaults = {**TASK_DEFAULTS[kind], **spec.defaults.get(kind, {}), **preset}
     sources = _sources(spec, kind)

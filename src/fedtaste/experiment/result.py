@@ -169,6 +169,27 @@ class FederationHistory(ResultPart):
     history: tuple[FederationRound, ...]
 
 
+class NewItemScores(ResultPart):
+    """Items that took no part in training, ranked for seen people among all such items, by vectors from features."""
+
+    items: Count
+    people: Count
+    metrics: dict[str, float]
+    """recall@10, hr@10, ndcg@10, mrr@10."""
+    intervals: dict[str, Interval]
+    random_recall: float
+    """recall@10 of a random order, exactly."""
+    popularity_recall: float | None = None
+    """recall@10 of the popularity that the features predict, the same list for everybody; not in a private run."""
+
+    def sentence(self) -> str:
+        """The finding for readers."""
+        recall, (low, high) = self.metrics["recall@10"], self.intervals["recall@10"]
+        text = f"New items: recall@10 {recall:.3f} [{low:.3f}, {high:.3f}] among {self.items:,} that nobody had taken"
+        popular = "" if self.popularity_recall is None else f"; popularity by features {self.popularity_recall:.3f}"
+        return f"{text}, {recall / self.random_recall:.1f} times random ({self.random_recall:.3f}){popular}."
+
+
 class RunResult(ResultPart):
     """The result of one run."""
 
@@ -212,6 +233,7 @@ class RunResult(ResultPart):
     """Coverage, popularity, novelty, diversity and gaps between groups, of a ranking without noise."""
     secure: SecureLeak | None = None
     federation: FederationHistory | None = None
+    new_items: NewItemScores | None = None
 
     def metric(self, key: str) -> float | None:
         """A metric by its key, as in `seen.sampled.hr@10`, `new.rmse` or `beyond.seen.coverage`; None where it was not
@@ -220,6 +242,8 @@ class RunResult(ResultPart):
         if who == "beyond":
             lists, name = self.beyond.lists(name) if self.beyond else (None, "")
             return lists.metric(name) if lists else None
+        if who == "new_items":
+            return self.new_items.metrics.get(name) if self.new_items else None
         scores = {"seen": self.seen, "new": self.new}.get(who)
         return scores.metric(name) if scores else None
 
@@ -230,6 +254,8 @@ class RunResult(ResultPart):
             lists, name = self.beyond.lists(name) if self.beyond else (None, "")
             gap = lists.gap(name.removeprefix("gap.")) if lists else None
             return gap.interval if gap else None
+        if who == "new_items":
+            return self.new_items.intervals.get(name) if self.new_items else None
         group, _, last = name.rpartition(".")
         intervals = {"seen": self.intervals.seen, "new": self.intervals.new}.get(who) or {}
         ends = intervals.get(group) if group else intervals

@@ -94,7 +94,7 @@ class Settings(ReadSettings, DataSettings):
     task: Literal["ranking", "ratings", "regression", "labels"] | None = None
     """What to predict; the data decide when it is left out."""
     method: str = "fedals"
-    """The method to train. An unknown name lists all of them."""
+    """The method to train, or a function of your own as package.module:function. An unknown name lists all methods."""
     set: dict[str, str] = {}
     """A setting of the method, its model, its examples or its server's optimiser, as in --set k=64."""
     rounds: Annotated[int, Ge(1)] | None = None
@@ -110,6 +110,11 @@ class Settings(ReadSettings, DataSettings):
     new_people: Annotated[float, Ge(0), Lt(1)] | Literal["folds"] | None = None
     """The share of people who take no part in training and are evaluated as new (default 0.1), or `folds`: ten further
     trainings, in which everybody is new once."""
+    new_items: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """The share of items that are held out of training and evaluated as new, by vectors from genres and years."""
+    new_item_ridge: Positive = 300.0
+    """The strength of the ridge in the map from features to vectors of new items; larger values give lists that differ
+    less between people."""
     tolerance: Share | None = None
     """Stop when a round changes the shared parameters by less than this, relative to their size."""
     patience: Annotated[int, Ge(0), Le(2**31)] | None = None

@@ -19,6 +19,7 @@ import torch
 from fedtaste.core import People
 from fedtaste.data import splits
 from fedtaste.data.supervised import Supervised
+from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.backends import choose_backend
 from fedtaste.engine.run import Convergence, Round, State, begin, run
 from fedtaste.errors import DivergedError, RunError, SettingError
@@ -34,6 +35,7 @@ from fedtaste.federation import Federation, cohort_size
 from fedtaste.files.lock import lock_folder
 from fedtaste.tasks.base import Served, Task
 from fedtaste.tasks.clients import Clients
+from fedtaste.tasks.new_items import NewItems, hold_out_items, require_item_vectors
 from fedtaste.tasks.ranking import ranking_task
 from fedtaste.tasks.ratings import Ratings, split_for_ratings
 from fedtaste.tasks.serve import passes
@@ -52,7 +54,8 @@ def make_task(settings: Settings, data: Data) -> Task:
         raise SettingError(
             f"--task {kind} is not possible for {data.name}, only {' or '.join(possible)}. Leave it out."
         )
-    unread: dict[str, str | None] = {} if kind == "ranking" else {"protocol": "clean", "split": "leave-one-out"}
+    unread: dict[str, object] = {} if kind == "ranking" else {"protocol": "clean", "split": "leave-one-out"}
+    unread |= {} if kind == "ranking" else {"new_items": 0.0}
     if isinstance(data, Supervised):
         unread["new_people"] = None
     for name, default in unread.items():
@@ -63,10 +66,17 @@ def make_task(settings: Settings, data: Data) -> Task:
         return Clients(data, seed=settings.seed)
     if kind == "ratings":
         return Ratings(split_for_ratings(data, settings.seed), new_people=settings.new_share, seed=settings.seed)
-    return ranking_task(
+    new_items: NewItems | None = None
+    if settings.new_items:
+        if isinstance(data, UserSplit):
+            raise SettingError(f"--new-items is not possible for {data.name}: the split is the user's. Leave it out.")
+        data, new_items = hold_out_items(data, settings.new_items, settings.new_item_ridge, settings.seed)
+    task = ranking_task(
         data, protocol_name=settings.protocol, split_name=settings.split, new_people=settings.new_share,
         seed=settings.seed,
     )  # fmt: skip
+    task.new_items = new_items
+    return task
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +105,8 @@ def prepare(
     run_plan = checked_plan(settings, task)
     set_threads(settings.threads)
     choose_backend(settings.backend, run_plan.method, run_plan.wire.stage)
+    if settings.new_items:
+        require_item_vectors(run_plan.method.init(run_plan.model.init(torch.Generator()))[0], settings.method)
     if not len(task.seen):
         raise SettingError(f"--new-people {settings.new_people} leaves nobody to learn from. Give a smaller share.")
     if settings.cohort is not None:  # it must fit the phase with the fewest people

@@ -168,6 +168,7 @@ class _Deployment:
         private_folder(server / "state")
         config = self.options.model_dump(include={"nodes", "deadline", "least"})
         config |= {"folder": "", "settings": json.dumps(self._public_settings(items)), "catalogue": ""}
+        config |= {"method": self.settings.method} if ":" in self.settings.method else {}
         write_app(server / "app", config)
         catalogue = {"names": items.items, "titles": items.titles, "genres": items.genres}
         write_text(server / "catalogue.json", json.dumps(catalogue, ensure_ascii=False))
@@ -191,7 +192,7 @@ class _Deployment:
         self._write_environment(node, "common/environment-of-node.txt", own)
         write_text(node / "start-node.sh", render("node/start-node.sh", {}))
         secure = ONLY_SECURE if "secure" in dict(parse(self.settings.wire)) else ""
-        write_text(node / "node.toml", render("node/node.toml", {"NAME": name, "SECURE": secure}))
+        write_text(node / "node.toml", render("node/node.toml", {"NAME": name, "SECURE": self._own_method() + secure}))
         unit = {"ABOUT": f"{name} of a fedtaste federation", "PLACE": name, "SCRIPT": "start-node.sh"}
         unit |= {"OWN": render("common/unit-of-node.txt", {"NAME": name})}
         write_text(node / f"fedtaste-{name}.service", render("common/unit.service", unit))
@@ -199,6 +200,11 @@ class _Deployment:
     def _write_environment(self, folder: Path, template: str, values: Mapping[str, object]) -> None:
         own = render(template, values).rstrip()
         write_text(folder / "environment.sh", render("common/environment.sh", {"OWN": own}))
+
+    def _own_method(self) -> str:
+        """The line of node.toml by which a node's operator allows a method that is not in fedtaste."""
+        method = self.settings.method
+        return f'method = "{method}"  # imported by this node: read it first\n' if ":" in method else ""
 
     def _public_settings(self, items: Interactions) -> dict[str, object]:
         """The settings without a path of this machine."""

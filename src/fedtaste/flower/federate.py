@@ -27,6 +27,7 @@ from fedtaste.flower.processes import Config, Log
 from fedtaste.flower.shards import cut_shards
 from fedtaste.flower.status import StatusReader
 from fedtaste.flower.validation import refuse_unfit
+from fedtaste.methods import known_method
 from fedtaste.wire.parse import parse
 
 SUBMISSIONS = 6  # of a run, if its server or the SuperLink dies
@@ -68,16 +69,21 @@ def run_federation(folder: RunFolder, watch: ProgressListener, log: Log, log_rou
     with lock_folder(place):
         if folder.finished:
             return folder.result()
-        secure = "secure" in dict(parse(folder.settings().wire))  # then nodes take part in nothing else
+        settings = folder.settings()
+        secure = "secure" in dict(parse(settings.wire))  # then nodes take part in nothing else
+        own: Config = {"method": settings.method} if ":" in settings.method else {}  # nodes and server import it
+        known_method(settings.method)
         configs: list[Config] = []
         for number in range(options.nodes):
             node = place / "nodes" / f"node-{number}"
             shard = node / "shard.safetensors"
             if not shard.exists():
                 raise RunError(f"{node} has no shard. Restore the run folder from a copy, or federate again.")
-            configs.append({"data": str(shard), "store": str(node / "store"), "name": node.name, "secure": secure})
+            configs.append(
+                {"data": str(shard), "store": str(node / "store"), "name": node.name, "secure": secure, **own}
+            )
         config = options.model_dump(include={"nodes", "deadline", "least"})
-        config |= {"folder": str(folder.path.resolve()), "settings": "", "catalogue": ""}
+        config |= {"folder": str(folder.path.resolve()), "settings": "", "catalogue": "", **own}
         app = write_app(place / "app", config)
         log(f"Starting a SuperLink and {options.nodes} SuperNodes on {options.host}, with TLS and node keys.")
         cluster = Cluster(place / "flower", configs, host=options.host, port=options.port, log=log)

@@ -45,6 +45,7 @@ from fedtaste.flower.messages import Hello, MetricReport, MetricSums, Order, Ref
 from fedtaste.flower.node_noise import NodeNoise, config_number
 from fedtaste.flower.shards import Shard, catalogue_hash, load_shard, parse_facts, shard_from_file
 from fedtaste.flower.validation import expected_upload
+from fedtaste.methods import find_method
 from fedtaste.tasks.base import Served, Task
 from fedtaste.tasks.ranking import Ranking
 from fedtaste.wire.messages import Head, encode, read_download
@@ -195,6 +196,8 @@ class Node:
             raise RunError("The order has no facts of the federation's task. Start the run again.")
         facts = parse_facts(order.facts) if order.facts else None
         task = shard.task(settings, facts.scale if facts else None)
+        if self.config.get("method"):  # of the federation's own: imported only where node.toml names it
+            find_method(str(self.config["method"]))
         return NodeData(task, shard.own, plan(settings, facts or task.facts, elsewhere=True))
 
     # Private parameters

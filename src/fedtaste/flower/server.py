@@ -48,6 +48,7 @@ from fedtaste.flower.secagg import SecureOutcome, min_threshold, secure_sum
 from fedtaste.flower.shards import catalogue_hash, merge_facts, parse_facts
 from fedtaste.flower.status import StatusWriter
 from fedtaste.flower.validation import ItemCounts
+from fedtaste.methods import find_method
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts, Sampling, Served, Task
 from fedtaste.tasks.serve import passes
@@ -424,6 +425,8 @@ def serve(grid: Grid, config: RunConfig) -> RunResult | None:
 
 def _serve(grid: Grid, config: RunConfig, folder: RunFolder, status: StatusWriter) -> RunResult:
     settings, items = folder.settings(), folder.read("items.json")
+    if config.get("method"):  # of the user's own, named by the operator of this server
+        find_method(str(config["method"]))
     names = items["names"]
     validation.refuse_unfit(settings)
     folder.require_same_version(__version__)

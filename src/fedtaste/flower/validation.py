@@ -50,6 +50,8 @@ def _unfit(settings: Settings, nodes: int | None) -> str:
         return "centralised holds everybody's data in one place, so no federation can run it."
     if settings.folds:
         return "--new-people folds trains ten more times. Use `fedtaste run` for it, or a share such as 0.1."
+    if settings.new_items:
+        return "--new-items is measured where everybody's data are. Use `fedtaste run` for it."
     if settings.protocol != "clean":
         return f"--protocol {settings.protocol} reads the test items while it trains. Use `fedtaste run` for it."
     return ""

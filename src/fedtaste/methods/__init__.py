@@ -1,4 +1,6 @@
-"""METHODS: every federated method by its name, and how to build one from settings.
+"""METHODS: every federated method by its name, and how to find and build one.
+
+`find_method` also imports a method of the user's own, named "package.module:function" (own.py).
 
 To add a method: write one function of a Model with keyword-only settings that returns a Method, and put it here; then
 give it a row in the law table (tests/test_laws.py). `define` (registry.py) attaches defaults, in the method's own file.
@@ -20,6 +22,7 @@ from fedtaste.methods.fedrecon import fedrecon
 from fedtaste.methods.fedtrail import fedtrail
 from fedtaste.methods.fedveil import fedveil
 from fedtaste.methods.mixing import apfl, lgmix
+from fedtaste.methods.own import Factory, find_own, import_method, register
 from fedtaste.methods.pfedrec import pfedrec
 from fedtaste.methods.proximal import ditto, fedclup, pfedme
 from fedtaste.methods.registry import MethodSpec
@@ -27,7 +30,7 @@ from fedtaste.methods.server_optimizers import with_server
 from fedtaste.signature import Values, settings_of
 from fedtaste.text import did_you_mean
 
-__all__ = ["METHODS", "build", "find_method"]
+__all__ = ["METHODS", "build", "find_method", "known_method", "name_method"]
 __all__ += ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedbn", "ditto"]
 __all__ += ["pfedme", "apfl", "fedclup", "lgmix", "fedrecon", "fedals", "fedrap", "fedtrail", "fedveil", "fcf", "fedmf"]
 __all__ += ["fedncf", "pfedrec"]
@@ -59,10 +62,32 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def find_method(name: str) -> MethodSpec[...]:
-    """The method of this name; a plain function in METHODS has no defaults of its own and reads all its settings."""
+def name_method(method: str | Factory) -> str:
+    """The name of a method for Settings. A function is registered in this process, and "module:function" is imported:
+    pass only names that the user gave. Any other name must be one of METHODS."""
+    if not isinstance(method, str):
+        builtin = next((name for name, known in METHODS.items() if known is method), None)
+        return builtin or register(method)
+    if method not in METHODS and ":" in method:
+        return import_method(method)
+    known_method(method)
+    return method
+
+
+def find_method(method: str | Factory) -> MethodSpec[...]:
+    """The method of this name, of this "module:function" (which is imported), or this function."""
+    return known_method(name_method(method))
+
+
+def known_method(name: str) -> MethodSpec[...]:
+    """A method of METHODS, or one of the user's own that this process knows already; nothing is imported. A plain
+    function has no defaults of its own and reads all its settings."""
+    if name not in METHODS and ":" in name:
+        return find_own(name)
     if name not in METHODS:
-        raise SettingError(did_you_mean(name, METHODS, "method"))
+        raise SettingError(
+            did_you_mean(name, METHODS, "method") + " Or a function of your own: package.module:function."
+        )
     method = METHODS[name]
     return method if isinstance(method, MethodSpec) else MethodSpec(method)
 
@@ -75,6 +100,6 @@ def build(name: str, model: Model, settings: Values) -> Method:
     >>> build("fedavg", factorization(50, k=8), {"lr": 0.5, "server": "adam"}).examples
     'samples'
     """
-    spec = find_method(name)
+    spec = known_method(name)
     read = {key: value for key, value in settings.items() if key in settings_of(spec)}
     return with_server(spec(model, **read), name, settings)

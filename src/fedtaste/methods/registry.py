@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, ParamSpec, Protocol
 from torch import Tensor
 
 from fedtaste.core import Method
+from fedtaste.errors import SettingError
 from fedtaste.signature import Values, check_bounds, settings_of
 
 P = ParamSpec("P")
@@ -81,7 +82,10 @@ class MethodSpec(Generic[P]):
     def __call__(self, *args: P.args, **settings: P.kwargs) -> Method:
         check_bounds(self.factory, settings)
         result = self.factory(*args, **settings)
-        return result if isinstance(result, Method) else result.method()
+        method: object = result if isinstance(result, Method) or not hasattr(result, "method") else result.method()
+        if not isinstance(method, Method):
+            raise SettingError(f"{self.__name__} must return a Method, got {type(method).__name__}.")
+        return method
 
 
 def define(

@@ -94,7 +94,12 @@ def _list_metrics() -> Iterator[Column]:
             yield Column(f"beyond.{who}.{key}", group, title, short, 0, write, terminal=9 if who == "seen" else 0)
 
 
-METRICS, LIST_METRICS = list(_metrics()), list(_list_metrics())
+def _new_item_metrics() -> Iterator[Column]:
+    for key, title in (("recall@10", "recall@10"), ("ndcg@10", "NDCG@10")):
+        yield Column(f"new_items.{key}", "New items, of all new items", title, f"new items\n{title}", 1)
+
+
+METRICS, LIST_METRICS = [*_metrics(), *_new_item_metrics()], list(_list_metrics())
 COSTS = [
     Column("privacy.epsilon", "Privacy", "ε", "ε", -1, "{:.3g}".format, 10, lambda r: r.epsilon),
     Column("rounds", "Cost", "rounds", "rounds", 0, "{:,.0f}".format, 6, lambda r: r.rounds),

@@ -112,6 +112,10 @@ class Task(Protocol):
         """Further fields of the result; those under "seen" are added to the metrics of seen people."""
         return {}
 
+    def new_item_metrics(self, served: Served) -> JsonObject | None:
+        """Metrics of held-out items (NewItemScores of experiment/result.py), for a task that holds some out."""
+        return None
+
     def gradients(self, served: Served, seed: int) -> tuple[float, float] | None:
         """Gradients that one person takes in the first round and in a later one, each over all of their data. Counted
         by running the first person's client; None where nothing is descended on a device."""

@@ -20,6 +20,7 @@ from fedtaste.evaluation.protocol import Evaluation, HeldOut, RankingMetrics, ra
 from fedtaste.federation import Federation, of_histories, pooled
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, all_histories, count_learners
+from fedtaste.tasks.new_items import NewItems
 from fedtaste.tasks.serve import personalise
 from fedtaste.text import count
 
@@ -38,6 +39,7 @@ class Ranking(Task):
     """
 
     selection = ("ndcg@10", 1)
+    new_items: NewItems | None = None  # held out of the histories
 
     def __init__(self, data: TaskData, *, protocol_name: str, new_people: float, seed: int) -> None:
         parts = data.histories
@@ -105,6 +107,13 @@ class Ranking(Task):
             return group.lists.metrics(taken, self.people, group.full)
 
         return BeyondAccuracy(seen=metrics(seen), new=metrics(new))
+
+    def new_item_metrics(self, served: Served) -> JsonObject | None:
+        if self.new_items is None:
+            return None
+        devices = self._devices(self.final_train, served.sampling, stream=SERVE)
+        counts = np.bincount(self.final_train.items, minlength=self.catalogue)
+        return self.new_items.evaluate(served, devices, self.seen, counts)
 
     def leak(self) -> JsonObject:
         rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks

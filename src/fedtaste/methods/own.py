@@ -1,0 +1,105 @@
+"""Methods of the user's own: functions outside fedtaste, named "package.module:function".
+
+Only `register` and `import_method` make such a name known, in this process. Names that come from a run folder, from a
+message of a federation or from other files are looked up and never imported, so that a file cannot make fedtaste run
+somebody's code. See docs/contributing.md, "A method of your own".
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from typing import cast, get_type_hints
+
+from fedtaste.core import Method
+from fedtaste.errors import SettingError
+from fedtaste.methods.registry import PUBLIC_NAMES, Algorithm, MethodSpec
+
+Factory = Callable[..., Method | Algorithm]
+OWN: dict[str, MethodSpec[...]] = {}  # the user's methods that this process knows, by name
+NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+NEEDED = "A method is a function of a Model with keyword-only settings that returns a Method (docs/contributing.md)."
+
+
+def register(method: Factory) -> str:
+    """Make a function known as a method in this process, and return its name "module:function" for Settings."""
+    if not callable(method):
+        raise SettingError(f"A method must be a name or a function, got {type(method).__name__}. {NEEDED}")
+    spec = method if isinstance(method, MethodSpec) else MethodSpec(method)
+    factory = spec.factory
+    name = f"{factory.__module__}:{getattr(factory, '__qualname__', spec.__name__)}"
+    _check_signature(name, factory)
+    OWN[name] = spec
+    return name
+
+
+def import_method(name: str) -> str:
+    """Import "module:function" and register it; returns the name. Call it only with names that the user typed."""
+    if ".py:" in name or not NAME.fullmatch(name):
+        hint = f' Without .py: "{name.replace(".py:", ":")}".' if ".py:" in name else ""
+        raise SettingError(f'"{name}" must be a method\'s name, or package.module:function.{hint}')
+    module_name, _, path = name.partition(":")
+    if module_name == "__main__":
+        raise SettingError(f"{name} was defined in a script or a notebook. Put the function into a module, as in my:f.")
+    method: object = _import_module(name, module_name)
+    for part in path.split("."):
+        if not hasattr(method, part):
+            close = difflib.get_close_matches(part, [n for n, v in vars(method).items() if callable(v)], n=1)
+            hint = f' Did you mean "{module_name}:{close[0]}"?' if close else ""
+            raise SettingError(f'The module {module_name} has no function "{path}".{hint}')
+        method = getattr(method, part)
+    if not callable(method):
+        raise SettingError(f"{name} must be a function, got {type(method).__name__}. {NEEDED}")
+    OWN[name] = OWN[register(cast(Factory, method))]  # also under the name given, where it was imported from elsewhere
+    return name
+
+
+def _import_module(name: str, module_name: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise SettingError(
+                f"{name} cannot be imported: {module_name} needs {error.name}, which is missing."
+            ) from error
+        raise SettingError(
+            f"{name} cannot be imported: there is no module {error.name} in the current folder or on PYTHONPATH."
+        ) from error
+    except Exception as error:
+        raise SettingError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def find_own(name: str) -> MethodSpec[...]:
+    """A method that this process knows; SettingError, with what to do, for one that nobody gave here."""
+    if name in OWN:
+        return OWN[name]
+    if name.startswith("__main__:") or "<" in name:
+        raise SettingError(
+            f"{name} was defined in a script or a notebook, which this process does not have. Define the function "
+            "again and pass it to fedtaste (method=...), or put it into a module before the next run."
+        )
+    raise SettingError(
+        f"{name} is a method of somebody's own, and fedtaste imports no code because a file names it. If you trust the "
+        f'module, allow it: --method {name} on the command line, a line method = "{name}" in node.toml, or in Python '
+        f"fedtaste.methods.find_method({name!r})."
+    )
+
+
+def _check_signature(name: str, factory: Factory) -> None:
+    """Refuse a function that cannot be called with a model alone, or whose settings have no readable types."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+        get_type_hints(inspect.unwrap(factory))
+    except (ValueError, TypeError, NameError) as error:
+        raise SettingError(f"The signature of {name} cannot be read ({error}). {NEEDED}") from error
+    first, rest = parameters[:1], parameters[1:]
+    if not first or first[0].kind in (first[0].KEYWORD_ONLY, first[0].VAR_KEYWORD):
+        raise SettingError(f"{name} does not take a Model as its first argument. {NEEDED}")
+    for parameter in rest:
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            raise SettingError(f"{parameter.name} of {name} must be a keyword-only setting, after a *. {NEEDED}")
+        if parameter.default is parameter.empty and parameter.name not in PUBLIC_NAMES:
+            raise SettingError(f"The setting {parameter.name} of {name} needs a default. {NEEDED}")
