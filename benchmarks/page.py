@@ -40,10 +40,10 @@ from fedtaste.experiment.plan import plan  # noqa: E402
 from fedtaste.experiment.settings import Settings  # noqa: E402
 from fedtaste.experiment.train import execute, make_task, prepare  # noqa: E402
 from fedtaste.serving.bundle import Manifest, parse  # noqa: E402
+from fedtaste.serving.bundle_recommender import BundleRecommender  # noqa: E402
 from fedtaste.serving.export import TrainedModel, bundle_files, gather  # noqa: E402
 from fedtaste.serving.rebuild import Taste  # noqa: E402
 from fedtaste.serving.recommend import recommend  # noqa: E402
-from fedtaste.serving.recommender import Recommender  # noqa: E402
 from fedtaste.tasks.base import Served  # noqa: E402
 from fedtaste.tasks.serve import passes  # noqa: E402
 from support.browser import FLAGS, PROGRAMS, Site  # noqa: E402
@@ -72,13 +72,13 @@ def trained(folder: Path, name: str) -> Path:
     return path
 
 
-def export(run: Path, precision: str) -> tuple[Recommender, dict[str, bytes]]:
+def export(run: Path, precision: str) -> tuple[BundleRecommender, dict[str, bytes]]:
     contents = bundle_files(gather(run), precision)  # type: ignore[arg-type]
     manifest = Manifest.model_validate_json(contents["manifest.json"])
-    return Recommender(parse(manifest, contents, run), contents), contents
+    return BundleRecommender(parse(manifest, contents, run), contents), contents
 
 
-def random_person(rng: np.random.Generator, python: Recommender) -> Taste:
+def random_person(rng: np.random.Generator, python: BundleRecommender) -> Taste:
     own = [
         at for at, title in enumerate(python.bundle.titles) if python.titles.get(title) == at
     ]  # some titles occur twice
@@ -122,7 +122,7 @@ def after(page: Any, act: Callable[[], None]) -> None:
     page.wait_for_selector(f"html:not([data-generation='{before}'])", state="attached")
 
 
-def shown(page: Any, python: Recommender, taste: Taste) -> list[int]:
+def shown(page: Any, python: BundleRecommender, taste: Taste) -> list[int]:
     """Load a list from a file, as a visitor would, and return the recommended items."""
     marks = ["yes"] * len(taste.likes) if python.task == "ranking" else [f"{value:g}" for value in taste.values]
     title = python.bundle.titles
@@ -153,8 +153,8 @@ def lists(folder: Path, names: Iterable[str] = METHODS) -> list[dict[str, Any]]:
                         titles = [python.bundle.titles[at] for at in taste.likes]
                         items = recommend(run, likes=titles, n=SHOWN).items
                         same += [x.title for x in items] == [python.bundle.titles[at] for at in expected]
-            row = {"method": name, "people": PEOPLE, "page equals Recommender": equal}
-            out.append(row | ({"Recommender equals fedtaste recommend": same} if same else {}))
+            row = {"method": name, "people": PEOPLE, "page equals BundleRecommender": equal}
+            out.append(row | ({"BundleRecommender equals fedtaste recommend": same} if same else {}))
             print(out[-1], file=sys.stderr)
     return out
 

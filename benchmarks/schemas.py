@@ -15,15 +15,17 @@ from pydantic_core import core_schema
 
 from fedtaste.audit.result import AuditResult
 from fedtaste.bench.result import BenchResult
-from fedtaste.experiment.result import ComparisonResult, RunResult
+from fedtaste.experiment.result import ComparisonResult, FitResult, RunResult
 from fedtaste.poisoning.result import PoisonResult
-from fedtaste.serving.recommendation import RecommendResult
+from fedtaste.serving.recommendation import RecommendResult, SimilarItems
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunResult,
+    "fit": FitResult,
     "compare": ComparisonResult,
     "recommend": RecommendResult,
+    "similar": SimilarItems,
     "audit": AuditResult,
     "poison": PoisonResult,
     "bench": BenchResult,

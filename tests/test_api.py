@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from fedtaste.serving import api as api_module
 from fedtaste.serving.api import MAX_BODY, Api
-from fedtaste.serving.recommender import Recommender
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from support.bundles import TITLES, small_bundle
 
 
 @pytest.fixture(scope="module")
 def ranking(tmp_path_factory) -> Api:
-    return Api(Recommender.load(small_bundle(tmp_path_factory.mktemp("ranking"))))
+    return Api(BundleRecommender.load(small_bundle(tmp_path_factory.mktemp("ranking"))))
 
 
 @pytest.fixture(scope="module")
 def rating(tmp_path_factory) -> Api:
-    return Api(Recommender.load(small_bundle(tmp_path_factory.mktemp("ratings"), "ratings")))
+    return Api(BundleRecommender.load(small_bundle(tmp_path_factory.mktemp("ratings"), "ratings")))
 
 
 def send(

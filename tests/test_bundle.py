@@ -1,4 +1,4 @@
-"""`fedtaste export`, the format of a bundle, and `Recommender`: the lists of `fedtaste recommend`, and refusals."""
+"""`fedtaste export`, the format of a bundle, and `BundleRecommender`: the lists of `fedtaste recommend`, and refusals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.serving.bundle import FORMAT, UNPINNED, Manifest, parse, read_bundle, sha256
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files, export, popularity
 from fedtaste.serving.filters import Candidates, genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import recommend
-from fedtaste.serving.recommender import Recommender
 from support.bundles import MODELS, bundle_of, export_source, run_of
 from support.command import fedtaste
 
@@ -30,7 +30,7 @@ NOBODY = np.zeros(0, np.int64)
 
 @pytest.fixture(scope="module")
 def films():
-    return Recommender.load(bundle_of("fedals"))
+    return BundleRecommender.load(bundle_of("fedals"))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def titles_of(recommender, items):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_float32_bundle_gives_the_lists_of_fedtaste_recommend(name):
-    mine, rng = Recommender.load(bundle_of(name, float32=True)), np.random.default_rng(1)
+    mine, rng = BundleRecommender.load(bundle_of(name, float32=True)), np.random.default_rng(1)
     for _ in range(3):
         likes = titles_of(mine, rng.choice(len(mine.bundle.titles), rng.integers(2, 12), replace=False))
         theirs = recommend(run_of(name), likes=likes, n=20)
@@ -60,7 +60,7 @@ def test_a_float32_bundle_gives_the_lists_of_fedtaste_recommend(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_int8_bundle_keeps_95_percent_of_the_lists(name):
-    small, exact = (Recommender.load(bundle_of(name, float32=wide)) for wide in (False, True))
+    small, exact = (BundleRecommender.load(bundle_of(name, float32=wide)) for wide in (False, True))
     rng, shares = np.random.default_rng(2), []
     for _ in range(40):
         likes = rng.choice(len(small.bundle.titles), rng.integers(3, 40), replace=False)
@@ -72,7 +72,7 @@ def test_an_int8_bundle_keeps_95_percent_of_the_lists(name):
 
 @pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail"])
 def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
-    films = Recommender.load(bundle_of(name))
+    films = BundleRecommender.load(bundle_of(name))
     vectors, catalogue = json.loads(films.files["vectors.json"]), films.bundle.items
     for case in vectors["cases"]:
         likes = np.array(case["likes"]).reshape(-1, 2)
@@ -114,21 +114,21 @@ def test_a_changed_file_is_refused_by_name(bundle, name):
     content[len(content) // 2] ^= 1
     (bundle / name).write_bytes(bytes(content))
     with pytest.raises(RunError, match=f"{name} is not the file"):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 @pytest.mark.parametrize("name", ["index.html", "sw.js"])
 def test_a_changed_page_is_refused(bundle, name):
     (bundle / name).write_bytes((bundle / name).read_bytes() + b" ")
     with pytest.raises(RunError, match=f"{name} is not the file"):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 def test_a_changed_but_valid_manifest_is_refused(bundle):
     text = (bundle / "manifest.json").read_text()
     (bundle / "manifest.json").write_text(text.replace('"people":', '"people": 1'))
     with pytest.raises(RunError, match=r"(index.html|sw.js) is not the file"):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 @pytest.mark.parametrize(
@@ -149,18 +149,18 @@ def test_a_changed_but_valid_manifest_is_refused(bundle):
 def test_an_invalid_manifest_is_refused(bundle, change, error_text):
     (bundle / "manifest.json").write_text(json.dumps(change(json.loads((bundle / "manifest.json").read_text()))))
     with pytest.raises(RunError, match=error_text):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 def test_a_missing_file_a_missing_manifest_and_broken_json_are_refused(bundle, tmp_path):
     (bundle / "items.json").unlink()
     with pytest.raises(RunError, match="lacks items.json"):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
     with pytest.raises(RunError, match="not a bundle"):
-        Recommender.load(tmp_path)
+        BundleRecommender.load(tmp_path)
     (bundle / "manifest.json").write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 def write_pinned(bundle, **changes):
@@ -194,7 +194,7 @@ def write_pinned(bundle, **changes):
 def test_invalid_contents_with_correct_hashes_are_refused(bundle, files, error_text):
     write_pinned(bundle, **files)
     with pytest.raises(RunError, match=error_text):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 def test_recommendations_have_reasons_and_respect_dislikes(films):
@@ -251,7 +251,7 @@ def test_wrong_arguments_of_recommend_are_refused(films, call, error_text):
 
 
 def test_ratings_models_accept_ratings_as_input():
-    mine = Recommender.load(bundle_of("fedals-ratings"))
+    mine = BundleRecommender.load(bundle_of("fedals-ratings"))
     low, high = mine.scale
     a, b = mine.bundle.titles[3], mine.bundle.titles[9]
     assert mine.recommend(ratings={a: high, b: low}) != mine.recommend(ratings={a: low, b: high})
@@ -266,7 +266,7 @@ def test_ratings_models_accept_ratings_as_input():
 
 @pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail"])
 def test_timed_lists_give_recent_likes_more_weight(name):
-    films = Recommender.load(bundle_of(name))
+    films = BundleRecommender.load(bundle_of(name))
     likes = titles_of(films, [3, 8, 21, 60, 77, 90])
     assert films.recommend(likes, timed=True) != films.recommend(likes)
     assert films.recommend(likes, timed=True) != films.recommend(likes[::-1], timed=True)
@@ -276,7 +276,7 @@ def test_timed_lists_give_recent_likes_more_weight(name):
 @pytest.mark.parametrize("name", ["fedtrail", "fedtrail-trail"])
 def test_a_long_list_without_times_counts_as_a_whole_in_the_bundle_and_in_the_run_folder(name):
     """`reach` is 100 items of an order of time; 130 likes without one all count, in whatever order they are named."""
-    mine = Recommender.load(bundle_of(name, float32=True))
+    mine = BundleRecommender.load(bundle_of(name, float32=True))
     likes = titles_of(mine, np.random.default_rng(5).permutation(200)[:130])
     ours = mine.recommend(likes, n=20)
     assert [x.title for x in ours.items] == [x.title for x in recommend(run_of(name), likes=likes, n=20).items]
@@ -290,7 +290,7 @@ def test_an_invalid_trail_table_is_refused(tmp_path):
     columns[7] = 200
     write_pinned(tmp_path / "bundle", **{"trail.u16": columns.tobytes()})
     with pytest.raises(RunError, match="names an item beyond the 200"):
-        Recommender.load(tmp_path / "bundle")
+        BundleRecommender.load(tmp_path / "bundle")
     bundle, contents = read_bundle(bundle_of("fedtrail"))
     for changes in ({"trail": 0}, {"recipe": replace(bundle.manifest.recipe, trail=None)}):
         with pytest.raises(RunError, match="trail table without its recipe"):
@@ -363,7 +363,7 @@ def test_export_replaces_an_older_bundle_completely(bundle):
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     output = fedtaste("export", run_of("fedals"), bundle, "--float32", "--json").json
     assert output["format"] == FORMAT and output["precision"] == "float32"
-    assert not (bundle / "left-over.js").exists() and Recommender.load(bundle)
+    assert not (bundle / "left-over.js").exists() and BundleRecommender.load(bundle)
     assert not [p for p in bundle.parent.iterdir() if p.name.startswith(".")], "no temporary file remains"
 
 
@@ -388,7 +388,7 @@ def test_export_replaces_a_bundle_of_tacit(bundle):
     manifest = json.loads((bundle / "manifest.json").read_text())
     old = {name: value for name, value in manifest.items() if name != "fedtaste"}
     (bundle / "manifest.json").write_text(json.dumps(old | {"format": "tacit-bundle-1", "tacit": "0.6.0"}))
-    assert export(run_of("fedals"), bundle).format == FORMAT and Recommender.load(bundle)
+    assert export(run_of("fedals"), bundle).format == FORMAT and BundleRecommender.load(bundle)
 
 
 def test_export_refuses_a_bundle_with_files_of_the_user(bundle):
@@ -403,7 +403,7 @@ def test_export_into_an_empty_folder_keeps_the_folder(tmp_path):
     (tmp_path / "here").mkdir()
     number = (tmp_path / "here").stat().st_ino
     export(run_of("fedals"), tmp_path / "here")
-    assert (tmp_path / "here").stat().st_ino == number and Recommender.load(tmp_path / "here")
+    assert (tmp_path / "here").stat().st_ino == number and BundleRecommender.load(tmp_path / "here")
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
 
 
@@ -411,7 +411,7 @@ def test_a_pipe_in_a_bundle_is_refused(bundle):
     (bundle / "items.json").unlink()
     os.mkfifo(bundle / "items.json")
     with pytest.raises(RunError, match="no regular file"):
-        Recommender.load(bundle)
+        BundleRecommender.load(bundle)
 
 
 def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
@@ -431,8 +431,8 @@ def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
 def test_recommender_needs_no_torch():
     """A process that only serves should start fast."""
     code = (
-        "import sys; from fedtaste.serving.recommender import Recommender; "
-        f"r = Recommender.load({str(bundle_of('fedals'))!r}); "
+        "import sys; from fedtaste.serving.bundle_recommender import BundleRecommender; "
+        f"r = BundleRecommender.load({str(bundle_of('fedals'))!r}); "
         "r.recommend([r.bundle.titles[0]]); assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

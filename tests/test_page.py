@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files
 from fedtaste.serving.filters import Filter
-from fedtaste.serving.recommender import Recommender
 from support import browser
 from support.bundles import bundle_of, export_source
 from support.pages import (
@@ -115,7 +115,7 @@ def test_page_works_and_reopens_without_a_network(chromium, profile, server, tit
 
 
 def test_genre_filter_and_similar_titles_equal_those_of_python(profile, server, files):
-    python = Recommender.load(bundle_of("fedals"))
+    python = BundleRecommender.load(bundle_of("fedals"))
     genres, titles = python.bundle.items.genre_names, python.bundle.titles
     page = open_page(profile, server.url)
     for title in titles[:3]:
@@ -319,7 +319,7 @@ def test_only_published_scripts_can_run(chromium, profile, server, files):
 @pytest.mark.parametrize("name", ["fedals", "fedals-ratings"])
 def test_thirty_imported_lists_get_the_recommendations_of_python(profile, name):
     folder = bundle_of(name, float32=True)
-    python, rng, distinct = Recommender.load(folder), random.Random(3), set()
+    python, rng, distinct = BundleRecommender.load(folder), random.Random(3), set()
     titles, ratings = python.bundle.titles, name == "fedals-ratings"
     with CountingServer(files_in(folder)) as server:
         page = open_page(profile, server.url)

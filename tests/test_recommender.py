@@ -343,3 +343,31 @@ def test_the_ten_lines_on_a_real_data_frame(library, tmp_path, monkeypatch):
     assert loaded.result.people >= model.result.people
     assert len(model.personal([data.titles[10]]).scores) == len(data.items)
     assert model.evaluate(progress=False).seen.people > 1000
+
+
+def test_an_item_that_nobody_took_is_recommended_by_its_features():
+    """Two groups of people take items of two genres; a new item of a genre goes to its group."""
+    rng = np.random.default_rng(0)
+    genre = np.array(["War", "Love"] * 10)
+    rows = [(str(u), f"i{j}") for u in range(40) for j in np.flatnonzero(genre == genre[u % 2]) if rng.random() < 0.7]
+    frame = pl.DataFrame(rows, schema=["user", "item"], orient="row")
+    catalogue = pl.DataFrame({"item": [*(f"i{j}" for j in range(20)), "new war", "new love"]})
+    catalogue = catalogue.with_columns(genres=pl.Series([*genre, "War", "Love"]))
+    data = ft.Interactions.from_frame(frame, items=catalogue)
+    model = ft.Recommender("fedals", k=4, rounds=3).fit(data, progress=False)
+    table = model.recommend(n=22, only=["new war", "new love"])
+    first = table.filter(pl.col("rank") == 1)
+    wanted = pl.when(pl.col("user").cast(pl.Int64) % 2 == 0).then(pl.lit("new war")).otherwise(pl.lit("new love"))
+    assert first.select((pl.col("item") == wanted).all()).item() and len(first) == 40
+
+
+def own_popularity(model, *, power: float = 1.0):
+    """A method of the user's own: popularity to a power."""
+    return ft.popularity(model)
+
+
+def test_a_method_of_the_users_own_is_fitted(data):
+    model = ft.Recommender(own_popularity).fit(data, progress=False)
+    expected = ft.Recommender("popularity").fit(data, progress=False)
+    assert model.recommend(n=5).equals(expected.recommend(n=5))
+    assert ft.evaluate(own_popularity, data).metric("seen.sampled.hr@10") is not None

@@ -28,9 +28,9 @@ from fedtaste.cli.serve import load_recommender
 from fedtaste.errors import FedtasteError, SettingError
 from fedtaste.serving import http as serving_http
 from fedtaste.serving.api import MAX_BODY, Api
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import MAX_HEAD
 from fedtaste.serving.recommendation import Recommendations
-from fedtaste.serving.recommender import Recommender
 from fedtaste.serving.server import Server
 from support.api_explorer import explore
 from support.bundles import TITLES, small_bundle
@@ -43,7 +43,7 @@ SECRET = "What I like is nobody's business"
 
 
 @contextlib.contextmanager
-def running(recommender: Recommender, api: bool = True, **options: Any) -> Iterator[Server]:
+def running(recommender: BundleRecommender, api: bool = True, **options: Any) -> Iterator[Server]:
     """A server of this recommender, in a thread."""
     with Server(recommender.files, api=Api(recommender) if api else None, **options) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -63,8 +63,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recommender(folder) -> Recommender:
-    return Recommender.load(folder)
+def recommender(folder) -> BundleRecommender:
+    return BundleRecommender.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +368,7 @@ def test_requests_beyond_the_limit_get_503_with_retry_after(recommender, monkeyp
         return Recommendations(items=(), history=(), popular=True)
 
     with running(recommender, parallel=2) as server, ThreadPoolExecutor(2) as pool:
-        monkeypatch.setattr(Recommender, "recommend", wait)
+        monkeypatch.setattr(BundleRecommender, "recommend", wait)
         busy = [pool.submit(post, server, {}) for _ in range(2)]
         assert entered.acquire(timeout=10) and entered.acquire(timeout=10)
         status, headers, body = ask(server, "/v1/health")
@@ -393,7 +393,7 @@ def test_requests_beyond_the_limit_get_503_with_retry_after(recommender, monkeyp
 def test_an_internal_error_is_logged_without_user_input(recommender, monkeypatch):
     log: list[str] = []
     with running(recommender, log=log.append) as server:
-        monkeypatch.setattr(Recommender, "recommend", lambda self, *args, **kwargs: {}[SECRET])
+        monkeypatch.setattr(BundleRecommender, "recommend", lambda self, *args, **kwargs: {}[SECRET])
         status, answer = post(server, {})
         assert status == 500 and "bug" in answer["error"] and SECRET not in str(answer) + str(log)
         assert len(log) == 1 and "test_serving.py" in log[0] and "KeyError" in log[0]
@@ -425,7 +425,7 @@ def test_used_and_invalid_ports_are_refused(server, recommender):
 
 @pytest.mark.parametrize("task", ["ranking", "ratings"])
 def test_the_server_conforms_to_its_openapi_description(tmp_path, task):
-    with running(Recommender.load(small_bundle(tmp_path, task))) as server:
+    with running(BundleRecommender.load(small_bundle(tmp_path, task))) as server:
         report = explore(server.url, CASES)
     assert report["wrong"] == []
     assert report["cases"] >= CASES and {200, 400, 405, 415, 422} <= {*report["statuses"]}
@@ -499,7 +499,7 @@ def test_a_bundle_with_a_changed_or_missing_file_is_refused(tmp_path, name, dama
         other = small_bundle(tmp_path / "other", "ratings") / name  # a page that belongs to another manifest
         path.write_bytes(other.read_bytes() if name in ("index.html", "sw.js") else content[:-50] + b"!" * 50)
     with pytest.raises(FedtasteError) as error:
-        Recommender.load(path.parent)
+        BundleRecommender.load(path.parent)
     assert name in str(error.value) and "xport" in str(error.value)
 
 

@@ -16,9 +16,9 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.recipe import Recipe
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import export
 from fedtaste.serving.rebuild import Tables, Taste, gram_matrix, lean, rebuild
-from fedtaste.serving.recommender import Recommender
 
 PEOPLE, LIKES, SHOWN = 200, 4, 10
 
@@ -74,7 +74,7 @@ def test_the_end_of_the_slider_is_off_the_beaten_track_on_a_made_up_catalogue():
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory) -> tuple[Recommender, Interactions]:
+def films(tmp_path_factory) -> tuple[BundleRecommender, Interactions]:
     """(the bundle of FedALS on MovieLens 100K, the data)."""
     try:
         data = load("ml-100k", cache=default_cache())
@@ -84,7 +84,7 @@ def films(tmp_path_factory) -> tuple[Recommender, Interactions]:
     run = RunFolder.create(folder / "run", settings.model_dump(), data, "0")
     execute(prepare(settings, data), run)
     export(run.path, folder / "bundle")
-    return Recommender.load(folder / "bundle"), data
+    return BundleRecommender.load(folder / "bundle"), data
 
 
 def people_of(data: Interactions, popularity, best_known: int | None) -> list[np.ndarray]:
@@ -97,7 +97,7 @@ def people_of(data: Interactions, popularity, best_known: int | None) -> list[np
     return people
 
 
-def scorer(films: Recommender):
+def scorer(films: BundleRecommender):
     def scores_of(likes):
         taste = Taste(likes, np.ones(LIKES), likes[:0])
         return films.tables.scores(rebuild(films.recipe, films.tables, films.gram, taste).user)

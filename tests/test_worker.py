@@ -16,10 +16,10 @@ import pytest
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import SERVE, key_of, mix, samples
 from fedtaste.serving.bundle import Manifest, parse
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files
 from fedtaste.serving.filters import Candidates, genre_items
 from fedtaste.serving.rebuild import Tables, Taste
-from fedtaste.serving.recommender import Recommender
 from fedtaste.serving.similar import similar_items
 from support import browser
 from support.bundles import MODELS, export_source
@@ -56,7 +56,7 @@ def random_places(item, fame):
 
 @cache
 def recommender_and_files(name, precision):
-    """(Recommender, files that the page fetches) of a bundle with repeated titles and a seed of 63 bits."""
+    """(BundleRecommender, files that the page fetches) of a bundle with repeated titles and a seed of 63 bits."""
     source = export_source(name)
     titles = [f"Title {at // 3 if at % 5 else at}" for at in range(len(source.items["titles"]))]
     recipe = replace(source.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
@@ -65,7 +65,7 @@ def recommender_and_files(name, precision):
         patch.setattr(import_module("fedtaste.serving.export"), "TRAIL_KEPT", 30)  # of 200 items
         contents = bundle_files(replace(source, recipe=recipe, items=source.items | {"titles": titles}), precision)
     manifest = Manifest.model_validate_json(contents["manifest.json"])
-    return Recommender(parse(manifest, contents, Path(name))), page_files_of(contents, f"{name}-{precision}")
+    return BundleRecommender(parse(manifest, contents, Path(name))), page_files_of(contents, f"{name}-{precision}")
 
 
 def page_files_of(contents, under):

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedtaste.errors import RunError, SettingError
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.filters import Filter
 from fedtaste.serving.recommendation import Recommendations, SimilarItems
-from fedtaste.serving.recommender import Recommender as BundleRecommender
 from fedtaste.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fedtaste.core import Method
     from fedtaste.experiment.progress import ProgressListener
     from fedtaste.experiment.result import FitResult, RunResult
-    from fedtaste.experiment.settings import Settings
     from fedtaste.serving.open_model import OpenModel
     from fedtaste.serving.operations import PersonalModel
 
@@ -53,11 +52,12 @@ class Recommender:
     """
 
     def __init__(self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, **settings: object) -> None:
-        self._arguments = {"method": method, "seed": seed, **settings}
+        self._method = method
+        self._settings: dict[str, object] = {"seed": seed, **settings}
         self._model: OpenModel | BundleRecommender | None = None
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments.items())
+        arguments = ", ".join([repr(self._method), *(f"{name}={value!r}" for name, value in self._settings.items())])
         return f"Recommender({arguments}){'' if self._model is not None else ', not fitted'}"
 
     # Training
@@ -70,7 +70,7 @@ class Recommender:
         """
         work = _operations()
         interactions = work.as_interactions(data)
-        settings = self._settings(interactions.name)
+        settings = work.settings_of_fit(self._method, interactions.name, self._settings)
         self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars), progress)
         return self
 
@@ -168,7 +168,7 @@ class Recommender:
         out = Recommender()
         if (path / "manifest.json").exists():
             out._model = BundleRecommender.load(path)
-            out._arguments = {"method": out._model.bundle.manifest.method}
+            out._method, out._settings = out._model.bundle.manifest.method, {}
             return out
         if not (path / "settings.json").exists():
             raise RunError(
@@ -178,7 +178,8 @@ class Recommender:
         module = importlib.import_module("fedtaste.serving.open_model")
         out._model = module.OpenModel.open(path)
         settings = out._trained("load").settings
-        out._arguments = settings.model_dump(exclude_defaults=True, exclude={"set", "data"}) | settings.set
+        out._method = settings.method
+        out._settings = settings.model_dump(exclude_defaults=True, exclude={"set", "data", "method"}) | settings.set
         return out
 
     def export(self, path: Path | str, *, float32: bool = False) -> None:
@@ -195,9 +196,6 @@ class Recommender:
             raise SettingError(f"A bundle {BUNDLE.format(what=what)}")
         return self._model
 
-    def _settings(self, data: str) -> Settings:
-        return make_settings(data, self._arguments)
-
     def _changed(self, changes: Mapping[str, object]) -> dict[str, object]:
         """The settings of an update that differ from those of the model."""
         known = {"rounds", "cohort", "epsilon", "delta", "seed", "threads", "wire", "noise_seed"}
@@ -212,28 +210,6 @@ class Recommender:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         with _bars(progress) as bars:
             self._model = train(Path(folder) / "model", bars)
-
-
-def make_settings(data: str, arguments: Mapping[str, object]) -> Settings:
-    """Settings from keyword arguments: fields of Settings, and settings of the method."""
-    settings = importlib.import_module("fedtaste.experiment.settings").Settings
-    fields = {name: value for name, value in arguments.items() if name in settings.model_fields}
-    for name in ("data", "set"):
-        if name in fields:
-            raise SettingError(
-                f"{name} is not a setting here. Give data to fit, and settings of the method as they are."
-            )
-    rest = {name: _text(value) for name, value in arguments.items() if name not in settings.model_fields}
-    try:
-        made: Settings = settings(data=data, set=rest, **fields)
-    except ValueError as error:
-        first = error.errors()[0]  # type: ignore[attr-defined]
-        raise SettingError(f"{first['loc'][0]} is not valid: {first['msg']}, got {first['input']!r}.") from None
-    return made
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _operations() -> types.ModuleType:

@@ -8,6 +8,7 @@ from fedtaste import __version__
 from fedtaste.cli.continued import open_continued
 from fedtaste.cli.options import FitOptions
 from fedtaste.cli.output import emit, put, say
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.run import announce_privacy, check_ledger, enter_ledger, load_data, name_ledger, new_folder
 from fedtaste.errors import RunError, SettingError, was_interrupted
 from fedtaste.experiment.fit import fit as fit_folder
@@ -23,6 +24,7 @@ def fit(settings: Settings, options: FitOptions) -> None:
     """Learn from everything and everybody, or continue a fitted model with new data."""
     if options.like is not None:
         settings = settings_like(options.like, settings)
+    allow_method(settings.method)
     data: Data = load_data(settings)
     path = options.out or new_folder("model", data.name, settings.method)
     prepared, before = prepare_model(settings, data, options.from_model)

@@ -182,10 +182,9 @@ class RecommendOptions(FolderOptions):
     """With --all: a .parquet, .csv, .csv.gz or .jsonl file with user, item, rank and score."""
 
 
-class SimilarOptions(JsonOptions):
-    """Show the items that are most similar to one item. PATH is a run folder, a fitted model or a bundle."""
+class SimilarOptions(FolderOptions):
+    """Show the items that are most similar to one item. RUN is a run folder, a fitted model or a bundle."""
 
-    path: Annotated[Path, Cli(argument=True, metavar="PATH")]
     item: Annotated[str, Cli(argument=True, metavar="ITEM")]
     n: Annotated[int, Cli(("-n", "--n"))] = 5
     """The number of items."""

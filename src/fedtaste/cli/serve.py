@@ -14,8 +14,8 @@ from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.errors import RunError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.api import Api
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import export
-from fedtaste.serving.recommender import Recommender
 from fedtaste.serving.server import Server
 
 
@@ -39,10 +39,10 @@ def serve(options: ServeOptions) -> None:
             server.shutdown()
 
 
-def load_recommender(path: Path, method: str | None = None) -> Recommender:
-    """The Recommender of a bundle, or of a run, which is exported to a temporary folder first."""
+def load_recommender(path: Path, method: str | None = None) -> BundleRecommender:
+    """The BundleRecommender of a bundle, or of a run, which is exported to a temporary folder first."""
     if (path / "manifest.json").exists():
-        return Recommender.load(path)
+        return BundleRecommender.load(path)
     if not (path / "settings.json").exists() and not any(path.glob("*/settings.json")):
         raise RunError(
             f"{path} is neither a run folder nor a bundle: it has no settings.json and no manifest.json. Give a folder "
@@ -52,4 +52,4 @@ def load_recommender(path: Path, method: str | None = None) -> Recommender:
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as folder:
         say(f"Exporting {path} into a temporary folder")
         export(path, Path(folder) / "bundle", log=say)
-        return Recommender.load(Path(folder) / "bundle")
+        return BundleRecommender.load(Path(folder) / "bundle")

@@ -7,11 +7,15 @@ from rich.text import Text
 
 from fedtaste.cli.options import SimilarOptions
 from fedtaste.cli.output import emit, out
+from fedtaste.cli.own_methods import allow_method_of
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.recommender import Recommender
 
 
 def similar(options: SimilarOptions) -> None:
     """Print the items whose vectors are most similar to one item's."""
+    if options.method is not None:
+        allow_method_of(RunFolder.open(options.path), options.method)
     answer = Recommender.load(options.path).similar_items(options.item, options.n)
     if options.as_json:
         emit(answer.dump())

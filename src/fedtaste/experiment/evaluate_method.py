@@ -10,45 +10,34 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
-from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import settings_from
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
 
 
 def evaluate(
-    method: str | Factory, data: Data | str, *, listener: ProgressListener | None = None, **settings: object
+    method: str | Factory, data: object, *, listener: ProgressListener | None = None, **settings: object
 ) -> RunResult:
     """Train and evaluate a method as `fedtaste run` does, in a temporary folder that is removed at the end.
 
     `method` is a name of METHODS, "package.module:function", or a function of a Model that returns a Method. `data` is
-    a data set, or what `load` accepts. `settings` are fields of `Settings` (rounds, seed, new_people, wire, ...); any
-    other name is a setting of the method or its model, as with `--set`. A private run is not entered into a ledger.
+    a data set, or what `load` accepts: a frame, a name or a path. `settings` are fields of `Settings` (rounds, seed,
+    new_people, wire, ...); any other name is a setting of the method or its model, as with `--set`. A private run is
+    not entered into a ledger.
 
     >>> result = evaluate("popularity", "synthetic:60x40x900", seed=1)
     >>> result.method, round(result.seen.metric("sampled.hr@10"), 1)
     ('popularity', 0.7)
     """
-    chosen = settings_from(name_method(method), data if isinstance(data, str) else data.name, settings)
+    chosen = settings_from(name_method(method), data if isinstance(data, str) else "data", settings)
     loaded = data if isinstance(data, Interactions | UserSplit | Supervised) else load(data, seed=chosen.seed)
+    if not isinstance(data, str):
+        chosen = chosen.model_copy(update={"data": loaded.name})
     prepared = prepare(chosen, loaded, strict=True)
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as path:
         folder = RunFolder.create(Path(path), chosen.model_dump(), loaded, __version__)
         return execute(prepared, folder, listener).model_copy(update={"run": ""})
-
-
-def settings_from(method: str, data: str, values: dict[str, object]) -> Settings:
-    """Settings from keywords: those that are no fields of Settings are settings of the method."""
-    fields = {name: value for name, value in values.items() if name in Settings.model_fields}
-    others = {name: _text(value) for name, value in values.items() if name not in fields}
-    given = fields.pop("set", {})
-    assert isinstance(given, dict)
-    return Settings.model_validate({**fields, "method": method, "data": data, "set": {**given, **others}})
-
-
-def _text(value: object) -> str:
-    """A setting as `--set` would have it."""
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

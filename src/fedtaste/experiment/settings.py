@@ -7,13 +7,15 @@ threads than cores) are checked later, in `prepare`; the settings of a method (`
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from fedtaste.data.read_options import ReadOptions
+from fedtaste.errors import SettingError
 
 MAX_SEED = 2**63 - 1
 
@@ -169,3 +171,24 @@ class FederationSettings(Options):
     """The address of the SuperLink. With --write-app: the name by which nodes reach it."""
     port: Annotated[int, Ge(1), Le(65535)] | None = None
     """The port of the SuperLink; a free one when it is left out. With --write-app: of its proxy (8443)."""
+
+
+def settings_from(method: str, data: str, values: Mapping[str, object]) -> Settings:
+    """Settings from keyword arguments: those that are no fields of Settings are settings of the method."""
+    fields = {name: value for name, value in values.items() if name in Settings.model_fields}
+    others = {name: _as_text(value) for name, value in values.items() if name not in fields}
+    if "data" in fields or "set" in fields:
+        name = "data" if "data" in fields else "set"
+        raise SettingError(f"{name} is no setting here. Give data as data, and settings of the method by their names.")
+    try:
+        return Settings.model_validate({**fields, "method": method, "data": data, "set": others})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingError(f"{first['loc'][0]} is not valid: {first['msg']}, got {first['input']!r}.") from None
+
+
+def _as_text(value: object) -> str:
+    """A setting as `--set` has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from fedtaste import __version__
 from fedtaste.errors import FedtasteError
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.filters import Filter, FilterError
 from fedtaste.serving.openapi import (
     MAX_PAGE,
@@ -38,7 +39,6 @@ from fedtaste.serving.openapi import (
     describe,
 )
 from fedtaste.serving.recommendation import Json, JsonModel
-from fedtaste.serving.recommender import Recommender
 from fedtaste.text import did_you_mean
 
 Request = TypeVar("Request", bound=JsonModel)
@@ -74,7 +74,7 @@ class Refused(Exception):
 class Api:
     """Answers requests about one bundle; `answer` may be called by many threads."""
 
-    def __init__(self, recommender: Recommender) -> None:
+    def __init__(self, recommender: BundleRecommender) -> None:
         self.recommender = recommender
         manifest = recommender.bundle.manifest
         health = Health(
@@ -292,7 +292,7 @@ def filter_of(request: RecommendRequest, unknown: Container[str]) -> Filter | No
     return Filter(only, [title for title in request.exclude if title not in unknown], request.genres)
 
 
-def check_request(body: Json, recommender: Recommender) -> RecommendRequest:
+def check_request(body: Json, recommender: BundleRecommender) -> RecommendRequest:
     """A typed request; 422 with a sentence where a value does not fit."""
     request = parse_request(RecommendRequest, body, MUST_BE)
     if request.ratings and recommender.task != "ratings":

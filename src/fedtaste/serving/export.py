@@ -39,6 +39,7 @@ from fedtaste.serving.bundle import (
     sha256,
     with_pin,
 )
+from fedtaste.serving.bundle_recommender import BundleRecommender, Ranking
 from fedtaste.serving.filters import Candidates, genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
@@ -46,7 +47,6 @@ from fedtaste.serving.open_model import Catalogue, OpenModel
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.rebuild_parts import TRAIL_KEPT, RebuildParts, widest_entries
 from fedtaste.serving.recommendation import Json
-from fedtaste.serving.recommender import Ranking, Recommender
 from fedtaste.serving.similar import similar_items
 from fedtaste.wire.packing import int8
 
@@ -113,7 +113,7 @@ def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda te
     contents["map.i16"] = place(model.parts.item, popular).astype("<i2").tobytes()
     log("Computing the cases that the page checks itself with")
     manifest = _manifest(model, precision)
-    recommender = Recommender(parse(manifest, contents, Path("bundle")))
+    recommender = BundleRecommender(parse(manifest, contents, Path("bundle")))
     overlap = None if precision == "float32" else _overlap(recommender, model, manifest, contents)
     about = describe(model.settings, model.result, model.parts.recipe, overlap, manifest.name)
     contents["vectors.json"] = _dump({"cases": vectors(recommender), "similar": similar_vectors(recommender)})
@@ -214,7 +214,7 @@ def _catalogue(items: Catalogue) -> Items:
     return Items(names=items["names"], titles=items["titles"], genres=numbers, genre_names=names)
 
 
-def _random_people(recommender: Recommender, sizes: list[int], seed: int) -> list[Taste]:
+def _random_people(recommender: BundleRecommender, sizes: list[int], seed: int) -> list[Taste]:
     """Random people with these numbers of likes; popular items are liked more often."""
     rng, m = np.random.default_rng(seed), recommender.bundle.manifest.items
     weights = 0.02 + recommender.popularity
@@ -229,7 +229,7 @@ def _random_people(recommender: Recommender, sizes: list[int], seed: int) -> lis
     return people
 
 
-def vectors(recommender: Recommender) -> list[Json]:
+def vectors(recommender: BundleRecommender) -> list[Json]:
     """Test cases: people and what Python recommends to them. The page compares its own lists with these first."""
     people = _random_people(recommender, list(CASE_LIKES), 7)
     nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
@@ -243,7 +243,7 @@ def vectors(recommender: Recommender) -> list[Json]:
     return vectors
 
 
-def similar_vectors(recommender: Recommender) -> list[Json]:
+def similar_vectors(recommender: BundleRecommender) -> list[Json]:
     """Test cases of similar items: the most and the least popular item, and one between."""
     order = rank_items(recommender.popularity)
     chosen = dict.fromkeys(order[[0, len(order) // 2, -1]].tolist())
@@ -265,10 +265,12 @@ def _vector(taste: Taste, lean: float, best: Ranking) -> Json:
     }
 
 
-def _overlap(recommender: Recommender, model: TrainedModel, manifest: Manifest, contents: dict[str, bytes]) -> float:
+def _overlap(
+    recommender: BundleRecommender, model: TrainedModel, manifest: Manifest, contents: dict[str, bytes]
+) -> float:
     """The share of the first twenty items that int8 and float32 have in common, averaged over random people."""
     exact_manifest = manifest.model_copy(update={"precision": "float32", "trail": _trail_width(model, "float32")})
-    exact = Recommender(parse(exact_manifest, contents | _tables(model, "float32"), Path("bundle")))
+    exact = BundleRecommender(parse(exact_manifest, contents | _tables(model, "float32"), Path("bundle")))
     people = _random_people(recommender, [3 + at % 40 for at in range(SAMPLE)], 8)
     pairs = [(recommender.rank(taste, SHOWN).items, exact.rank(taste, SHOWN).items) for taste in people]
     return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in pairs if len(b)]))

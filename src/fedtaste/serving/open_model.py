@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedtaste.core import Params, People
 from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.item_features import item_features
 from fedtaste.data.sampling import Ragged
 from fedtaste.data.sources import load
 from fedtaste.data.user_files import UserSplit
@@ -34,6 +35,7 @@ from fedtaste.experiment.stored_interactions import INTERACTIONS, load_interacti
 from fedtaste.experiment.train import make_task
 from fedtaste.federation import Federation, separate_devices
 from fedtaste.kernels.top_items import top_items
+from fedtaste.methods.new_items import fill_new_items, has_item_vectors
 from fedtaste.serving.rebuild_parts import RebuildParts
 from fedtaste.serving.titles import Titles
 from fedtaste.tasks.base import Facts
@@ -105,7 +107,20 @@ class OpenModel:
         """(shared parameters, the private ones that a new person starts from)."""
         current = self.plan(self.facts.timed)
         fresh = begin(current.method, current.model, self.devices(Histories.empty(1), False), current.seed)
-        return self.folder.model(fresh.shared), fresh.private.initial
+        return self._with_new_items(self.folder.model(fresh.shared)), fresh.private.initial
+
+    def _with_new_items(self, shared: Params) -> Params:
+        """The shared parameters with vectors from features for items that nobody has taken. A private model does not
+        know which these are."""
+        known = np.array(self.items["counts"]) > 0
+        vectors = has_item_vectors(shared) and shared["item"].shape[1] > 1
+        if known.all() or not known.any() or not vectors or self.facts.kind != "ranking":
+            return shared
+        features = item_features(self.items["titles"], self.items.get("genres") or (), words=True)
+        if features is None:
+            return shared
+        filled = fill_new_items(shared, known, features, self.settings.new_item_ridge)
+        return filled | ({"gram": filled["item"].T @ filled["item"]} if "gram" in shared else {})
 
     @property
     def shared(self) -> Params:

@@ -12,8 +12,8 @@ from pydantic import ConfigDict, Field
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from fedtaste import __version__
+from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.recommendation import Json, JsonModel, Recommendations, SimilarItems
-from fedtaste.serving.recommender import Recommender
 
 MAX_ENTRIES, MAX_TITLE = 1000, 300  # entries of a list, characters of a title
 MAX_ITEMS, MAX_PAGE, MAX_GENRES = 100, 1000, 100  # recommendations, items of a page, genres of a filter
@@ -117,7 +117,7 @@ class Error(JsonModel):
     field: str | None = Field(description="The field, parameter or header at fault.")
 
 
-def describe(recommender: Recommender, health: Health, first: tuple[CatalogueItem, ...]) -> Json:
+def describe(recommender: BundleRecommender, health: Health, first: tuple[CatalogueItem, ...]) -> Json:
     """OpenAPI 3.1. `first` are items to show as examples."""
     rated = recommender.task == "ratings"
     description = "Nothing of a request is stored or logged, and no address holds what a person typed. "
@@ -156,7 +156,7 @@ def _items_operation(example: Page) -> Json:
     }
 
 
-def _recommend_operation(recommender: Recommender) -> Json:
+def _recommend_operation(recommender: BundleRecommender) -> Json:
     popular = [item.title for item in recommender.recommend(n=2).items]
     if recommender.task == "ratings":
         taste: Json = {"ratings": dict.fromkeys(popular, recommender.scale[1])}
@@ -180,7 +180,7 @@ def _recommend_operation(recommender: Recommender) -> Json:
     }
 
 
-def _similar_operation(recommender: Recommender) -> Json:
+def _similar_operation(recommender: BundleRecommender) -> Json:
     (first,) = recommender.recommend(n=1).items
     summary = "The items that are most similar to one item, by the cosine of their vectors."
     examples = {"title": {"summary": "By its title", "value": {"item": first.title, "n": 2}}}

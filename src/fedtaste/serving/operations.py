@@ -1,4 +1,4 @@
-"""What Recommender does with a model in a folder: fit, recommend, personalise, evaluate, update and save.
+"""What BundleRecommender does with a model in a folder: fit, recommend, personalise, evaluate, update and save.
 
 Names in, names out; numbers of people and items stay inside. `fedtaste.recommender` has the public class, which imports
 this module when it is needed, so that a process which only serves a bundle does not wait for torch.
@@ -36,10 +36,13 @@ from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import FitResult, RunResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import Settings, settings_from
 from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
+from fedtaste.methods import name_method
+from fedtaste.methods.own import Factory
+from fedtaste.serving.bundle_recommender import REASONS
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
 from fedtaste.serving.open_model import OpenModel
 from fedtaste.serving.rebuild import (
@@ -51,7 +54,6 @@ from fedtaste.serving.rebuild import (
     strongest_likes,
 )
 from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
-from fedtaste.serving.recommender import REASONS
 from fedtaste.serving.similar import similar_items as nearest_items
 from fedtaste.tasks.serve import serve
 from fedtaste.wire.messages import encode
@@ -68,8 +70,13 @@ def as_interactions(data: object, like: Interactions | None = None) -> Interacti
         return Interactions.from_frame(data, name=like.name, **keywords)
     loaded = data if isinstance(data, Interactions | UserSplit) else load(data)
     if isinstance(loaded, Supervised):
-        raise DataError(f"{loaded.name} has clients with features; a Recommender needs people and items.")
+        raise DataError(f"{loaded.name} has clients with features; a BundleRecommender needs people and items.")
     return loaded
+
+
+def settings_of_fit(method: str | Factory, data: str, values: Mapping[str, object]) -> Settings:
+    """Settings from the arguments of a BundleRecommender; the method may be a function of the user's own."""
+    return settings_from(name_method(method), data, values)
 
 
 def fit_model(

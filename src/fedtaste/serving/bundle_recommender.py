@@ -1,6 +1,6 @@
-"""Recommender: recommendations from an exported bundle, in Python without torch; the same as on the bundle's page.
+"""BundleRecommender: recommendations from an exported bundle, in Python without torch; the same as on the bundle's page.
 
->>> Recommender.load("bundle").recommend(likes=["Toy Story", "Star Wars"], n=10)  # doctest: +SKIP
+>>> BundleRecommender.load("bundle").recommend(likes=["Toy Story", "Star Wars"], n=10)  # doctest: +SKIP
 Recommendations(items=(Recommendation(item='172', title='Empire Strikes Back, The (1980)', score=..., ...
 """
 
@@ -48,7 +48,7 @@ class Ranking(NamedTuple):
     left: int  # how many items could be listed
 
 
-class Recommender:
+class BundleRecommender:
     """Recommends from a bundle. Calls change nothing in it, so several threads may call at once."""
 
     def __init__(self, bundle: Bundle, files: Mapping[str, bytes] | None = None) -> None:
@@ -61,9 +61,9 @@ class Recommender:
         self.gram = gram_matrix(self.recipe, self.tables)
 
     @staticmethod
-    def load(path: Path | str) -> Recommender:
+    def load(path: Path | str) -> BundleRecommender:
         """Read the bundle in this folder; every file is checked against its hash first."""
-        return Recommender(*read_bundle(Path(path)))
+        return BundleRecommender(*read_bundle(Path(path)))
 
     def recommend(
         self,
