@@ -1,4 +1,4 @@
-"""`fedtaste export`, the format of a bundle, and `BundleRecommender`: the lists of `fedtaste recommend`, and refusals."""
+"""`fedtaste export`, the format of a bundle and BundleRecommender: the lists of `fedtaste recommend`, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BundleRecommender: recommendations from an exported bundle, in Python without torch; the same as on the bundle's page.
+"""BundleRecommender: recommendations from an exported bundle, in Python without torch, as on its page.
 
 >>> BundleRecommender.load("bundle").recommend(likes=["Toy Story", "Star Wars"], n=10)  # doctest: +SKIP
 Recommendations(items=(Recommendation(item='172', title='Empire Strikes Back, The (1980)', score=..., ...
