@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.interactions import Floats
+from fedtaste.data.lazy_polars import pl
 from fedtaste.errors import DataError
 
 # Names that each column may have: in lower case, without "_", "-" and spaces, and without RecBole's ":token".

@@ -10,11 +10,10 @@ from __future__ import annotations
 import zipfile
 from dataclasses import replace
 
-import polars as pl
-
 from fedtaste.data.archives import verify
 from fedtaste.data.columns import Table, drop_empty_rows, gunzip, read_ratings, read_separated
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.user_files import CONTROL, build_interactions, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count

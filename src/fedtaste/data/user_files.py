@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import Table, is_table, read_ratings, read_table, read_times
 from fedtaste.data.interactions import Floats, Histories, Interactions, Ints, starts_of
+from fedtaste.data.lazy_polars import pl
 from fedtaste.errors import DataError, RunError
 from fedtaste.files.atomic import write_atomically
 from fedtaste.text import count

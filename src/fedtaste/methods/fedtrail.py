@@ -24,7 +24,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Upload
@@ -239,6 +238,8 @@ def _eigenfactors(counts: Params, k: int) -> Tensor:
     upper[torch.ones(m, m, dtype=torch.bool).triu()] = counts["both"].double()
     square = (upper + upper.triu(1).T) * scale * scale[:, None]
     if m > 4 * k + 400:  # a few of many: iterate, from a fixed start
+        from scipy.sparse.linalg import eigsh  # takes a third of a second, which every process would spend
+
         pairs = eigsh(square.numpy(), k, v0=np.ones(m), which="LA")
         values, vectors = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
     else:
