@@ -1,4 +1,4 @@
-"""Which test modules are integration tests, and which of them need real plots. Used by conftest.py."""
+"""Which test modules are integration tests, and which modules need real plots. Used by conftest.py."""
 
 # Modules with processes, browsers, federations, or long trainings. The longest come first: two workers take them in
 # this order, and the short ones at the end fill the gap between the two.
@@ -11,3 +11,5 @@ INTEGRATION = (
     "test_new_method", "test_schemas", "test_membership", "test_axes",
 )  # fmt: skip
 DRAWN = ("test_report", "test_tradeoff")  # modules whose tests need rendered plots; elsewhere a plot is one pixel
+# Modules whose plots are drawn on real axes, though not rendered: plots or labels that the two above do not have.
+PLOTTED = ("test_audit", "test_axes", "test_federate", "test_fedveil", "test_labels", "test_membership")
