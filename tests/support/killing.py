@@ -1,6 +1,6 @@
 """Kill processes with kill -9 at random moments and check the files on the disk, for tests and benchmarks/faults.py.
 
-`python killing.py saving|runs HOW_OFTEN SEED FOLDER [ROUNDS]` prints a report as JSON:
+`python killing.py saving|runs HOW_OFTEN SEED FOLDER` prints a report as JSON:
 
     saving   a process only writes checkpoints; after every kill the file must be one of those written
     runs     `fedtaste run` is killed, and `fedtaste resume` continues it (and may be killed too); the result must have
@@ -219,8 +219,4 @@ def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -
 if __name__ == "__main__":
     torch.set_num_threads(1)
     how, times, seed, where = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    if how == "saving":
-        outcome = kill_while_saving(times, seed, where)
-    else:  # the last of two equal options counts
-        outcome = kill_runs(times, seed, where, (*RUN, "--rounds", *sys.argv[5:6]) if sys.argv[5:] else RUN)
-    print(json.dumps(outcome))
+    print(json.dumps({"saving": kill_while_saving, "runs": kill_runs}[how](times, seed, where)))
