@@ -90,12 +90,14 @@ def flower_trains_the_same_state_as_the_simulator(row: Row, task: str, folder: P
 
 
 def loop_vmap_and_kernel_train_the_same_state(row: Row, task: str, folder: Path) -> None:
-    """For every third person, whose histories differ in length: the loop backend runs one after the other."""
+    """The baseline is trained by the kernel, if there is one, and otherwise by vmap."""
     method, _, _ = world(row.name, row.settings, task)
-    few, rounds = np.arange(0, PEOPLE, 3), rounds_of(method)
-    oracle = trained(row.name, row.settings, task, rounds=rounds, backend="loop", members=few)[-1]
-    for backend in ("vmap", "kernel") if method.fast.kernel else ("vmap",):
-        other = trained(row.name, row.settings, task, rounds=rounds, backend=backend, members=few)[-1]
+    baseline = row.baseline(task)
+    oracle = trained(row.name, row.settings, task, rounds=baseline.rounds, backend="loop")[-1]
+    others = [baseline.last]
+    if method.fast.kernel:
+        others.append(trained(row.name, row.settings, task, rounds=baseline.rounds, backend="vmap")[-1])
+    for other in others:
         assert_close(everything(oracle.state), everything(other.state), PICTURES if task == "pictures" else 1e-5)
         assert oracle.up_bytes == other.up_bytes and oracle.rejected == other.rejected
 
