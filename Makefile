@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# Tests start many processes. Keep compiled modules for them, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo check unit test suite lint browser bench evidence notebooks clean
 
 .venv/ready: pyproject.toml constraints.txt

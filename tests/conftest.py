@@ -17,12 +17,12 @@ import pytest
 from hypothesis import settings
 from matplotlib.figure import Figure
 
-from support.modules import DRAWN, INTEGRATION
+from support.modules import DRAWN, INTEGRATION, PLOTTED
 
 settings.register_profile("fedtaste", deadline=None)
 settings.load_profile("fedtaste")
 
-SAVEFIG = Figure.savefig
+SAVEFIG, ADD_SUBPLOT = Figure.savefig, Figure.add_subplot
 PIXEL = bytes.fromhex(  # a PNG file
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a4944415478da63600000000200"
     "01e527defc0000000049454e44ae426082"
@@ -47,11 +47,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
+class NoAxes:
+    """Axes that accept whatever is drawn on them, and draw nothing."""
+
+    def __getattr__(self, name: str) -> NoAxes:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> NoAxes:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def get_legend_handles_labels(self) -> tuple[list[Any], list[str]]:
+        return [], []
+
+    def get_xlim(self) -> tuple[float, float]:
+        return 1.0, 10.0
+
+    get_ylim = get_xlim
+
+
+def add_subplot(figure: Figure, *place: int, **options: Any) -> Any:
+    """Figures with several axes read them back, so they have real ones."""
+    return ADD_SUBPLOT(figure, *place, **options) if place else NoAxes()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_plots(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Do not render plots where no test looks at them: rendering is nine tenths of the time of a small run.
+    """Do not render plots where no test looks at them: rendering is nine tenths of the time of a small run, and
+    creating axes a sixth of the rest.
 
-    The modules named in DRAWN, and tests that ask for `real_plots`, get plots as a user does.
+    The modules named in DRAWN, and tests that ask for `real_plots`, get plots as a user does. Those named in PLOTTED
+    have real axes.
     """
     if request.path.stem in DRAWN:
         yield
@@ -62,6 +90,8 @@ def quick_plots(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
+        if request.path.stem not in PLOTTED:
+            patch.setattr(Figure, "add_subplot", add_subplot)
         yield
 
 
@@ -69,6 +99,7 @@ def quick_plots(request: pytest.FixtureRequest) -> Iterator[None]:
 def real_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Render plots in this test."""
     monkeypatch.setattr(Figure, "savefig", SAVEFIG)
+    monkeypatch.setattr(Figure, "add_subplot", ADD_SUBPLOT)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,19 +1,15 @@
-"""The processes of a federation on one machine: certificates, keys, ports, and a real SuperLink with one real node."""
+"""The processes of a federation on one machine: certificates, keys, ports, and what is done when a process ends. The
+real SuperLink with real nodes is in test_federate.py."""
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
-import json
 import os
-import re
-import signal
 import socket
 import ssl
 import stat
 import subprocess
 import sys
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,7 +30,7 @@ from fedtaste.flower.certificates import (
     public_key_path,
 )
 from fedtaste.flower.cluster import Cluster
-from fedtaste.flower.processes import MARK, environment, find_marked, kill_marked, program, require_flower, to_toml
+from fedtaste.flower.processes import MARK, find_marked, kill_marked, require_flower, to_toml
 from fedtaste.flower.superlink_client import SuperLinkClient, Unreachable
 from support.tls import handshake
 
@@ -214,181 +210,3 @@ def wait_for(condition, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"the condition did not become true within {seconds} s"
         time.sleep(0.1)
-
-
-# --------------------------------------------------------------------------------------------- a real federation
-
-APP = {
-    "pyproject.toml": """
-[project]
-name = "trial"
-version = "0.1.0"
-description = "One question to every node."
-license = {file = "LICENSE"}
-dependencies = ["flwr>=1.41,<1.42"]
-[tool.flwr.app]
-publisher = "fedtaste"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-[tool.flwr.app.components]
-serverapp = "trial.parts:server"
-clientapp = "trial.parts:client"
-[tool.flwr.app.config]
-out = ""
-""",
-    "LICENSE": "For tests.\n",
-    "trial/__init__.py": "",
-    "trial/parts.py": """
-import json, time
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
-client = ClientApp()
-server = ServerApp()
-
-@client.query()
-def answer(message, context):
-    values = {"name": context.node_config["name"], "twice": 2 * message.content["ask"]["number"]}
-    return Message(RecordDict({"answer": ConfigRecord(values)}), reply_to=message)
-
-@server.main()
-def main(grid, context):
-    nodes = list(grid.get_node_ids())
-    messages = [Message(RecordDict({"ask": ConfigRecord({"number": 21})}), node, "query", ttl=60) for node in nodes]
-    waiting, answers = set(grid.push_messages(messages)), []
-    while waiting:
-        for reply in grid.pull_messages(list(waiting)):
-            waiting.discard(reply.metadata.reply_to_message_id)
-            answers.append([reply.metadata.src_node_id, dict(reply.content["answer"])])
-        time.sleep(0.1)
-    Path(context.run_config["out"]).write_text(json.dumps(answers))
-""",
-}
-
-
-def write_app(folder: Path) -> Path:
-    """Write the trial app into this folder."""
-    for name, text in APP.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def listening_sockets(processes: list[int]) -> set[tuple[str, int]]:
-    """(address, port) of every socket that these processes listen on, from /proc: 4 or 16 bytes in hexadecimal."""
-    sockets = set()
-    for process in processes:
-        for link in Path(f"/proc/{process}/fd").iterdir():
-            try:
-                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
-            except OSError:
-                continue
-            sockets |= {match[1]} if match else set()
-    listening = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == "0A" and columns[9] in sockets:
-                address, port = columns[1].split(":")
-                listening.add((address, int(port, 16)))
-    return listening
-
-
-def start_foreign_node(cluster: Cluster, name: str, *options: str) -> tuple[int, str]:
-    """Exit code and output of a SuperNode that must be refused."""
-    command = [program("flower-supernode"), "--superlink", cluster.address, "--max-retries", "1"]
-    command += ["--isolation", "process", "--port"]  # it starts no other process that way
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = environment(cluster.folder / "flower", f"{cluster.token}:{name}")
-    process = subprocess.run([*command, str(port), *options], env=env, capture_output=True, timeout=100, check=False)
-    return process.returncode, (process.stdout + process.stderr).decode(errors="replace")
-
-
-def test_a_federation_of_one_node_from_start_to_end(tmp_path):
-    """One real cluster runs an app, refuses foreign nodes, survives two killed processes, and ends."""
-    log_lines: list[str] = []
-    with Cluster(tmp_path / "c", [{"name": 'the "first"', "partition-id": 0}], log=log_lines.append) as cluster:
-        assert list(cluster.processes) == ["superlink", "node-0"]
-        refused: dict[str, tuple[int, str]] = {}
-        root = str(cluster.folder / "server" / "ca.crt")
-        foreign = make_node_key(tmp_path / "foreign", "node")
-        other = str(make_authority(tmp_path / "other"))
-        node_key = str(cluster.folder / "nodes" / "node-0")
-        cases = {
-            "plain": ["--insecure"],
-            "unregistered": ["--root-certificates", root, "--auth-supernode-private-key", str(foreign)],
-            "keyless": ["--root-certificates", root],
-            "misled": ["--root-certificates", other, "--auth-supernode-private-key", node_key],
-        }
-        run = cluster.submit(write_app(tmp_path / "app"), {"out": str(tmp_path / "out.json")})
-        threads = [
-            threading.Thread(target=lambda n=name, w=text: refused.update({n: start_foreign_node(cluster, n, *w)}))
-            for name, text in cases.items()
-        ]
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + 120
-        while (state := cluster.state(run)) in ("pending", "running") and time.monotonic() < until:
-            cluster.restart_ended()
-            time.sleep(0.2)
-        assert state == "completed", cluster.read_log("superlink")
-        number = cluster.node_ids["node-0"]
-        assert json.loads((tmp_path / "out.json").read_text()) == [[number, {"name": 'the "first"', "twice": 42}]]
-
-        processes = [process for process, _ in find_marked(cluster.token)]
-        assert len(processes) >= 4  # with the SuperExecs
-        listening = listening_sockets(processes)
-        assert {address for address, _ in listening} == {"0100007F"}  # 127.0.0.1 only
-        assert cluster.port in {port for _, port in listening}
-
-        for thread in threads:
-            thread.join()
-        assert {name: code for name, (code, _) in refused.items()} == dict.fromkeys(cases, 1)
-        for name, text in {
-            "plain": "Failed to initialize the connection",
-            "unregistered": "Failed to activate SuperNode",
-            "keyless": "SuperNode authentication is enabled",
-            "misled": "CERTIFICATE_VERIFY_FAILED",
-        }.items():
-            assert text in refused[name][1] and "SuperNode ID" not in refused[name][1], refused[name]
-        with pytest.raises((http.client.HTTPException, OSError)):
-            connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=5)
-            try:
-                connection.request("GET", "/health")
-                connection.getresponse()
-            finally:
-                connection.close()
-        assert cluster.client.count_online() == 1
-
-        with pytest.raises(RunError, match="could not be submitted"):
-            cluster.submit(tmp_path / "nowhere", {})
-
-        log = cluster.folder / "logs" / "node-0.log"
-        assert log.read_text().count(f"SuperNode ID: {number}") == 1
-        os.kill(cluster.processes["node-0"], signal.SIGKILL)
-        wait_for(lambda: "node-0" not in cluster.processes, 5)
-        cluster.restart_ended()
-        wait_for(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 30)  # with the same id
-        assert cluster.client.count_online() == 1
-        os.kill(cluster.processes["superlink"], signal.SIGKILL)
-        wait_for(lambda: "superlink" not in cluster.processes, 5)
-        cluster.restart_ended()
-        assert (
-            cluster.client.run_state(run) == "completed" and cluster.client.count_online() == 1
-        )  # its state was not lost
-        assert len(log_lines) == 2
-
-        files = [
-            file for file in cluster.folder.rglob("*") if file.suffix in (".key", ".toml") or str(file) == node_key
-        ]
-        assert len(files) >= 5 and all(mode(file) == 0o600 for file in files if "apps" not in file.parts)
-        port = cluster.port
-    assert find_marked(cluster.token) == [] and cluster.processes == {}
-    for _, used in listening | {("", port)}:
-        with socket.socket() as trial:
-            assert trial.connect_ex(("127.0.0.1", used)) != 0
-    assert not list(cluster.folder.glob("superlink.db*"))  # it contains unfinished messages

@@ -178,6 +178,14 @@ def test_rating_metrics_and_intervals_are_exact():
     assert 0.46 < low < 0.49 and 0.51 < high < 0.54  # 1.96 x .0158
 
 
+def test_intervals_do_not_depend_on_how_many_resamples_are_drawn_at_once(monkeypatch):
+    values = np.random.default_rng(1).uniform(size=37)
+    expected = interval(values)
+    for at_once in (1, 37 * 7, 10**6):
+        monkeypatch.setattr("fedtaste.evaluation.metrics.AT_ONCE", at_once)
+        assert interval(values) == expected
+
+
 def test_the_leak_detector_distinguishes_the_protocols():
     """Remembering drawn negatives beats popularity under the published protocol and does not under the clean one."""
     data = synthetic(300, 400, 12_000)

@@ -14,6 +14,7 @@ from support.laws import (
     FEDERATED_LAWS,
     LAWS,
     Row,
+    changes,
     row_changes_every_setting_that_the_method_reads,
     setting_changes_the_result,
 )
@@ -111,6 +112,11 @@ def test_method_obeys_law(law, row, task, tmp_path):
 @pytest.mark.parametrize("row, key", SETTINGS)
 def test_every_setting_changes_the_result(row, key):
     setting_changes_the_result(row, key)
+
+
+def test_the_same_settings_change_nothing():
+    row = next(row for row in ROWS if row.name == "fedrep")  # with private parameters
+    assert not changes(row, dict(row.settings), "ranking")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)

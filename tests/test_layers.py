@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.modules import DRAWN, INTEGRATION
+from support.modules import DRAWN, INTEGRATION, PLOTTED
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedtaste"
@@ -120,4 +120,4 @@ def test_only_the_command_line_reads_the_environment():
 
 def test_named_integration_modules_exist():
     modules = {path.stem for path in ROOT.glob("tests/test_*.py")}
-    assert {*INTEGRATION, *DRAWN} <= modules and len(set(INTEGRATION)) == len(INTEGRATION)
+    assert {*INTEGRATION, *DRAWN, *PLOTTED} <= modules and len(set(INTEGRATION)) == len(INTEGRATION)

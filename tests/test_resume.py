@@ -85,6 +85,7 @@ def run_to_the_end(path: Path, settings: Settings, data, watch: Watch, monkeypat
 
 
 WORLD = "synthetic:30x24x240"
+MIDDLE_FOLDS = {f"fold-{number}" for number in range(2, 9)}  # interrupted after their last rounds only
 CASES = {
     "fedals": (WORLD, {"k": "4"}),  # with folds, as fedrap: twelve phases
     "fedavg": (WORLD, {"k": "4", "server": "adam", "server_lr": "0.05"}),
@@ -113,7 +114,7 @@ def test_run_interrupted_at_many_rounds_ends_with_the_same_bytes(method, tmp_pat
     last_rounds = dict(uninterrupted.seen)
     assert last_rounds[phases[0]] == 4
     for name, step, stops in (  # a checkpoint after every round, or after every third
-        ("every", 1.5, set(uninterrupted.seen)),
+        ("every", 1.5, {(name, number) for name, number in uninterrupted.seen if name not in MIDDLE_FOLDS}),
         ("last and every fifth", 0.4, set(last_rounds.items()) | set(uninterrupted.seen[2::5])),
     ):
         watch = Watch(step, set(stops))

@@ -224,7 +224,7 @@ METHOD_SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("text", ["clip=0.1", "clip=0.1,noise=1", "clip=0.1,secure=6"])
+@pytest.mark.parametrize("text", ["clip=0.1,noise=1", "clip=0.1,secure=6"])
 @pytest.mark.parametrize("name", METHOD_SETTINGS)
 def test_loop_and_vmap_give_the_same_result_on_every_wire(name, text):
     settings = dict(METHOD_SETTINGS[name])
@@ -389,13 +389,13 @@ def test_releases_that_share_a_budget_have_the_epsilon_of_one_release():
     assert epsilons(Mechanism(2.0), 0, 1e-4) == Epsilons(0.0, 0.0)
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.25])
+@pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_solved_noise_spends_just_below_the_epsilon(rate):
-    noise = solve(3.0, 1e-5, 4, rate)
-    spent = epsilons(Mechanism(noise, rate), 4, 1e-5).epsilon
+    noise = solve(3.0, 1e-4, 4, rate, False)  # as test_noise_is_solved_for_epsilon_and_printed: solved once
+    spent = epsilons(Mechanism(noise, rate), 4, 1e-4).epsilon
     assert 2.97 < spent <= 3.0
     if rate == 1:  # with sampling, the accountant takes seconds for every noise that it tries
-        assert solve(1.0, 1e-5, 4, rate) > noise > solve(3.0, 1e-5, 2, rate)
+        assert solve(1.0, 1e-4, 4, rate) > noise > solve(3.0, 1e-4, 2, rate)
 
 
 def test_epsilon_of_local_noise_is_that_of_half_the_noise_without_sampling():
@@ -602,7 +602,7 @@ def test_too_many_dropouts_abandon_a_secure_sum():
 def test_a_killed_and_resumed_run_has_the_same_epsilon_and_bytes(here):
     """After kill -9 in the middle of a private run, nothing is spent twice."""
     args = [
-        "run", "--data", "synthetic:200x150x3000", "--method", "fedmf", "--rounds", "60", "--set", "k=4", "--threads",
+        "run", "--data", "synthetic:200x150x3000", "--method", "fedmf", "--rounds", "30", "--set", "k=4", "--threads",
         "1", "--wire", "clip=1,noise=3,secure", "--delta", "1e-4", "--json", "--noise-seed", "5", "--out",
     ]  # fmt: skip
     uninterrupted = fedtaste(*args, "whole").json
@@ -613,10 +613,10 @@ def test_a_killed_and_resumed_run_has_the_same_epsilon_and_bytes(here):
         process.kill()
     assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
     checkpoint = load_params(here / "half/state.safetensors")[1]["progress"]["privacy"]
-    assert checkpoint["rounds"] == 60
+    assert checkpoint["rounds"] == 30
     assert checkpoint["repeatable_epsilon"] == uninterrupted["privacy"]["repeatable_epsilon"]
     resumed = fedtaste("resume", "half", "--json").json
-    assert resumed["privacy"] == uninterrupted["privacy"] and resumed["privacy"]["rounds"] == 60
+    assert resumed["privacy"] == uninterrupted["privacy"] and resumed["privacy"]["rounds"] == 30
     assert (here / "half/final.safetensors").read_bytes() == (here / "whole/final.safetensors").read_bytes()
 
 

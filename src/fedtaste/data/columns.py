@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.formats import kind_of, read_content
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import DEFAULTS, ReadOptions, user_role
 from fedtaste.errors import DataError, SettingError
 from fedtaste.text import count, did_you_mean

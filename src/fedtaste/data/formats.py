@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import polars as pl
-
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.errors import DataError, SettingError
 

@@ -13,10 +13,10 @@ from types import EllipsisType
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import Table, assign_columns, complete
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import ReadOptions
 from fedtaste.data.vocabulary import CONTROL
 from fedtaste.errors import DataError, SettingError

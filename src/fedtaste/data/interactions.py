@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Unpack
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import Table, read_ratings, read_times
 from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_options, frame_tables, matrix_entries
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.vocabulary import indices, keep_newest, labels, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count

@@ -10,12 +10,11 @@ from __future__ import annotations
 import zipfile
 from dataclasses import replace
 
-import polars as pl
-
 from fedtaste.data.archives import verify
 from fedtaste.data.columns import Table, drop_empty_rows, read_ratings
 from fedtaste.data.formats import gunzip, read_separated
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.vocabulary import CONTROL, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import Table, read_ratings, read_table, read_times
 from fedtaste.data.formats import is_table, stem
 from fedtaste.data.interactions import Floats, Histories, Interactions, starts_of
+from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.vocabulary import indices, labels, vocabulary
 from fedtaste.errors import DataError, RunError

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import Table
+from fedtaste.data.lazy_polars import pl
 from fedtaste.text import count
 
 # Titles must not send control codes to a terminal.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 DRAWS = 1000  # bootstrap resamples
+AT_ONCE = 100_000  # numbers that are drawn at once
 
 
 def ranking_metrics(ranks: NDArray[np.integer], owners: NDArray[np.integer], k: int = 10) -> dict[str, Array]:
@@ -103,9 +104,13 @@ def rating_intervals(errors: Array, owners: NDArray[np.integer]) -> dict[str, li
 
 def _resample(people: int, seed: int = 0) -> Array:
     """How often each person is drawn in each bootstrap resample, [DRAWS, people]."""
-    generator = np.random.default_rng(seed)
-    draws = (generator.integers(0, people, people) for _ in range(DRAWS))
-    return np.stack([np.bincount(draw, minlength=people) for draw in draws]).astype(float)
+    generator, counts = np.random.default_rng(seed), np.empty((DRAWS, people))
+    rows = max(1, AT_ONCE // max(people, 1))
+    for begin in range(0, DRAWS, rows):  # the same draws whatever the number of rows at once
+        block = counts[begin : begin + rows]
+        draws = generator.integers(0, people, block.shape) + people * np.arange(len(block))[:, None]
+        block[:] = np.bincount(draws.ravel(), minlength=block.size).reshape(block.shape)
+    return counts
 
 
 def bounds(sample: Array) -> list[float]:

@@ -144,7 +144,8 @@ class Process:
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
         """Start the program in a new session, so that Ctrl-C in a terminal reaches only the Python process that called
-        this, which then ends the others in order."""
+        this, which then ends the others in order. An earlier process is reaped, and killed if it still runs."""
+        self.wait(0)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             log.write(f"--- start {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())

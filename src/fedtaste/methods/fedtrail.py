@@ -30,7 +30,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Method, Model, Params, Upload
@@ -303,6 +302,8 @@ def _top_factors(square: Tensor, k: int) -> Tensor:
     """E sqrt(e) [m, k] of the top k eigenpairs of a symmetric matrix, scaled so that the mean squared row norm is 1."""
     m = len(square)
     if m > 4 * k + 400:  # a few of many: iterate, from a fixed start
+        from scipy.sparse.linalg import eigsh  # takes a third of a second, which every process would spend
+
         pairs = eigsh(square.numpy(), k, v0=np.ones(m), which="LA")
         values, vectors = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
     else:

@@ -30,12 +30,11 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import sparse
 from torch import Tensor
 from torch.nn import functional
 
@@ -46,6 +45,9 @@ from fedtaste.methods.registry import define
 from fedtaste.methods.shrinkage import shrunk
 from fedtaste.methods.subspaces import LEAST, basis, deflate, fold, next_basis, projector, public_table, span, unfold
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 Route = Literal["auto", "features", "head", "iterate"]
 CLIP = 0.25  # largest norm of u: nearly everybody's is that long, and nobody's is longer than 1
@@ -303,6 +305,8 @@ class FedVeil:
 
     def cohort_sum(self, round: int, params: Params, cohort: Cohort) -> tuple[str, Tensor]:
         """(name in the upload, sum over the cohort) of a round."""
+        from scipy import sparse  # takes a third of a second, which every process would spend
+
         items, starts = cohort.examples.inputs, cohort.examples.starts
         x = sparse.csr_matrix((np.ones(len(items)), items, starts), (len(cohort.people), self.items))
         x.sum_duplicates()
@@ -358,6 +362,8 @@ def _positive(popular: Tensor, features: Tensor | None, deviation: float) -> Ten
 
 def _unit_rows(x: sparse.csr_matrix) -> sparse.csr_matrix:
     """Rows of length 1; empty rows stay empty."""
+    from scipy import sparse
+
     size = np.sqrt(np.asarray(x.multiply(x).sum(1))[:, 0])
     return (sparse.diags(1 / np.where(size > 0, size, 1.0)) @ x).tocsr()
 

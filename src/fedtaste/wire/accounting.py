@@ -88,9 +88,13 @@ class Epsilons(NamedTuple):
     epsilon_rdp: float
 
 
-@lru_cache(256)
 def epsilons(mechanism: Mechanism, rounds: int, delta: float) -> Epsilons:
-    """Epsilon of the first `rounds` rounds at this delta."""
+    """Epsilon of the first `rounds` rounds at this delta. Who adds the noise does not change it."""
+    return _epsilons(replace(mechanism, sealed=False, grouped=False), rounds, delta)
+
+
+@lru_cache(256)
+def _epsilons(mechanism: Mechanism, rounds: int, delta: float) -> Epsilons:
     from dp_accounting import pld, rdp
 
     if not rounds:
