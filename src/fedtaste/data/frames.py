@@ -25,7 +25,7 @@ from fedtaste.text import count, did_you_mean
 Column = str | EllipsisType  # `...`: a column of a usual name
 OptionalColumn = str | None | EllipsisType  # None: none is read
 DESCRIPTIONS = ("title", "genres")
-NUMBERS = {"i": pl.Int64, "u": pl.UInt64, "f": pl.Float64, "b": pl.Boolean}  # by the kind of a pandas type
+NUMBERS = {"i": "Int64", "u": "UInt64", "f": "Float64", "b": "Boolean"}  # polars's, by the kind of a pandas type
 
 
 class FrameOptions(TypedDict, total=False):
@@ -161,9 +161,10 @@ def pandas_series(column: Any) -> pl.Series:
         moments = column if zone is None else column.dt.tz_convert("UTC").dt.tz_localize(None)
         return pl.Series(moments.to_numpy(dtype="datetime64[us]"))
     if kind.kind in NUMBERS:
+        number = getattr(pl, NUMBERS[kind.kind])
         if isinstance(kind, np.dtype):
-            return pl.Series(column.to_numpy()).cast(NUMBERS[kind.kind])
-        return pl.Series(column.to_numpy(dtype=object, na_value=None).tolist(), dtype=NUMBERS[kind.kind])
+            return pl.Series(column.to_numpy()).cast(number)
+        return pl.Series(column.to_numpy(dtype=object, na_value=None).tolist(), dtype=number)
     values = [None if gap else value for value, gap in zip(column.tolist(), column.isna().tolist())]
     return _from_objects(values)
 
