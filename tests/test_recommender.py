@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import warnings
 from pathlib import Path
@@ -371,3 +372,12 @@ def test_a_method_of_the_users_own_is_fitted(data):
     expected = ft.Recommender("popularity").fit(data, progress=False)
     assert model.recommend(n=5).equals(expected.recommend(n=5))
     assert ft.evaluate(own_popularity, data).metric("seen.sampled.hr@10") is not None
+
+
+def test_the_code_of_the_library_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8")
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "docs/library.md", "exec"), names)
+    assert "answer" in names

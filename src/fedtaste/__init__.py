@@ -1,7 +1,7 @@
 """Personalised federated recommendation: learn from everybody, keep each person's data and parameters with that person.
 
-The public names, in the order of the data flow: load -> of_histories -> a model and a method -> run -> top_items; or
-Settings -> execute -> RunResult; or Recommender for serving. Everything else is importable from its module.
+Start with Recommender. The public names, in the order of the data flow: load -> of_histories -> a model and a method ->
+run -> top_items; or Settings -> execute -> RunResult. Everything else is importable from its module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-__version__ = "0.8.0"
+__version__ = "0.9.0"
 
 # Read when the thread pools start, which is later: waiting threads should sleep. Spinning threads made rounds four
 # times slower on a busy machine.
