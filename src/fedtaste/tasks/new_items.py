@@ -105,14 +105,7 @@ def hold_out_items(data: Interactions, share: float, ridge: float, seed: int) ->
     held = np.isin(data.item, items)
     everything = data.histories(seed)
     positives = everything.where(np.isin(everything.items, items))
-    return keep_interactions(data, ~held), NewItems(items, positives, features, ridge)
-
-
-def keep_interactions(data: Interactions, keep: NDArray[np.bool_]) -> Interactions:
-    """These interactions only; people and catalogue stay the same."""
-    value = None if data.value is None else data.value[keep]
-    time = None if data.time is None else data.time[keep]
-    return replace(data, person=data.person[keep], item=data.item[keep], value=value, time=time)
+    return data.rows(~held), NewItems(items, positives, features, ridge)
 
 
 def require_item_vectors(shared: Params, method: str) -> None:
