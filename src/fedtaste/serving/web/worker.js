@@ -308,9 +308,9 @@ function rank(model, message) {
   const begun = performance.now(), person = personOf(model, message), { n, adventurous } = message;
   const passed = new Set([...person.likes, ...person.dislikes].map((item) => model.titleOf[item]));
   const rebuilt = rebuild(model, person), popular = rebuilt === null;
-  let values = model.popularity.map((byte) => byte / 255);
-  if (!popular) values = finals(model, scoresOf(model, person, rebuilt), adventurous);
-  values = filtered(model, values, message.genres);
+  const all = popular ? model.popularity.map((byte) => byte / 255)
+    : finals(model, scoresOf(model, person, rebuilt), adventurous);
+  const values = filtered(model, all, message.genres);
   const top = best(model, values, passed, Math.max(n, 10));
   const items = top.slice(0, n).map((item) => ({
     item, score: values[item], because: popular ? [] : because(model, person, rebuilt, item),
@@ -397,8 +397,8 @@ function modelOf({ manifest, files }) {
   }
   return {
     m, k, p, recipe, low, high, middle: (low + high) / 2, ratings: manifest.task === "ratings", shifts, cases, alike,
-    table, gram, offset, popularity, ranks: ranksOf(popularity), map, genres,
-    titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size, trail: trailOf(manifest, array),
+    table, gram, offset, popularity, ranks: ranksOf(popularity), map, genres, trail: trailOf(manifest, array),
+    titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size,
   };
 }
 
