@@ -184,7 +184,8 @@ def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -
         path = folder / f"{kills}"
         early = draw.random() < 0.1  # kill at any moment, also before the folder exists; else during training
         start_file = None if early else path / "settings.json"
-        if wait_or_kill(fork(fedtaste("run", *run, "--out", path)), draw.uniform(0, run_seconds), start_file) == 0:
+        moment = (kills % 6 + draw.random()) / 8 * run_seconds  # earlier and later in the run in turn, in all phases
+        if wait_or_kill(fork(fedtaste("run", *run, "--out", path)), moment, start_file) == 0:
             shutil.rmtree(path)  # it ended before it was killed
             continue
         kills += 1
