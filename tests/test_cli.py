@@ -534,8 +534,8 @@ def test_missing_weights_and_weights_of_another_run_are_refused(run_copy):
     (run_copy / "model.safetensors").unlink()
     fedtaste("recommend", run_copy, "--likes", "1", "--json").refused("model.safetensors", "fedtaste run")
     fedtaste("run", *QUICK, "--set", "k=3", "--out", "other")
-    (run_copy / "final.safetensors").write_bytes(Path("other/final.safetensors").read_bytes())
-    fedtaste("recommend", run_copy, "--person", "1", "--json").refused("other parameters than its settings")
+    (run_copy / "model.safetensors").write_bytes(Path("other/model.safetensors").read_bytes())
+    fedtaste("recommend", run_copy, "--person", "1", "--json").refused("belongs to another run")
 
 
 def test_a_damaged_list_of_a_comparison_is_refused():
@@ -592,7 +592,8 @@ def test_a_run_does_not_continue_on_changed_data(change):
     Path("mine.csv").write_text(changed)
     fedtaste("resume", "run", "--json").refused("data have changed", "Restore the data, or run again")
     Path("kept").rename("run/result.json")
-    fedtaste("recommend", "run", "--person", "u1", "-n", "1", "--json").refused("data have changed")
+    answer = fedtaste("recommend", "run", "--person", "u1", "-n", "1", "--json")  # from what the file holds now
+    assert len(answer.json["items"]) == 1
 
 
 # Recommendations

@@ -318,13 +318,14 @@ def recommended_items(
 ) -> tuple[Recommendation, ...]:
     """Items with their scores and the likes that they are recommended for."""
     names, titles = model.items["names"], model.items["titles"]
-    reasons = because or [()] * len(items)
-    return tuple(
-        Recommendation(
-            item=names[at], title=titles[at], score=round(float(score), 6), because=tuple(titles[i] for i in why)
-        )
-        for at, score, why in zip(items, scores, reasons)
+    rows = (
+        Recommendation(item=names[at], title=titles[at], score=round(float(score), 6))
+        for at, score in zip(items, scores)
     )
+    if not because:
+        return tuple(rows)
+    reasons = (tuple(titles[i] for i in likes) for likes in because)
+    return tuple(row.model_copy(update={"because": likes}) for row, likes in zip(rows, reasons))
 
 
 # One device

@@ -39,7 +39,8 @@ def recommend(
     asked = _of_person(model, person, likes, file)
     allowed = allowed_items(model.titles, only, exclude)
     allowed[np.isin(model.titles.groups, model.titles.groups[asked.dislikes])] = False
-    best = model.top(asked.history, max(n, 1), timed=asked.timed, members=asked.members, allowed=allowed)
+    listed = n if n >= 1 else model.facts.items  # a wrong n is refused with how many items are left
+    best = model.top(asked.history, listed, timed=asked.timed, members=asked.members, allowed=allowed)
     items = best.items[0][best.items[0] >= 0]
     if not len(items):
         raise SettingError("Nothing is left to recommend: every item of the catalogue is in the history or excluded.")
