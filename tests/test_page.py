@@ -362,7 +362,8 @@ def large_bundle() -> dict[str, bytes]:
     item = rng.normal(0, 0.3, (m, k)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:  # computing the map is slow, and its positions do not matter here
         patch.setattr(import_module("fedtaste.serving.export"), "place", lambda *_: rng.integers(-32767, 32768, (m, 2)))
-        return bundle_files(replace(export_source("fedals"), items=items, item=item), "int8")
+        source = export_source("fedals")
+        return bundle_files(replace(source, items=items, parts=replace(source.parts, item=item)), "int8")
 
 
 TYPING = """() => {

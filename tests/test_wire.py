@@ -595,7 +595,7 @@ def test_the_secret_key_is_in_one_file_and_only_the_owner_can_read_the_folder(he
 
 
 def test_too_many_dropouts_abandon_a_secure_sum():
-    result = fedtaste("run", *PRIVATE[:4], *QUICK, "--wire", "secure=5", "--dropout", "0.6").json
+    result = fedtaste("run", *PRIVATE[:4], *QUICK, "--wire", "secure=5", "--dropout", "0.4").json
     assert result["rejected_updates"]["abandoned"] > 0
 
 

@@ -59,11 +59,12 @@ def recommender_and_files(name, precision):
     """(BundleRecommender, files that the page fetches) of a bundle with repeated titles and a seed of 63 bits."""
     source = export_source(name)
     titles = [f"Title {at // 3 if at % 5 else at}" for at in range(len(source.items["titles"]))]
-    recipe = replace(source.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
+    recipe = replace(source.parts.recipe, seed=str(2**63 - 9), **LONGER.get(name, {}))
+    parts = replace(source.parts, recipe=recipe)
     with pytest.MonkeyPatch.context() as patch:  # computing the map is slow, and its positions do not matter here
         patch.setattr(import_module("fedtaste.serving.export"), "place", random_places)
         patch.setattr(import_module("fedtaste.serving.export"), "TRAIL_KEPT", 30)  # of 200 items
-        contents = bundle_files(replace(source, recipe=recipe, items=source.items | {"titles": titles}), precision)
+        contents = bundle_files(replace(source, parts=parts, items=source.items | {"titles": titles}), precision)
     manifest = Manifest.model_validate_json(contents["manifest.json"])
     return BundleRecommender(parse(manifest, contents, Path(name))), page_files_of(contents, f"{name}-{precision}")
 
