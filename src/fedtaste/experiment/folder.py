@@ -255,6 +255,9 @@ class RunFolder:
             column = items.get(name)
             if not isinstance(column, list) or len(column) != number or not all(isinstance(x, kind) for x in column):
                 raise RunError(f"{self.path}/items.json does not hold {number:,} {name}. Restore it, or run again.")
+        genres = items.get("genres", [])
+        if not isinstance(genres, list) or len(genres) not in (0, number) or not all(type(x) is str for x in genres):
+            raise RunError(f"{self.path}/items.json does not hold {number:,} genres. Restore it, or run again.")
         return items
 
     # What a resumed run must agree with
