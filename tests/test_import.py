@@ -188,7 +188,7 @@ def test_saved_data_are_read_unchanged(tmp_path, pairs, numbered, rated, timed, 
     path = tmp_path / f"saved.{ending}"
     save(data, path)
     with pytest.MonkeyPatch.context() as patch:  # a trial process for every Parquet file; test_decoders.py is about it
-        patch.setattr("fedtaste.data.columns.subprocess.run", lambda *_, **__: CompletedProcess([], 0))
+        patch.setattr("fedtaste.data.formats.subprocess.run", lambda *_, **__: CompletedProcess([], 0))
         assert same(data, read_interactions(path))
 
 
