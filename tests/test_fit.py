@@ -101,6 +101,26 @@ def test_a_model_continues_with_new_data(weeks, tmp_path):
     assert (tmp_path / "second" / "model.safetensors").read_bytes() == expected
 
 
+def test_new_data_are_read_like_the_old(tmp_path):
+    for name, day in (("old", 10), ("new", 20)):
+        rows = [f"u{u};i{(u * 7 + j * day) % 30};{day + j}/01/2024" for u in range(30) for j in range(6)]
+        (tmp_path / f"{name}.csv").write_text("kunde;sku;wann\n" + "\n".join(rows))
+    options = ("--columns", "user=kunde,item=sku,time=wann", "--date-format", "%d/%m/%Y", "--separator", ";")
+    assert fedtaste("fit", "--data", tmp_path / "old.csv", *options, *FIT[2:], "--out", tmp_path / "one").code == 0
+    result = fedtaste(
+        "fit", "--from", tmp_path / "one", "--data", tmp_path / "new.csv", "--out", tmp_path / "two", "--json"
+    )
+    assert result.json["people"] == 30
+
+
+def test_errors_send_no_control_codes_to_a_terminal(tmp_path):
+    rows = [f"\x1b[2Jann{u},i{(u * 7 + j) % 30}" for u in range(30) for j in range(6)]
+    (tmp_path / "nasty.csv").write_text("user,item\n" + "\n".join(rows))
+    fedtaste("fit", "--data", tmp_path / "nasty.csv", *FIT[2:], "--out", tmp_path / "model")
+    output = fedtaste("recommend", tmp_path / "model", "--person", "zzz").refused("is nobody", "ann")
+    assert "\x1b" not in output.err
+
+
 def test_an_update_is_evaluated_on_items_that_the_model_had_not_seen(weeks, tmp_path):
     old, new = weeks
     fedtaste("fit", "--data", old, *FIT[2:], "--out", tmp_path / "first")

@@ -114,6 +114,11 @@ def test_people_with_nothing_left_are_named_in_a_warning(model, data):
     [
         (lambda m: m.recommend(["nobody"]), DataError, ["nobody", "synthetic"]),
         (lambda m: m.recommend("1"), SettingError, ["users must be a list"]),
+        (lambda m: m.recommend(1), SettingError, ["users must be a list", "int"]),
+        (lambda m: m.recommend(["1", None]), SettingError, ["users has missing values"]),
+        (lambda m: m.recommend(["1"], exclude=5), SettingError, ["exclude must be a list"]),
+        (lambda m: m.personal("5"), SettingError, ["history must be a list"]),
+        (lambda m: m.update(DATA, rounds="no"), SettingError, ["rounds", "no"]),
         (lambda m: m.recommend(["1"], n=0), SettingError, ["n must be", "0"]),
         (lambda m: m.recommend(["1"], only=["no such thing"]), DataError, ["only", "no such thing"]),
         (lambda m: m.recommend(["1"], only=[]), SettingError, ["No item is left"]),
@@ -249,6 +254,22 @@ def test_a_removed_person_has_left_nothing(data, method):
     assert len(model.recommend([data.people[4]], n=5)) == len(kept) and model.result.people == 79
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_removal_is_exact_where_times_are_equal(data, timed):
+    """Equal times are ordered by a number that does not change when people leave, one after the other."""
+    time = np.floor(data.time / 86400 / 30) if timed else None  # months, or nothing
+    coarse = Interactions("shop", data.person, data.item, data.people, data.items, None, time)
+    model = ft.Recommender("fedtrail", parts="trail").fit(coarse, progress=False)
+    for name in data.people[:6]:
+        model.forget([name])
+    rest = model._model.data
+    expected = ft.Recommender("fedtrail", parts="trail").fit(rest, progress=False)
+    state, other = (each._model.trained_state() for each in (model, expected))
+    for name, value in other.memory.items():
+        assert np.allclose(value.numpy(), state.memory[name].numpy(), atol=1e-4), name
+    assert state.memory["pairs"].min() > -1e-4
+
+
 def test_other_methods_say_what_removal_needs(model, data):
     with pytest.raises(SettingError, match="Train again"):
         model.forget([data.people[0]])
@@ -280,9 +301,15 @@ def test_a_model_saved_without_people_holds_none(model, data, tmp_path):
 
 
 def test_a_model_is_not_saved_over_something_else(model, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="not a model"):
-        model.save(tmp_path)
+    model.save(tmp_path / "shop")
+    (tmp_path / "shop" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="not a model .*notes.txt"):
+        model.save(tmp_path / "shop")
+    (tmp_path / "link").symlink_to(tmp_path / "shop")
+    with pytest.raises(RunError, match="symbolic link"):
+        model.save(tmp_path / "link")
+    with pytest.raises(RunError, match="is a file"):
+        model.save(tmp_path / "shop" / "notes.txt")
 
 
 def test_the_page_of_a_model_recommends_the_same(model, data, tmp_path):

@@ -15,9 +15,9 @@ from fedtaste.data.supervised import Supervised
 from fedtaste.engine.run import State
 from fedtaste.errors import SettingError
 from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
-from fedtaste.experiment.folder import Data
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.result import FitResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import ReadSettings, Settings
 from fedtaste.experiment.stored_interactions import joined
 from fedtaste.experiment.train import Prepared, checked_plan, make_task
 from fedtaste.serving.open_model import OpenModel
@@ -33,6 +33,14 @@ class Continued(NamedTuple):
     old: Interactions
     start: Callable[[State], State]
     before: FitResult | None  # the result of the model, where it was fitted
+
+
+def read_alike(path: Path, settings: Settings) -> Settings:
+    """The settings with the columns and formats with which the model's own file was read, where none are given."""
+    before, given = RunFolder.open(path).settings(), settings.model_fields_set
+    return settings.model_copy(
+        update={name: getattr(before, name) for name in ReadSettings.model_fields if name not in given}
+    )
 
 
 def open_continued(path: Path, given: Settings, new: Data, *, resumed: bool = False) -> Continued:

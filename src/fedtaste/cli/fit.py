@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtaste import __version__
-from fedtaste.cli.continued import open_continued
+from fedtaste.cli.continued import open_continued, read_alike
 from fedtaste.cli.options import FitOptions
 from fedtaste.cli.output import emit, put, say
 from fedtaste.cli.own_methods import allow_method
@@ -18,6 +18,7 @@ from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import FitResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Prepared
+from fedtaste.text import count
 
 
 def fit(settings: Settings, options: FitOptions) -> None:
@@ -25,6 +26,8 @@ def fit(settings: Settings, options: FitOptions) -> None:
     if options.like is not None:
         settings = settings_like(options.like, settings)
     allow_method(settings.method)
+    if options.from_model is not None:
+        settings = read_alike(options.from_model, settings)
     data: Data = load_data(settings)
     path = options.out or new_folder("model", data.name, settings.method)
     prepared, before = prepare_model(settings, data, options.from_model)
@@ -78,9 +81,9 @@ def show_fit(result: FitResult, as_json: bool) -> None:
     if as_json:
         emit(result.dump())
         return
-    chosen = "as many as were asked for" if result.valid is None else "chosen on everybody's newest item"
+    chosen = "a fixed number" if result.valid is None else "chosen on everybody's newest item"
     people, items = f"{result.members:,} people", f"{result.items:,} items"
-    put(f"{result.method}: learnt from {people} and {items} in {result.rounds} rounds ({chosen}).")
+    put(f"{result.method}: learnt from {people} and {items} in {count(result.rounds, 'round')} ({chosen}).")
     if result.valid:
         put("Validation before the last training: " + ", ".join(f"{n} {v:.3f}" for n, v in result.valid.items()))
     put(f"Sent up by a person in each round: {result.traffic.up_bytes_per_person_round:,} bytes.")

@@ -7,6 +7,7 @@ or its arguments are read; the command itself, and torch with it, when it is cal
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from typing import NoReturn
@@ -39,6 +40,7 @@ COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "privacy": "Privacy: what private runs released about the same people.",
     "privacy ledger": "Show the private runs on the same people and their total epsilon.",
 }
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # all but tabs and line ends
 STOPPED = "Stopped while no run was being trained; nothing is lost."
 
 
@@ -87,7 +89,8 @@ app = click.version_option(__version__, message="fedtaste %(version)s", help="Pr
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """Print an error and exit."""
+    """Print an error and exit. Names from data must not send control codes to a terminal."""
+    message = CONTROL.sub("", message)
     click.secho(f"error: {message}", fg=None if os.environ.get("NO_COLOR") else "red", err=True)
     sys.exit(code)
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from fedtaste import __version__
-from fedtaste.cli.continued import open_continued, prepare_continued
+from fedtaste.cli.continued import open_continued, prepare_continued, read_alike
 from fedtaste.cli.options import RunOptions
 from fedtaste.cli.output import cache, ledger_folder, say
 from fedtaste.cli.own_methods import allow_method
@@ -31,6 +31,8 @@ def run(settings: Settings, options: RunOptions) -> None:
     allow_method(settings.method)
     if adds_noise(settings):
         say("Loading the data and working out the noise.")
+    if options.from_model is not None:
+        settings = read_alike(options.from_model, settings)
     data = load_data(settings)
     path = options.out or new_folder(data.name, settings.method)
     if options.from_model is None:

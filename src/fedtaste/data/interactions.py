@@ -127,6 +127,7 @@ class Interactions:
     genres: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was done to the source, for the reader
     frame_library: str = "polars"  # the library in whose frames answers are given: polars or pandas
+    ties: NDArray[np.uint64] | None = None  # [n]: the order of equal times; by default a hash of (person, item)
     frame_keywords: Mapping[str, object] = field(default_factory=dict)  # of `from_frame`, to read later frames alike
 
     @staticmethod
@@ -239,7 +240,8 @@ class Interactions:
         """These interactions only; the vocabularies stay as they are."""
         value = None if self.value is None else self.value[keep]
         time = None if self.time is None else self.time[keep]
-        return replace(self, person=self.person[keep], item=self.item[keep], value=value, time=time)
+        ties = None if self.ties is None else self.ties[keep]
+        return replace(self, person=self.person[keep], item=self.item[keep], value=value, time=time, ties=ties)
 
     def noted(self, *notes: str) -> Interactions:
         return replace(self, notes=self.notes + notes)
@@ -248,7 +250,7 @@ class Interactions:
         """The histories of all people, oldest first. Equal times are ordered by a seeded hash of (person, item): ids
         follow popularity and rows follow the file, so either would leak into a split. Without time the hash alone is
         the order."""
-        ties = hash_pairs(self.person, self.item, seed)
+        ties = hash_pairs(self.person, self.item, seed) if self.ties is None else self.ties
         keys = (ties, self.person) if self.time is None else (ties, self.time, self.person)
         order = np.lexsort(keys)
         starts = starts_of(np.bincount(self.person, minlength=len(self.people)))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtaste.core import People
-from fedtaste.data.interactions import Interactions
+from fedtaste.data.interactions import Interactions, hash_pairs
 from fedtaste.engine.run import State
 from fedtaste.errors import DataError
 
@@ -39,8 +39,9 @@ def join(old: Interactions, new: Interactions) -> Interactions:
     genres = _described(items, (new.items, new.genres), (old.items, old.genres)) if old.genres or new.genres else ()
     value = None if old.value is None or new.value is None else np.concatenate([old.value, new.value])
     time = None if old.time is None or new.time is None else np.concatenate([old.time, new.time])
+    ties = None if old.ties is None else np.concatenate([old.ties, hash_pairs(person, item, 0)])
     both = replace(
-        old, people=people, items=items, titles=titles, genres=genres, value=value, time=time,
+        old, people=people, items=items, titles=titles, genres=genres, value=value, time=time, ties=ties,
         person=np.concatenate([old.person, person]), item=np.concatenate([old.item, item]),
     )  # fmt: skip
     keys = both.person.astype(np.int64) * len(items) + both.item

@@ -76,7 +76,7 @@ def fit(
         folder.require_same_plan(prepared.plan.settings, prepared.task.facts)
         assert prepared.data is not None and not isinstance(prepared.data, Supervised)
         if not (folder.path / INTERACTIONS).exists():
-            save_interactions(folder.path / INTERACTIONS, prepared.data)
+            save_interactions(folder.path / INTERACTIONS, prepared.data, prepared.settings.seed)
         training = Training(prepared, folder, listener or Silent(), None)
         trained = Trained(training, training.served(training.run()))
         result = _result(trained, prepared, before)

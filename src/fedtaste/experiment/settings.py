@@ -187,6 +187,15 @@ def settings_from(method: str, data: str, values: Mapping[str, object]) -> Setti
         raise SettingError(f"{first['loc'][0]} is not valid: {first['msg']}, got {first['input']!r}.") from None
 
 
+def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """The settings with some changed; values that are not valid are refused."""
+    return settings_from(
+        settings.method,
+        settings.data,
+        settings.model_dump(exclude={"method", "data", "set"}) | settings.set | dict(changes),
+    )
+
+
 def _as_text(value: object) -> str:
     """A setting as `--set` has it."""
     if isinstance(value, bool):

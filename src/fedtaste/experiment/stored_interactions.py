@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedtaste.data.interactions import Interactions
+from fedtaste.data.interactions import Interactions, hash_pairs
 from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.checkpoint import load_params, save_params
 from fedtaste.errors import RunError
@@ -22,12 +22,15 @@ INTERACTIONS = "interactions.safetensors"
 Number = TypeVar("Number", bound=np.generic)
 
 
-def save_interactions(path: Path, data: Interactions | UserSplit) -> None:
-    """Write who took what, with ratings and times; the file is readable by its owner only. `items.json` of the same
+def save_interactions(path: Path, data: Interactions | UserSplit, seed: int) -> None:
+    """Write who took what, with ratings, times and the order of equal times, which must stay the same when people leave
+    and others are numbered anew; the file is readable by its owner only. `items.json` of the same
     folder has the names of the items. Parts of a split become one table, in their order."""
     table = joined(data)
     columns = {"person": table.person, "item": table.item, "value": table.value, "time": table.time}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(c)) for name, c in columns.items() if c is not None}
+    ties = hash_pairs(table.person, table.item, seed) if table.ties is None else table.ties
+    tensors["ties"] = torch.from_numpy(ties.view(np.int64).copy())
     names = json.dumps(table.people).encode()
     tensors["people"] = torch.frombuffer(bytearray(names), dtype=torch.uint8)
     save_params(
@@ -45,7 +48,7 @@ def load_interactions(path: Path, items: JsonObject) -> Interactions:
         people = tuple(json.loads(tensors["people"].numpy().tobytes()))
         columns = {name: value.numpy() for name, value in tensors.items() if name != "people"}
         person, item = columns.pop("person"), columns.pop("item")
-        if not (len(person) == len(item) == len(columns.get("time", item)) == len(columns.get("value", item))):
+        if {len(column) for column in columns.values()} != {len(item)} or len(person) != len(item):
             raise ValueError("its columns have different lengths")
         if len(person) and (person.max() >= len(people) or item.max() >= len(items["names"]) or person.min() < 0):
             raise ValueError("it names people or items that do not exist")
@@ -54,7 +57,8 @@ def load_interactions(path: Path, items: JsonObject) -> Interactions:
     return Interactions(
         str(about.get("name", "data")), person, item, people, tuple(items["names"]), columns.get("value"),
         columns.get("time"), tuple(items["titles"]), tuple(items.get("genres") or ()),
-        frame_library=str(about.get("frames", "polars")), frame_keywords=dict(about.get("keywords") or {}),
+        ties=columns["ties"].view(np.uint64), frame_library=str(about.get("frames", "polars")),
+        frame_keywords=dict(about.get("keywords") or {}),
     )  # fmt: skip
 
 

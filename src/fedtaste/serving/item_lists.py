@@ -17,16 +17,25 @@ OnUnknown = Literal["raise", "warn", "ignore"]
 ON_UNKNOWN = ("raise", "warn", "ignore")
 
 
+def as_list(values: object, argument: str) -> list[object]:
+    """The values of an argument that is a list, an array, a set or a column; missing values are refused."""
+    if isinstance(values, str) or not isinstance(values, Iterable) or hasattr(values, "columns"):
+        kind = "one text" if isinstance(values, str) else f"a {type(values).__name__}"
+        raise SettingError(f"{argument} must be a list, as in {argument}=[{str(values)[:40]!r}], got {kind}.")
+    out = list(values)
+    if any(value is None or value != value for value in out if not isinstance(value, str)):  # noqa: PLR0124 (NaN)
+        raise SettingError(f"{argument} has missing values. Leave them out.")
+    return out
+
+
 def find_items(titles: Titles, texts: Iterable[object], on_unknown: OnUnknown, argument: str) -> list[int]:
     """The numbers of items by name or title, in their order, each once. Unknown ones raise DataError, or are left out
     with a warning or without."""
     if on_unknown not in ON_UNKNOWN:
         raise SettingError(f"on_unknown must be raise, warn or ignore, got {on_unknown!r}.")
-    if isinstance(texts, str):
-        raise SettingError(f"{argument} must be a list of items, as in {argument}=[{texts!r}], got one text.")
     found: dict[int, None] = {}
     unknown = []
-    for text in map(str, texts):
+    for text in map(str, as_list(texts, argument)):
         number = titles.number(text)
         if number is None:
             unknown.append(text)

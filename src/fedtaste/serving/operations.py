@@ -36,14 +36,14 @@ from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import FitResult, RunResult
-from fedtaste.experiment.settings import Settings, settings_from
+from fedtaste.experiment.settings import Settings, changed_settings, settings_from
 from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
 from fedtaste.serving.bundle_recommender import REASONS
-from fedtaste.serving.item_lists import OnUnknown, allowed_items, describe, find_items
+from fedtaste.serving.item_lists import OnUnknown, allowed_items, as_list, describe, find_items
 from fedtaste.serving.open_model import OpenModel
 from fedtaste.serving.rebuild import (
     Tables,
@@ -101,7 +101,7 @@ def update_model(
             "fitted, or use `fedtaste run --from`."
         )
     data = join(model.data, joined(as_interactions(new, model.data)))
-    settings = model.settings.model_copy(update={"rounds": rounds_of_update(result.rounds), **changes})
+    settings = changed_settings(model.settings, {"rounds": rounds_of_update(result.rounds), **changes})
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
     fit(prepared, folder, listener, before=result)
@@ -114,9 +114,7 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     result = model.result
     if not isinstance(result, FitResult):
         raise SettingError("People are removed from a fitted model. This is an evaluated run: train it without them.")
-    if isinstance(names, str):
-        raise SettingError(f"users must be a list, as in forget([{names!r}]), got one text.")
-    leaving = np.unique([model.person(str(name)) for name in names]).astype(np.int64)
+    leaving = np.unique([model.person(str(name)) for name in as_list(names, "users")]).astype(np.int64)
     staying = np.setdiff1d(np.arange(len(model.data.people)), leaving)
     current, timed = model.plan(model.facts.timed), model.facts.timed
     state = remove_people(
@@ -127,7 +125,7 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     store.unpack_part(np.arange(len(staying)), state.private.part(staying))
     folder = RunFolder.create(path, model.settings.model_dump(), data, __version__, "fit")
     folder.require_same_plan(current.settings, replace(model.facts, people=len(staying)))
-    save_interactions(path / INTERACTIONS, data)
+    save_interactions(path / INTERACTIONS, data, model.settings.seed)
     folder.save_final(State(state.shared, state.memory, store, state.round))
     changes = {"people": len(staying), "members": len(staying), "interactions": len(data), "run": str(path)}
     folder.write("result.json", result.model_copy(update=changes).dump())
@@ -148,8 +146,7 @@ def evaluate_model(model: OpenModel, listener: ProgressListener | None) -> RunRe
 def save_model(model: OpenModel, out: Path, people: bool) -> None:
     """Write the model into a folder of its own: all of it or nothing. Without `people`, nobody's history and nobody's
     private parameters are in it."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (out / "model.safetensors").exists()):
-        raise RunError(f"{out} is not empty, and what is in it is not a model. Give a new folder.")
+    _check_target(out)
     names = [*SAVED, *(OF_PEOPLE if people else ())]
 
     def fill(folder: Path) -> None:
@@ -159,6 +156,22 @@ def save_model(model: OpenModel, out: Path, people: bool) -> None:
                 shutil.copy2(model.folder.path / name, folder / name)
 
     replace_folder(out, fill)
+
+
+def _check_target(out: Path) -> None:
+    """Refuse to replace anything but a model that `save` wrote."""
+    if out.is_symlink() or out.exists() and not out.is_dir():
+        raise RunError(
+            f"{out} is a {'symbolic link' if out.is_symlink() else 'file'}, not a folder. Give a new folder."
+        )
+    if not out.exists() or not any(out.iterdir()):
+        return
+    others = sorted({entry.name for entry in out.iterdir()} - {*SAVED, *OF_PEOPLE})
+    if others or RunFolder.open(out).kind != "fit":
+        raise RunError(
+            f"{out} is not empty, and what is in it is not a model that save wrote"
+            f"{f' ({others[0]})' if others else ''}. Give a new folder."
+        )
 
 
 # Recommendations
@@ -195,9 +208,7 @@ def _find_people(model: OpenModel, users: Iterable[object] | None, on_unknown: O
     lengths = model.histories.lengths
     if users is None:
         return np.flatnonzero(lengths)
-    if isinstance(users, str):
-        raise SettingError(f"users must be a list, as in recommend([{users!r}]), got one text.")
-    names = [str(user) for user in users]
+    names = [str(user) for user in as_list(users, "users")]
     unknown = [name for name in names if name not in model.numbers or not lengths[model.numbers[name]]]
     if unknown and on_unknown == "raise":
         model.person(unknown[0])
@@ -218,18 +229,19 @@ def to_library(frame: pl.DataFrame, library: str) -> object:
 
 def check_n(n: object) -> None:
     """Refuse a number of items that is not a whole number of at least 1."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
         raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")
 
 
 def history_of(
-    model: OpenModel, likes: Iterable[object], ratings: Mapping[object, float] | None, on_unknown: OnUnknown
-) -> Histories:
+    model: OpenModel, likes: Iterable[object], ratings: Mapping[object, float] | None, on_unknown: OnUnknown,
+    argument: str = "likes",
+) -> Histories:  # fmt: skip
     """One person's history, oldest first; a like counts as the best rating."""
     if ratings and model.facts.kind == "ranking":
         raise SettingError("This model knows liked or not, and no ratings. Give likes and dislikes.")
     low, high = model.facts.scale
-    values = dict.fromkeys(find_items(model.titles, likes, on_unknown, "likes"), high)
+    values = dict.fromkeys(find_items(model.titles, likes, on_unknown, argument), high)
     for name, value in (ratings or {}).items():
         if not isinstance(value, int | float) or not low <= value <= high:
             raise SettingError(
@@ -347,7 +359,7 @@ class PersonalModel:
 
 def personal_model(model: OpenModel, likes: Iterable[object], timed: bool) -> PersonalModel:
     """Personalise one person on this machine as their own device would."""
-    history = history_of(model, likes, None, "raise")
+    history = history_of(model, likes, None, "raise", "history")
     if not len(history):
         raise SettingError("history names no items. Give what the person took, oldest first.")
     current, shared = model.plan(timed), model.shared
