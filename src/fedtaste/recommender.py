@@ -170,6 +170,8 @@ class Recommender:
             out._model = BundleRecommender.load(path)
             out._method, out._settings = out._model.bundle.manifest.method, {}
             return out
+        if not path.exists():
+            raise RunError(f"{path} does not exist, so there is no model. Give a saved model, a run or a bundle.")
         if not (path / "settings.json").exists():
             raise RunError(
                 f"{path} is no model: it has no settings.json (a saved model or a run folder) and no manifest.json (a "
@@ -201,7 +203,7 @@ class Recommender:
         known = {"rounds", "cohort", "epsilon", "delta", "seed", "threads", "wire", "noise_seed"}
         for name in changes:
             if name not in known:
-                raise SettingError(did_you_mean(name, sorted(known), "setting of an update"))
+                raise SettingError(did_you_mean(name, sorted(known), "setting"))
         return dict(changes)
 
     def _keep(self, train: Callable[[Path, ProgressListener | None], OpenModel], progress: bool | None) -> None:

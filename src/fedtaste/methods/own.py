@@ -82,9 +82,9 @@ def find_own(name: str) -> MethodSpec[...]:
             "again and pass it to fedtaste (method=...), or put it into a module before the next run."
         )
     raise SettingError(
-        f"{name} is a method of somebody's own, and fedtaste imports no code because a file names it. If you trust the "
-        f'module, allow it: --method {name} on the command line, a line method = "{name}" in node.toml, or in Python '
-        f"fedtaste.methods.find_method({name!r})."
+        f"{name} is a method of somebody's own, not of fedtaste. It was not imported, because a folder or message may "
+        f"name any code. If you trust the module, allow it: --method {name} on the command line, a line "
+        f'method = "{name}" in node.toml, or in Python fedtaste.methods.find_method({name!r}).'
     )
 
 
