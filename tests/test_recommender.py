@@ -408,3 +408,11 @@ def test_the_code_of_the_library_page_runs(tmp_path, monkeypatch):
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         exec(compile(block, "docs/library.md", "exec"), names)
     assert "answer" in names
+
+
+@pytest.mark.parametrize("like", [-1, 60])
+def test_likes_beyond_the_catalogue_are_refused_by_number(model, like):
+    opened = model._model
+    plan = opened.plan(True)
+    with pytest.raises(SettingError, match=f"from 0 to 59, got {like}"):
+        ft.top_items(plan.method, plan.model, opened.trained_state(), likes=[like])

@@ -13,6 +13,7 @@ from fedtaste.data.sampling import SERVE, Ragged
 from fedtaste.engine.backends import Call, choose_backend, collect
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
+from fedtaste.errors import SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.evaluation.scoring import Personalised
 from fedtaste.federation import Federation, of_histories
@@ -72,6 +73,9 @@ def top_items(
     >>> len(fedtaste.top_items(method, model, done.state, likes=[3, 5], n=5))
     5
     """
+    for like in likes:
+        if not 0 <= like < model.catalogue:
+            raise SettingError(f"likes must be numbers of items from 0 to {model.catalogue - 1:,}, got {like}.")
     items, draw = np.asarray(likes, np.int32), sampling or Sampling()
     history = Histories(np.array([0, len(items)]), items, np.ones(len(items), np.float32))
     device = of_histories(history, model.catalogue, negatives=draw.negatives, batch=draw.batch, stream=SERVE)
