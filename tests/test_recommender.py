@@ -130,7 +130,7 @@ def test_people_with_nothing_left_are_named_in_a_warning(model, data):
         (lambda m: m.similar_items("no such thing"), DataError, ["no such thing"]),
         (lambda m: m.similar_items("5", n=True), SettingError, ["n must be"]),
         (lambda m: m.personal([]), SettingError, ["history names no items"]),
-        (lambda m: m.update(DATA, method="fedmf"), SettingError, ["method", "update"]),
+        (lambda m: m.update(DATA, method="fedmf"), SettingError, ["method", "rounds"]),
         (lambda m: ft.Recommender("fedals").recommend(["1"]), SettingError, ["not fitted"]),
         (lambda m: ft.Recommender("fedalls").fit(DATA), SettingError, ["fedals"]),
         (lambda m: ft.Recommender("fedals", kk=3).fit(DATA), SettingError, ["kk", "k"]),
