@@ -199,10 +199,23 @@ def test_a_private_fit_states_its_epsilon_and_updates_add_up(data, tmp_path):
     model = ft.Recommender("fedmf", k=4, rounds=2, epsilon=5.0, wire="clip=1").fit(data, progress=False)
     first = model.result
     assert first.valid is None and first.privacy.epsilon == pytest.approx(5.0, rel=0.02)
-    assert first.total_epsilon == first.privacy.epsilon
-    model.update(newer(data), progress=False)
-    assert model.result.total_epsilon == pytest.approx(first.total_epsilon + model.result.privacy.epsilon)
-    assert model.result.total_delta == pytest.approx(first.total_delta + model.result.privacy.delta)
+    model.update(newer(data), epsilon=2.0, progress=False)
+    assert model.result.privacy.epsilon == pytest.approx(first.privacy.epsilon + 2.0, rel=0.02)
+    assert model.result.privacy.delta == pytest.approx(2 * first.privacy.delta)
+    assert "epsilon 7" in model.result.notes[0]
+
+
+def test_a_private_update_of_a_model_without_noise_promises_nothing(data):
+    model = ft.Recommender("fedmf", k=4, rounds=1).fit(data, progress=False)
+    model.update(newer(data), epsilon=2.0, wire="clip=1", progress=False)
+    assert model.result.privacy.epsilon is None and "No epsilon is promised" in model.result.notes[0]
+
+
+def test_nobody_is_removed_from_a_model_with_noise(data):
+    """The difference of the models before and after would be what the person sent."""
+    model = ft.Recommender("popularity", epsilon=5.0, wire="clip=1").fit(data, progress=False)
+    with pytest.raises(SettingError, match="Train again"):
+        model.forget([data.people[0]])
 
 
 def newer(data: Interactions) -> Interactions:

@@ -78,7 +78,7 @@ class Recommender:
         """Continue from the present state with further data: new interactions, people and items.
 
         A third of the rounds of the first training is run unless `rounds` says otherwise. In a private model every
-        update has its own epsilon, and `result.total_epsilon` adds them up.
+        update spends an epsilon, and `result.privacy` adds them up.
         """
         work, model = _operations(), self._trained("be updated")
         settings = self._changed(changes)
@@ -86,9 +86,9 @@ class Recommender:
         return self
 
     def forget(self, users: Iterable[object]) -> Recommender:
-        """Remove these people as if they had never taken part: their history, and what they sent. It is exact for
-        methods whose state is a sum over people (popularity, fedtrail); other methods raise an error that says what
-        removal needs."""
+        """Delete the histories of these people, and subtract what they contributed from the model. For popularity and
+        fedtrail the result equals a training without them; other methods raise an error, as they must be trained
+        again."""
         work, model = _operations(), self._trained("forget people")
         self._keep(lambda path, bars: work.forget_people(model, users, path), progress=False)
         return self

@@ -1,9 +1,12 @@
-"""Text helpers for messages: plural forms, and did-you-mean suggestions for misspelt names."""
+"""Text helpers for messages: plural forms, did-you-mean suggestions for misspelt names, and control codes."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # must not reach a terminal from data
 
 
 def count(n: int, one: str, many: str | None = None) -> str:

@@ -16,6 +16,7 @@ from fedtaste.engine.run import State
 from fedtaste.errors import SettingError
 from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
 from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.result import FitResult
 from fedtaste.experiment.settings import ReadSettings, Settings
 from fedtaste.experiment.stored_interactions import joined
@@ -33,6 +34,7 @@ class Continued(NamedTuple):
     old: Interactions
     start: Callable[[State], State]
     before: FitResult | None  # the result of the model, where it was fitted
+    private: bool  # whether the model was trained with noise
 
 
 def read_alike(path: Path, settings: Settings) -> Settings:
@@ -59,7 +61,7 @@ def open_continued(path: Path, given: Settings, new: Data, *, resumed: bool = Fa
         settings = model.settings.model_copy(update=changes)
     start = continue_from(model.trained_state(), model.facts.items, len(data.items))
     before = model.result if isinstance(model.result, FitResult) else None
-    return Continued(settings, data, model.data, start, before)
+    return Continued(settings, data, model.data, start, before, model.result.privacy is not None)
 
 
 def prepare_continued(continued: Continued) -> Prepared:
@@ -68,6 +70,11 @@ def prepare_continued(continued: Continued) -> Prepared:
     began, old, data = time.perf_counter(), continued.old, continued.data
     settings = continued.settings.model_copy(update={"new_people": 0.0})
     task = make_task(settings, data)
+    if adds_noise(settings) or continued.private:
+        raise SettingError(
+            "run --from does not add up the epsilon of two trainings. Use `fedtaste fit --from`, which does, or leave "
+            "the noise out."
+        )
     if not isinstance(task, Ranking):
         raise SettingError("run --from evaluates rankings. Use `fedtaste fit --from` for ratings.")
     seen = old.person.astype(np.int64) * len(data.items) + old.item  # people and items keep their numbers

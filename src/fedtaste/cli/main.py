@@ -7,7 +7,6 @@ or its arguments are read; the command itself, and torch with it, when it is cal
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 from typing import NoReturn
@@ -16,7 +15,7 @@ import click
 
 from fedtaste import __version__
 from fedtaste.errors import FedtasteError, was_interrupted
-from fedtaste.text import did_you_mean
+from fedtaste.text import CONTROL, did_you_mean
 
 COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "run": "Train one method on one data set: a result table, and a run folder that can be resumed.",
@@ -40,7 +39,6 @@ COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "privacy": "Privacy: what private runs released about the same people.",
     "privacy ledger": "Show the private runs on the same people and their total epsilon.",
 }
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # all but tabs and line ends
 STOPPED = "Stopped while no run was being trained; nothing is lost."
 
 
@@ -90,7 +88,7 @@ app = click.version_option(__version__, message="fedtaste %(version)s", help="Pr
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error and exit. Names from data must not send control codes to a terminal."""
-    message = CONTROL.sub("", message)
+    message = "\n".join(CONTROL.sub("", line) for line in message.split("\n"))
     click.secho(f"error: {message}", fg=None if os.environ.get("NO_COLOR") else "red", err=True)
     sys.exit(code)
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from fedtaste.data.columns import Table, assign_columns, complete
 from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import ReadOptions
-from fedtaste.data.vocabulary import CONTROL
 from fedtaste.errors import DataError, SettingError
-from fedtaste.text import count, did_you_mean
+from fedtaste.text import CONTROL, count, did_you_mean
 
 Column = str | EllipsisType  # `...`: a column of a usual name
 OptionalColumn = str | None | EllipsisType  # None: none is read

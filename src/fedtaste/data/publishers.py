@@ -15,9 +15,9 @@ from fedtaste.data.columns import Table, drop_empty_rows, read_ratings
 from fedtaste.data.formats import gunzip, read_separated
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.lazy_polars import pl
-from fedtaste.data.vocabulary import CONTROL, vocabulary
+from fedtaste.data.vocabulary import vocabulary
 from fedtaste.errors import DataError
-from fedtaste.text import count
+from fedtaste.text import CONTROL, count
 
 LEAST = 10  # interactions of a person, in the paper
 RATINGS = {"user": "user", "item": "item", "rating": "rating", "timestamp": "timestamp"}

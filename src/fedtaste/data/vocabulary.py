@@ -6,17 +6,13 @@ has the same indices.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import Table
 from fedtaste.data.lazy_polars import pl
-from fedtaste.text import count
+from fedtaste.text import CONTROL, count
 
-# Titles must not send control codes to a terminal.
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 Ints = NDArray[np.int32]
 
 

@@ -32,6 +32,7 @@ from fedtaste.tasks import ranking, ratings
 from fedtaste.tasks.base import Task
 
 Start = Callable[[State], State]
+UNPROMISED = "not every training that this model continues promised an epsilon"
 
 
 def production_task(settings: Settings, data: Data) -> Task:
@@ -89,25 +90,33 @@ def _result(trained: Trained, prepared: Prepared, before: FitResult | None) -> F
     task, plan, settings = prepared.task, prepared.plan, prepared.settings
     rounds, private = trained.served.state.round, adds_noise(settings)
     chosen = progress.curve[progress.best_round - 1]["valid"] if training.searches else None
-    privacy = trained.privacy()
-    epsilon, delta = _total(privacy, before)
-    notes = [*privacy_sentence(progress.privacy), *(() if private else task.notes), *plan.notes]
+    privacy = _added_up(trained.privacy(), before)
+    stated = privacy_sentence(privacy.model_dump(exclude={"predictor", "ledger"}) if privacy else None)
+    if before and privacy and privacy.epsilon is None:
+        stated = [f"No epsilon is promised: {privacy.why}."]
+    notes = [*stated, *(() if private else task.notes), *plan.notes]
     return FitResult(
         data=settings.data, task=task.facts.kind, method=settings.method, settings=plan.settings, wire=settings.wire,
         seed=settings.seed, rounds=rounds, total_rounds=rounds + (before.total_rounds if before else 0),
         people=task.people, members=task.facts.people, items=task.facts.items, feature_count=task.facts.feature_count,
         interactions=None if private else task.interactions, valid=chosen, traffic=trained.traffic(), privacy=privacy,
-        total_epsilon=epsilon, total_delta=delta, seconds=trained.seconds(0.0), notes=tuple(notes),
+        seconds=trained.seconds(0.0), notes=tuple(notes),
         stopped=Stopped(round=len(progress.curve), reason=progress.stopped), run=str(training.folder.path),
         scale=task.facts.scale, curve=trained.computation()[1],
     )  # fmt: skip
 
 
-def _total(privacy: PrivacyStatement | None, before: FitResult | None) -> tuple[float | None, float | None]:
-    """(epsilon, delta) of this training and of what it continues. Basic composition: both add up."""
-    now = (privacy.epsilon, privacy.delta) if privacy else (None, None)
-    if before is None:
-        return now
-    if now[0] is None or now[1] is None or before.total_epsilon is None or before.total_delta is None:
-        return None, None
-    return now[0] + before.total_epsilon, now[1] + before.total_delta
+def _added_up(privacy: PrivacyStatement | None, before: FitResult | None) -> PrivacyStatement | None:
+    """The privacy statement of a model that continues another: epsilons and deltas add up (basic composition), and
+    nothing is promised where one of the trainings promised nothing."""
+    if privacy is None or before is None:
+        return privacy
+
+    def added(name: str) -> float | None:
+        now, earlier = (getattr(statement, name, None) for statement in (privacy, before.privacy))
+        return None if now is None or earlier is None else float(now + earlier)
+
+    sums = {name: added(name) for name in ("epsilon", "epsilon_rdp", "server_epsilon", "delta")}
+    if sums["epsilon"] is None:
+        sums |= {"server_epsilon": None, "epsilon_rdp": None, "delta": privacy.delta}
+    return privacy.model_copy(update=sums | ({"why": UNPROMISED} if sums["epsilon"] is None else {}))

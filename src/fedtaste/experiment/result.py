@@ -293,9 +293,8 @@ class FitResult(ResultPart):
     """Validation metrics of the round that was chosen, before the final training; None where no round was chosen."""
     traffic: Traffic
     privacy: PrivacyStatement | None
-    total_epsilon: float | None
-    """Epsilon of this training and of the private ones that it continues, added up; None where one promises nothing."""
-    total_delta: float | None
+    """Of the model: epsilon and delta of this training and of those that it continues, added up. Epsilon is None where
+    one of them had no noise."""
     seconds: Seconds
     notes: tuple[str, ...]
     run: str

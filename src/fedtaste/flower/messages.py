@@ -12,13 +12,13 @@ pydantic models that reject anything else. Nothing here imports torch: most mess
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Literal, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedtaste.result_part import JsonObject
+from fedtaste.text import CONTROL
 
 Action = Literal["hello", "train", "validate", "judge"]
 MESSAGE_TYPES: dict[str, str] = {"hello": "query", "train": "train", "validate": "evaluate", "judge": "evaluate"}
@@ -26,7 +26,6 @@ RECORD = "fedtaste"
 MAX_JSON_BYTES = 2**20  # longer content belongs into the blob
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def single_line(text: object) -> str:

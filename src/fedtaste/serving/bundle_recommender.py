@@ -168,5 +168,6 @@ class BundleRecommender:
 
 
 def check_count(n: object) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    """Refuse a number of items that is not a whole number of at least 1."""
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
         raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")

@@ -1,4 +1,4 @@
-"""What BundleRecommender does with a model in a folder: fit, recommend, personalise, evaluate, update and save.
+"""What Recommender does with a model in a folder: fit, recommend, personalise, evaluate, update, forget and save.
 
 Names in, names out; numbers of people and items stay inside. `fedtaste.recommender` has the public class, which imports
 this module when it is needed, so that a process which only serves a bundle does not wait for torch.
@@ -42,7 +42,7 @@ from fedtaste.experiment.train import execute, prepare
 from fedtaste.files.folders import replace_folder
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
-from fedtaste.serving.bundle_recommender import REASONS
+from fedtaste.serving.bundle_recommender import REASONS, check_count
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, as_list, describe, find_items
 from fedtaste.serving.open_model import OpenModel
 from fedtaste.serving.rebuild import (
@@ -114,6 +114,11 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     result = model.result
     if not isinstance(result, FitResult):
         raise SettingError("People are removed from a fitted model. This is an evaluated run: train it without them.")
+    if result.privacy is not None:
+        raise SettingError(
+            "People cannot be removed from a model with noise: the difference of the models before and after would be "
+            "exactly what these people sent. Train again without them."
+        )
     leaving = np.unique([model.person(str(name)) for name in as_list(names, "users")]).astype(np.int64)
     staying = np.setdiff1d(np.arange(len(model.data.people)), leaving)
     current, timed = model.plan(model.facts.timed), model.facts.timed
@@ -182,7 +187,7 @@ def recommend_table(
     exclude: Iterable[object], on_unknown: OnUnknown = "raise", repeat: bool = False,
 ) -> pl.DataFrame:  # fmt: skip
     """The n best items of these people of the data, or of everybody: a frame with user, item, rank and score."""
-    check_n(n)
+    check_count(n)
     allowed = allowed_items(model.titles, only, exclude, on_unknown)
     numbers = _find_people(model, users, on_unknown)
     histories = model.histories.take(numbers)
@@ -227,12 +232,6 @@ def to_library(frame: pl.DataFrame, library: str) -> object:
     return pandas.DataFrame({name: frame[name].to_list() for name in frame.columns})
 
 
-def check_n(n: object) -> None:
-    """Refuse a number of items that is not a whole number of at least 1."""
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise SettingError(f"n must be a whole number of at least 1, got {n!r}.")
-
-
 def history_of(
     model: OpenModel, likes: Iterable[object], ratings: Mapping[object, float] | None, on_unknown: OnUnknown,
     argument: str = "likes",
@@ -267,7 +266,7 @@ def recommend_person(
     model: OpenModel, taste: TasteArguments, n: int, *, only: Iterable[object] | None, exclude: Iterable[object]
 ) -> Recommendations:
     """The n best items for somebody new, with reasons where the method has a recipe."""
-    check_n(n)
+    check_count(n)
     history = history_of(model, taste["likes"], taste["ratings"], "raise")
     dislikes = np.array(find_items(model.titles, taste["dislikes"], "raise", "dislikes"), np.int64)
     if not len(history):
@@ -312,7 +311,7 @@ def _ranked(
 
 def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
     """The items whose vectors point most nearly in the direction of this item's."""
-    check_n(n)
+    check_count(n)
     parts, table = model.rebuild_parts, model.shared.get("item")
     vectors = parts.item if parts else table.numpy() if table is not None and table.ndim == 2 else np.zeros((0, 0))
     if vectors.shape[1] < 2 or not (vectors[:, 1:] != 0).any():
