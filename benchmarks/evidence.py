@@ -1,20 +1,35 @@
-"""`make evidence`: run the slow commands and scripts, and write their figures with command and date to docs/evidence/.
+"""`make evidence`: run the slow commands and scripts, and write their figures with command, commit and date.
 
-python benchmarks/evidence.py [name ...]      all of JOBS and SCRIPTS, or some
+    python benchmarks/evidence.py                  everything that has no figures of the present source yet
+    python benchmarks/evidence.py main privacy     only these jobs
+    python benchmarks/evidence.py --list           the jobs, when and at which commit they ran, and their CPU time
+    python benchmarks/evidence.py --again main     run it again although its figures are of the present source
+
+A job is a list of steps: commands of fedtaste that print one JSON object, or programs of this folder that write
+their own file. A step is finished when its figures are in docs/evidence/. docs/evidence/index.json records it with the
+newest commit that changed its source, so an interrupted `make evidence` continues with the first step that is missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
+import resource
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence"
-AMAZON = "../shared/data/amazon-video.csv.gz"  # from the project's root; jobs are skipped if it is missing
+INDEX = OUT / "index.json"
+SOURCE = ("src", "constraints.txt")  # a change of these, or of a step's own program, makes figures outdated
+AMAZON = "../shared/data/amazon-video.csv.gz"  # from the project's root; steps are skipped if it is missing
 PROTOCOLS = ("published", "clean")
 STUDY = "popularity,fedmf,fedncf,fcf,pfedrec,fedrap,fedrecon,fedals,fedtrail,centralised"
 COMPARE = "popularity,local,fedavg,fedrecon,fedals,centralised"
@@ -82,21 +97,74 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "--axes accuracy,bytes,epsilon --data ml-100k"
     ],
 }
-SCRIPTS = {
-    "degree": "benchmarks/degree.py",
-    "shift": "benchmarks/shift.py",
-    "privacy": "benchmarks/privacy.py",
-    "membership": "benchmarks/membership.py",
-    "poisoning": "benchmarks/poisoning.py",
-    "faults": "benchmarks/faults.py",
-    "federation": "benchmarks/federation.py",
-    "page": "benchmarks/page.py",
-}  # programs that write their own evidence
+FUZZED = tuple(f"fuzz-{decoder}" for decoder in ("message", "checkpoint", "run-folder", "text", "parquet"))
+SCRIPTS = {  # name -> programs that write their own evidence, one step each
+    "degree": ["degree.py"],
+    "shift": ["shift.py"],
+    "privacy": [f"privacy.py {part}" for part in ("choose", "ml-100k", "integers", "fedavg", "synthetic")],
+    "membership": ["membership.py"],
+    "poisoning": ["poisoning.py"],
+    "faults": [f"faults.py {part}" for part in ("runs", "saving", "machine", *FUZZED)],
+    "federation": [
+        f"federation.py {part}" for part in ("parity", "tls", "deaths", "hostile", "secure", "capture", "scale")
+    ],
+    "page": ["page.py"],
+    "additive": [f"additive.py --amazon {AMAZON}"],
+    "new_items": ["new_items.py"],
+    "update": ["update.py --methods fedals,fedtrail --out docs/evidence/update.json"],
+    "tables": ["honest.py"],  # the tables of README and docs/honest.md, from the files of the other jobs
+}
 DROPPED = ("run", "report", "scale")  # fields that depend on the machine or are not needed
 THIN = 10  # of a curve, every tenth round and the first two are kept
 
 
-def slim(value: object, name: str = "") -> object:
+@dataclass(frozen=True)
+class Step:
+    """One command of a job."""
+
+    job: str
+    command: str  # as a user would type it
+
+    @property
+    def is_script(self) -> bool:
+        return self.command.startswith("python ")
+
+    @property
+    def missing_data(self) -> str | None:
+        """The file that this step needs and that does not exist here."""
+        return AMAZON if AMAZON in self.command and not (ROOT / AMAZON).exists() else None
+
+    @property
+    def commit(self) -> str:
+        """The newest commit that changed the source of these figures. Uncommitted changes are refused, since no commit
+        would name them."""
+        source = [*SOURCE, *(shlex.split(self.command)[1:2] if self.is_script else ())]
+        if git("status", "--porcelain", "--", *source):
+            raise SystemExit(f"There are uncommitted changes in {', '.join(source)}. Commit them first.")
+        return git("log", "-1", "--format=%h", "--", *source)
+
+    def run(self) -> dict[str, Any] | None:
+        """Run the command. Returns the figures that it printed, or None where it writes its own file."""
+        if self.is_script:
+            subprocess.run([sys.executable, *shlex.split(self.command)[1:]], cwd=ROOT, check=True)
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            out = [] if self.command.startswith("fedtaste bench") else ["--out", f"{folder}/run"]
+            words = [sys.executable, "-m", *shlex.split(self.command), *out]
+            process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        if process.returncode:
+            raise SystemExit(f"failed: {process.stderr}")
+        figures: dict[str, Any] = slim(json.loads(process.stdout))
+        return figures
+
+
+def steps() -> list[Step]:
+    """The steps of all jobs, in the order in which they run."""
+    commands = [Step(job, f"fedtaste {command} --json") for job, lines in JOBS.items() for command in lines]
+    return commands + [Step(job, f"python benchmarks/{line}") for job, lines in SCRIPTS.items() for line in lines]
+
+
+def slim(value: Any, name: str = "") -> Any:
     """A result without the dropped fields and with short curves."""
     if isinstance(value, dict):
         fields = {k: v for k, v in value.items() if k not in DROPPED or not isinstance(v, str | list)}
@@ -109,29 +177,70 @@ def slim(value: object, name: str = "") -> object:
     return [slim(v) for v in value] if isinstance(value, list) else value
 
 
-def main(names: list[str]) -> None:
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def read_index() -> dict[str, Any]:
+    """What has run, by command."""
+    index: dict[str, Any] = json.loads(INDEX.read_text()) if INDEX.exists() else {}
+    return index
+
+
+def record(step: Step, figures: dict[str, Any] | None, about: dict[str, Any]) -> None:
+    """Write the figures of a finished step, then its entry in the index."""
+    if figures is not None:
+        path = OUT / f"{step.job}.json"
+        old = json.loads(path.read_text())["evidence"] if path.exists() else []
+        kept = {entry["command"]: entry for entry in old} | {step.command: about | {"result": figures}}
+        order = [other.command for other in steps() if other.job == step.job]
+        path.write_text(json.dumps({"evidence": [kept[c] for c in order if c in kept]}, indent=1) + "\n")
+    INDEX.write_text(json.dumps(read_index() | {step.command: about}, indent=1) + "\n")
+
+
+def run_step(step: Step) -> None:
+    print(f"{step.job}: {step.command}", flush=True)
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    figures = step.run()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    date = datetime.date.today().isoformat()
+    seconds = {"cpu_seconds": round(cpu), "seconds": round(time.perf_counter() - began)}
+    record(step, figures, {"command": step.command, "commit": step.commit, "date": date} | seconds)
+
+
+def show(chosen: list[Step]) -> None:
+    """Print when each step ran, and the CPU time of all."""
+    index, total = read_index(), 0
+    for step in chosen:
+        entry = index.get(step.command)
+        total += entry["cpu_seconds"] if entry else 0
+        state = f"{entry['date']} {entry['commit']} {entry['cpu_seconds']:>6,} CPU s" if entry else "not yet"
+        print(f"{step.job:<16} {state:<34} {step.command}")
+    print(f"{total / 60:.0f} CPU minutes in all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="*", help=f"of {', '.join([*JOBS, *SCRIPTS])}; all when left out")
+    parser.add_argument("--list", action="store_true", help="print the steps and when they ran")
+    parser.add_argument("--again", action="store_true", help="also run steps that have figures of the present source")
+    options = parser.parse_args()
+    if unknown := set(options.jobs) - {*JOBS, *SCRIPTS}:
+        parser.error(f"unknown jobs: {', '.join(sorted(unknown))}")
+    chosen = [step for step in steps() if not options.jobs or step.job in options.jobs]
+    if options.list:
+        show(chosen)
+        return
     OUT.mkdir(parents=True, exist_ok=True)
-    for name in names or [*JOBS, *SCRIPTS]:
-        if name in SCRIPTS:
-            print(f"python {SCRIPTS[name]}", flush=True)
-            subprocess.run([sys.executable, SCRIPTS[name]], cwd=ROOT, check=True)
-            continue
-        results = []
-        for command in JOBS[name]:
-            print(f"fedtaste {command} --json", flush=True)
-            if AMAZON in command and not (ROOT / AMAZON).exists():
-                print(f"skipped: {AMAZON} does not exist", flush=True)
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                out = [] if command.startswith("bench") else ["--out", f"{folder}/run"]
-                line = [sys.executable, "-m", "fedtaste", *command.split(), "--json", *out]
-                process = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-            if process.returncode:
-                raise SystemExit(f"failed: {process.stderr}")
-            results.append({"command": f"fedtaste {command} --json", "result": slim(json.loads(process.stdout))})
-            evidence = {"date": datetime.date.today().isoformat(), "evidence": results}
-            (OUT / f"{name}.json").write_text(json.dumps(evidence, indent=1) + "\n")
+    for step in chosen:
+        done = read_index().get(step.command, {}).get("commit") == step.commit and step.job != "tables"
+        if step.missing_data:
+            print(f"{step.job}: skipped, because {step.missing_data} does not exist: {step.command}", flush=True)
+        elif not done or options.again:
+            run_step(step)
+    show(chosen)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
