@@ -1,4 +1,4 @@
-"""`fedtaste resume`: resume an interrupted run, fit or comparison. Comparisons also start their parallel runs with it."""
+"""`fedtaste resume`: resume an interrupted run, fit or comparison; comparisons start parallel runs with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Comparisons: plan several runs on the same data, and train them one after the other or in parallel processes.
 
-The plan is stored in comparison.json before the first run, so that an interrupted comparison can be finished. A few runs are trained in this process. Many are trained in parallel, one process per core: a run folder holds all that
-its run needs, so a worker process is started as `fedtaste resume FOLDER` on a run that has not begun.
+The plan is stored in comparison.json before the first run, so that an interrupted comparison can be finished. Few runs
+are trained in this process. Many are trained in parallel, one process per core: a run folder holds all that its run
+needs, so a worker process is started as `fedtaste resume FOLDER` on a run that has not begun.
 """
 
 from __future__ import annotations

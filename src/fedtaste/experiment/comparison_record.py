@@ -64,8 +64,8 @@ class ComparisonRecord(ResultPart):
         """Refuse to finish a comparison that another version began: its defaults and arithmetic may differ."""
         if self.version != version:
             raise RunError(
-                f"{path} was begun by fedtaste {self.version}; this is {version}, and the comparison would mix the two. "
-                "Use that version, or compare again."
+                f"{path} was begun by fedtaste {self.version}; this is {version}, and the comparison would mix the "
+                "two. Use that version, or compare again."
             )
 
     def require_same_data(self, path: Path, label: str, data_hash: str) -> None:

@@ -74,8 +74,8 @@ class Trained:
             stopped=Stopped(round=len(progress.curve), reason=progress.stopped), leak=Leak(**leak) if leak else None,
             traffic=self.traffic(), gradients=gradients, privacy=self.privacy(), seconds=self.seconds(evaluate),
             peak_rss_mb=peak_rss_mb(), rejected_updates={} if private else progress.rejected,
-            run=str(training.folder.path), scale=task.facts.scale, curve=curve, valid=self.valid(), **extra, **new_items,
-            **self.optional(new_items),
+            run=str(training.folder.path), scale=task.facts.scale, curve=curve, valid=self.valid(),
+            **extra, **new_items, **self.optional(new_items),
         )  # fmt: skip
         training.folder.write("result.json", result.dump())
         return result

@@ -1,4 +1,4 @@
-"""Several seeds: the mean result of a method over its runs, the spread over seeds, and paired differences of methods."""
+"""Several seeds: the mean result of a method over its runs, the spread over seeds, and differences of methods."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Configuration:
         return first.model_copy(update=dict.fromkeys(NOT_AVERAGED) | changes)
 
     def _intervals(self) -> Intervals:
-        """95 % intervals of the means over seeds, by a bootstrap over people; none where their scores are not stored."""
+        """95 % intervals of the means over seeds, by a bootstrap over people; none where scores are not stored."""
         groups: dict[str, GroupIntervals] = {"seen": {}, "new": {}}
         scores = self.scores(self.seeds)
         for key in KEYS if scores else ():

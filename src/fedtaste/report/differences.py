@@ -87,8 +87,8 @@ def difference_note(study: Study) -> str:
     few = " So few say little." if people < 30 else ""
     return (
         f"Paired by person ({people:,} of them): both methods are measured on the same people and test items."
-        f"{seeds}{few} Intervals are bootstraps over people, p values of a randomisation test over people; Holm’s correction is for "
-        f"the {count(len(study.main), 'pair')} of methods."
+        f"{seeds}{few} Intervals are bootstraps over people, p values of a randomisation test over people; Holm’s "
+        f"correction is for the {count(len(study.main), 'pair')} of methods."
     )
 
 

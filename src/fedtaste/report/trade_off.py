@@ -68,9 +68,10 @@ class Tradeoff:
         """The part of it that `--json` prints."""
         front = {cost: tuple(self.names[i] for i in places) for cost, places in self.fronts.items()}
         choice = None if self.choice is None else self.names[self.choice]
+        not_chosen = tuple(self.names[i] for i in sorted(self.withheld))
         summary = TradeoffSummary(
             metric=self.quality.key, front=front, choice=choice, advice=self.advice, basis=self.basis,
-            validation=dict(zip(self.names, self.valid)), not_chosen=tuple(self.names[i] for i in sorted(self.withheld)),
+            validation=dict(zip(self.names, self.valid)), not_chosen=not_chosen,
         )  # fmt: skip
         if self.surface is None:
             return summary
@@ -333,11 +334,8 @@ class Advice:
         if not within:
             second = self.tradeoff.best(self.others)
             self.named.add(second)
-            unclear, name, level = (
-                self.tradeoff.stands(second) == "unclear",
-                self.name(second),
-                self.tradeoff.value_text(second),
-            )
+            unclear = self.tradeoff.stands(second) == "unclear"
+            name, level = self.name(second), self.tradeoff.value_text(second)
             if self.tradeoff.ahead(second):
                 return f"{name} is {'not clearly ' if unclear else ''}ahead with {level}"
             return f"next comes {name} with {level}{', not clearly worse' if unclear else ''}"
