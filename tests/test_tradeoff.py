@@ -101,7 +101,8 @@ def test_the_best_value_of_a_sweep_is_chosen_between_local_and_fedavg():
         "Choose lam=1 (the smaller lam, the more personal) by validation accuracy 0.815: test accuracy 0.840 "
         "[0.820–0.860], 3.6 MB sent; on validation, lam=10 is within the noise of that at a third of the bytes "
         "(1.2 MB). Both ends, Local 0.675 and FedAvg 0.595, are worse. Clients differ by R = 0.42 while a client’s own "
-        "n = 40 examples leave an error of 0.16: R is above that, so personalisation should pay; theory would take lam near 0.74."
+        "n = 40 examples leave an error of 0.16: R is above that, so personalisation should pay; theory would take lam "
+        "near 0.74."
     )
     summary = outcome.summary().dump()
     assert json.loads(json.dumps(summary)) == summary and summary["choice"] == "FedCLUP lam=1"

@@ -40,6 +40,9 @@ class Study:
         return len(self.seeds.seeds) if self.seeds else 1
 
 
+NO_STUDY = Study("", "", None, ())
+
+
 def title_of(key: str) -> str:
     """`NDCG@10 (99)`: a metric of seen people, for readers."""
     column: Column | None = TITLES.get(key)
@@ -90,6 +93,14 @@ def difference_note(study: Study) -> str:
         f"{seeds}{few} Intervals are bootstraps over people, p values of a randomisation test over people; Holm’s "
         f"correction is for the {count(len(study.main), 'pair')} of methods."
     )
+
+
+def page_parts(study: Study) -> dict[str, object]:
+    """The parts of the report's page."""
+    return {
+        "seeds": seed_rows(study), "seed_text": seed_text(study),
+        "differences": difference_rows(study), "difference_note": difference_note(study),
+    }  # fmt: skip
 
 
 def signed(value: float) -> str:

@@ -22,14 +22,7 @@ from fedtaste.experiment.result import RunResult
 from fedtaste.files.atomic import write_atomically
 from fedtaste.report import curves as plots
 from fedtaste.report.curves import DataShape
-from fedtaste.report.differences import (
-    Study,
-    difference_note,
-    difference_rows,
-    draw_differences,
-    seed_rows,
-    seed_text,
-)
+from fedtaste.report.differences import NO_STUDY, Study, draw_differences, page_parts
 from fedtaste.report.item_scatter import read_plane
 from fedtaste.report.numbers import NONE, decimals, digits, human_bytes, human_seconds, interval_text, short_interval
 from fedtaste.report.page import render_page
@@ -115,10 +108,7 @@ def render(
         fronts=[tradeoff.on_front(i) for i in range(len(results))] if tradeoff else [],
         quality=f"{tradeoff.basis} {tradeoff.quality.title}" if tradeoff else "",
         withheld=bool(tradeoff and tradeoff.withheld),
-        seeds=seed_rows(study) if study else [],
-        seed_text=seed_text(study) if study else "",
-        differences=difference_rows(study) if study else [],
-        difference_note=difference_note(study) if study else "",
+        study=page_parts(study or NO_STUDY),
         warnings=warnings(results),
         leak=leak_notes(results),
         tiles=tiles(results[0]) if len(results) == 1 else [],
