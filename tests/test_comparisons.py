@@ -114,7 +114,7 @@ def test_table_and_report_show_seeds_and_differences(seeds):
     text = " ".join(fedtaste("report", path).out.split())
     pair = next(p for p in comparison["differences"] if p["metric"] == "seen.sampled.ndcg@10")
     figure = f"{pair['difference']:+.4f}".replace("-", "−")
-    assert "mean ± sd over seeds" in text and f"Popularity − FedALS {figure}" in text and "3 seeds" in text
+    assert "mean ± sd over seeds" in text and f"Popularity − FedALS NDCG@10 (99) {figure}" in text and "3 seeds" in text
     page = Path(path / "report.html").read_text()
     assert 'id="seed-table"' in page and 'id="difference-table"' in page and figure in page
     assert (path / "plots/differences.png").exists() and "means over seeds 3, 4, 5" in Page(page).text

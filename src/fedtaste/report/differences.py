@@ -16,7 +16,7 @@ from fedtaste.text import count
 
 TITLES = {column.key: column for column in METRICS}
 KINDS = {"sampled": " (99)", "full": " full"}
-MOST_DRAWN = 15  # differences in a plot
+MOST_DRAWN = 12  # differences in a plot
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,12 @@ class Study:
         """The differences in the metric that is shown first, those to the reference before others."""
         pairs = [pair for pair in self.differences if pair.metric == self.metric]
         return sorted(pairs, key=lambda pair: self.reference not in (pair.first, pair.second))
+
+    def to_reference(self, most: int) -> list[Difference]:
+        """The differences to the reference: in all metrics, or in the main one where these are more than `most`."""
+        others = [pair for pair in self.differences if pair.metric != self.metric]
+        known = [pair for pair in [*self.main, *others] if self.reference in (pair.first, pair.second)]
+        return known if len(known) <= most else [pair for pair in known if pair.metric == self.metric]
 
     @property
     def seed_count(self) -> int:
@@ -90,8 +96,8 @@ def difference_note(study: Study) -> str:
     few = " So few say little." if people < 30 else ""
     return (
         f"Paired by person ({people:,} of them): both methods are measured on the same people and test items."
-        f"{seeds}{few} Intervals are bootstraps over people, p values of a randomisation test over people; Holm’s "
-        f"correction is for the {count(len(study.main), 'pair')} of methods."
+        f"{seeds}{few} Intervals are bootstraps over people, p values of a randomisation test over people, with Holm’s "
+        f"correction for {count(len(study.main), 'pair')} of methods within each metric."
     )
 
 
@@ -126,15 +132,16 @@ def text_tables(study: Study) -> list[Table]:
         shown = [(name, metric, f"{mean} ± {sd}", ends) for name, metric, mean, sd, ends in rows]
         headings = ("method", "metric", "mean ± sd over seeds", "range")
         tables.append(_table(f"{count(study.seed_count, 'seed')}", headings, shown, seed_text(study)))
-    pairs = [pair for pair in study.main if study.reference in (pair.first, pair.second)]
-    if pairs:
-        title = f"Paired differences of {title_of(study.metric)}"
-        cells = [(f"{pair.first} − {pair.second}", signed(pair.difference), interval_of(pair), p_text(pair.p_holm))
-                 for pair in pairs]  # fmt: skip
+    if pairs := study.to_reference(MOST_DRAWN):
+        cells = [
+            (f"{pair.first} − {pair.second}", title_of(pair.metric), signed(pair.difference), interval_of(pair),
+             p_text(pair.p_holm))
+            for pair in pairs
+        ]  # fmt: skip
         rest = len(study.differences) - len(pairs)
         more = f" {rest} more {'is' if rest == 1 else 'are'} in the report." if rest else ""
-        headings = ("methods", "difference", "95 % interval", "p (Holm)")
-        tables.append(_table(title, headings, cells, difference_note(study) + more))
+        headings = ("methods", "metric", "difference", "95 % interval", "p (Holm)")
+        tables.append(_table("Paired differences", headings, cells, difference_note(study) + more))
     return tables
 
 
@@ -150,29 +157,34 @@ def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]], c
 
 
 def draw_differences(study: Study) -> list[Plot]:
-    """The differences in the main metric with their intervals, one line each, around zero."""
-    pairs = study.main[:MOST_DRAWN]
+    """The differences to the reference with their intervals, one line each, around zero."""
+    pairs = study.to_reference(MOST_DRAWN)[:MOST_DRAWN]
     if not pairs:
         return []
-    title = title_of(study.metric)
     with quiet_style():
-        drawing, axes = figure(f"Differences of {title}", f"difference of {title}, with its 95 % interval", "")
+        from matplotlib.ticker import MaxNLocator
+
+        drawing, axes = figure("Paired differences", "difference, with its 95 % interval", "")
         axes.axvline(0, color=MUTED, lw=1.2, ls=":")
         for at, pair in enumerate(pairs):
             clear = not pair.interval[0] <= 0 <= pair.interval[1]
             axes.hlines(at, *pair.interval, color=COLOURS[0], lw=2.4)
             axes.plot(pair.by_seed, [at] * len(pair.by_seed), "|", color=MUTED, ms=11)
             axes.plot(pair.difference, at, "o", color=COLOURS[0] if clear else "white", mec=INK, ms=8)
-        axes.set_yticks(range(len(pairs)), [_pair_label(pair) for pair in pairs])
+        axes.set_yticks(range(len(pairs)), [_pair_label(pair) for pair in pairs], fontsize=8 if len(pairs) < 7 else 7)
         axes.set_ylim(len(pairs) - 0.5, -0.5)
-        words = [f"{pair.first} minus {pair.second}: {signed(pair.difference)} [{interval_of(pair)}]" for pair in pairs]
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         caption = "Filled points: the interval does not hold 0."
         caption += " Grey marks: single seeds." if study.seed_count > 1 else ""
-        left = len(study.main) - len(pairs)
-        caption += f" {left} more pairs are in the table." if left else ""
-        alt = f"Differences of {title}, paired by person. {'; '.join(words)}."
-        return [finish("differences", drawing, alt, caption)]
+        caption += " All pairs are in the table." if len(study.differences) > len(pairs) else ""
+        words = [_describe(pair) for pair in pairs]
+        return [finish("differences", drawing, f"Differences, paired by person. {'; '.join(words)}.", caption)]
+
+
+def _describe(pair: Difference) -> str:
+    figures = f"{signed(pair.difference)} [{interval_of(pair)}]"
+    return f"{title_of(pair.metric)}, {pair.first} minus {pair.second}: {figures}"
 
 
 def _pair_label(pair: Difference) -> str:
-    return f"{drawable(pair.first)}\n− {drawable(pair.second)}"
+    return f"{drawable(pair.first)} −\n{drawable(pair.second)}\n{title_of(pair.metric)}"
