@@ -9,9 +9,12 @@ import pytest
 from fedtaste.audit.page import write_audit
 from fedtaste.audit.run import AuditScope, audit
 from fedtaste.data.sources import load
+from fedtaste.experiment.result import Difference, SeedsOfMethod, SeedSpread, SeedSummary
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
+from fedtaste.report.differences import Study
 from fedtaste.report.html import write_report
+from fedtaste.report.tables import withhold
 from fedtaste.report.trade_off import trade_off
 from support.pages import BROKEN_WORDS
 from support.reports import changed, ranking
@@ -34,6 +37,21 @@ def write_trade_off(folder: Path) -> Path:
     return write_report(results, folder, tradeoff=trade_off(results))
 
 
+def write_seeds(folder: Path) -> Path:
+    results = [ranking("fedals", 0.7, settings={"lam": lam}) for lam in (0.1, 0.2)] + [ranking("fedtrail", 0.72)]
+    tradeoff = trade_off(results)
+    names = [name for i, name in enumerate(tradeoff.names) if i not in tradeoff.withheld]
+    spread = SeedSpread(mean=0.7, sd=0.01, values=(0.69, 0.71))
+    key = tradeoff.quality.key
+    methods = tuple(SeedsOfMethod(name=name, runs=(), metrics={key: spread}) for name in names)
+    pair = Difference(
+        first=names[0], second=names[1], metric=key, difference=-0.0123, interval=(-0.02, -0.004), p=0.0001,
+        p_holm=0.0001, people=849, by_seed=(-0.01, -0.015),
+    )  # fmt: skip
+    study = Study(key, names[0], SeedSummary(seeds=(0, 1), methods=methods), (pair,))
+    return write_report(withhold(results, tradeoff.withheld), folder, tradeoff=tradeoff, study=study)
+
+
 def write_small_audit(folder: Path) -> Path:
     settings = Settings(data="synthetic:60x80x900", method="fedmf", wire="clip=1.0,noise=1000.0,secure=10")
     data = load(settings.data)
@@ -41,7 +59,10 @@ def write_small_audit(folder: Path) -> Path:
     return write_audit(result.model_copy(update={"report": ""}), folder)
 
 
-REPORTS = {"run": write_run, "comparison": write_comparison, "trade-off": write_trade_off, "audit": write_small_audit}
+REPORTS = {
+    "run": write_run, "comparison": write_comparison, "trade-off": write_trade_off, "seeds": write_seeds,
+    "audit": write_small_audit,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("report", REPORTS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -68,6 +69,19 @@ def forget() -> None:
 
 def run(*options: object, out: object = "run") -> dict:
     return command("run", "--data", DATA, "--rounds", 2, "--json", "--out", out, *options).json
+
+
+def test_a_comparison_imports_only_methods_that_the_user_names_again(mine):
+    options = ("--data", DATA, "--rounds", 2, "--methods", "mine:plain,fedavg", "--out", "both", "--json")
+    whole = command("compare", *options).json
+    shutil.rmtree("both/mine-plain")
+    forget()
+    command("resume", "both", "--json").refused("mine:plain", "--method")
+    assert "mine" not in sys.modules
+    command("resume", "both", "--method", "mine:other", "--json").refused("--method must be one of mine:plain, fedavg")
+    assert "mine" not in sys.modules
+    again = command("resume", "both", "--method", "mine:plain", "--json").json
+    assert [result["seen"] for result in again["results"]] == [result["seen"] for result in whole["results"]]
 
 
 def test_a_function_is_run_compared_and_audited(mine):

@@ -45,7 +45,14 @@ class TrainingOptions(OutOptions):
     """The privacy ledger of private runs (default: that of the data, in the cache)."""
 
 
-class RunOptions(TrainingOptions):
+class SeedsOptions(TrainingOptions):
+    """A command that can train with several seeds."""
+
+    seeds: Annotated[int, Ge(1), Le(1000)] = 1
+    """Train with this many seeds, from --seed on: means, spread over seeds, and differences paired by person."""
+
+
+class RunOptions(SeedsOptions):
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
 
     from_model: Annotated[Path | None, Cli(("--from",), metavar="PATH")] = None
@@ -65,15 +72,18 @@ class FitOptions(TrainingOptions):
     """Continue this fitted model with --data: new interactions, people and items."""
 
 
-class CompareOptions(TrainingOptions):
+class CompareOptions(SeedsOptions):
     """Train several methods, or one over a sweep of a setting, on the same data: one table and one report."""
 
     methods: Annotated[tuple[str, ...], Cli(commas=True)] = ()
     """Names of methods with commas between them, or all."""
     method: str | None = None
     """The one method of a sweep."""
-    sweep: str | None = None
-    """key=v1,v2,...: train the method of --method once for every value. --methods may stand beside it."""
+    sweep: tuple[str, ...] = ()
+    """key=v1,v2,...: train the method of --method once for every value; with several keys, for every combination.
+    Validation chooses one. --methods may stand beside it."""
+    runs: Annotated[tuple[Path, ...], Cli(commas=True, metavar="RUN,...")] = ()
+    """Train nothing: compare these finished runs of the same data and split, person by person."""
     epsilon: Annotated[tuple[Positive | Literal["none", "inf"], ...], Cli(commas=True, metavar="NUMBER,...")] = ()
     """One privacy budget or several, as in 1,3,10,none: every method is trained with each of them."""
     axes: Annotated[tuple[str, ...], Cli(commas=True)] = ()
@@ -149,7 +159,7 @@ class FolderOptions(JsonOptions):
 
 
 class ResumeOptions(FolderOptions):
-    """Resume a run that was interrupted; the result is byte for byte the same as without the interruption."""
+    """Resume a run or a comparison that was interrupted; the result is the same as without the interruption."""
 
     worker: Annotated[bool, Cli(hidden=True)] = False
     """Started by a comparison: write no report, and stop when standard input is closed."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from fedtaste.errors import SettingError
 from fedtaste.experiment.folder import RunFolder
@@ -21,8 +23,13 @@ def allow_method(name: str) -> None:
 
 def allow_method_of(folder: RunFolder, name: str | None) -> None:
     """Import the method of a run folder where the user named the same one with --method."""
-    if name is None:
-        return
-    if name != (method := folder.settings().method):
-        raise SettingError(f"--method must be {method}, the method of {folder.path}, got {name}.")
-    allow_method(name)
+    allow_methods_of(folder.path, [folder.settings().method], name)
+
+
+def allow_methods_of(path: Path, methods: Sequence[str], names: str | None) -> None:
+    """Import the methods of a folder that the user named with --method, with commas between several."""
+    for name in names.split(",") if names is not None else ():
+        if name not in methods:
+            several = f"one of {', '.join(methods)}, the methods" if len(methods) > 1 else f"{methods[0]}, the method"
+            raise SettingError(f"--method must be {several} of {path}, got {name}.")
+        allow_method(name)

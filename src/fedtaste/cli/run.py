@@ -10,6 +10,7 @@ from fedtaste.cli.continued import open_continued, prepare_continued, read_alike
 from fedtaste.cli.options import RunOptions
 from fedtaste.cli.output import cache, ledger_folder, say
 from fedtaste.cli.own_methods import allow_method
+from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
@@ -27,6 +28,11 @@ from fedtaste.wire.accounting import epsilons
 
 def run(settings: Settings, options: RunOptions) -> None:
     """Train one method on one data set."""
+    if options.seeds > 1:
+        if options.from_model is not None:
+            raise SettingError("--seeds and --from cannot stand together: a model is continued once. Leave one out.")
+        load_function("compare:run_seeds")(settings, options)
+        return
     began = time.perf_counter()
     allow_method(settings.method)
     if adds_noise(settings):
@@ -67,8 +73,11 @@ def create_folder(path: Path, prepared: Prepared, data: Data, ledger: Path | Non
     return folder
 
 
-def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True) -> RunResult:
-    """Start or resume the run of a folder, write its report, and return its result."""
+def train_folder(
+    folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True, whole: Path | None = None
+) -> RunResult:
+    """Start or resume the run of a folder, write its report, and return its result. `whole` is the folder of the
+    comparison that it belongs to."""
     try:
         enter_ledger(folder, prepared)
         result = execute(prepared, folder, bars)
@@ -77,7 +86,7 @@ def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, 
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
+        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {whole or folder.path}`.") from None
     return result
 
 

@@ -7,6 +7,7 @@ final.safetensors     the trained state            model.safetensors   its share
 items.json            the catalogue: names, titles, genres, and counts (not in a private run)
 noise.key             32 secret bytes from which a private run draws noise and coins; needed to resume
 result.json           the RunResult that `--json` prints               report.html, plots/
+scores.safetensors    the test scores of every person (experiment/scores.py); not in a private run
 interactions.safetensors   of a fit: everybody's history, so that people of the data are served without the file
 """
 
@@ -95,9 +96,13 @@ class RunFolder:
         folder = RunFolder(path)
         if not (path / "settings.json").is_file():
             if inner := next(path.glob("*/settings.json"), None) if path.is_dir() else None:
+                plan = "" if (path / "comparison.json").exists() else (
+                    " It has no comparison.json: an earlier version of fedtaste made it, and it cannot be finished as "
+                    "a whole."
+                )  # fmt: skip
                 raise RunError(
-                    f"{path} is a comparison, or what is left of one. Its runs are the folders in it: give one, as in "
-                    f"`fedtaste resume {inner.parent}`."
+                    f"{path} is a comparison, or what is left of one.{plan} Its runs are the folders in it: give one, "
+                    f"as in `fedtaste resume {inner.parent}`."
                 )
             raise RunError(
                 f"{path} is not a run folder: it has no settings.json. Give a folder that `fedtaste run` made."
@@ -219,7 +224,7 @@ class RunFolder:
 
     def facts(self) -> Facts:
         """The facts of the run's task, without item features."""
-        return self._validated("facts.json", FactsJson).facts()
+        return self.validated("facts.json", FactsJson).facts()
 
     def result(self) -> RunResult:
         """The result of a finished run."""
@@ -228,17 +233,18 @@ class RunFolder:
                 f"{self.path} is a model for production: it learnt from all data, so nothing was left to evaluate it "
                 "on. `fedtaste run` with the same options evaluates it."
             )
-        return self._validated("result.json", RunResult)
+        return self.validated("result.json", RunResult)
 
     def fit_result(self) -> FitResult:
         """The result of a finished fit."""
-        return self._validated("result.json", FitResult)
+        return self.validated("result.json", FitResult)
 
     def comparison(self) -> Comparison:
         """compare.json of a folder of several runs."""
-        return self._validated("compare.json", Comparison)
+        return self.validated("compare.json", Comparison)
 
-    def _validated(self, name: str, model: type[Content]) -> Content:
+    def validated(self, name: str, model: type[Content]) -> Content:
+        """A file of the folder, checked by its model."""
         content = json.dumps(self.read(name))
         try:
             return model.model_validate_json(content, strict=True)

@@ -226,6 +226,8 @@ class RunResult(ResultPart):
     scale: tuple[float, float]
     """The smallest and the largest rating."""
     curve: tuple[CurvePoint, ...]
+    valid: dict[str, float] | None = None
+    """Validation metrics of the round that was chosen; None where validation chose none (`validation` reads it)."""
     weights: tuple[float, ...] | None = None
     true_weights: tuple[float, ...] | None = None
     by_client: tuple[ClientRow, ...] | None = None
@@ -261,6 +263,13 @@ class RunResult(ResultPart):
         ends = intervals.get(group) if group else intervals
         interval = ends.get(last) if isinstance(ends, dict) else None
         return interval if isinstance(interval, tuple) else None
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """Validation metrics of the round that was chosen, also of results that earlier versions wrote; empty where
+        there was no search (runs with noise, methods that release several parts of a model)."""
+        found = self.valid or next((point.valid for point in self.curve if point.round == self.best_round), None)
+        return found or {}
 
     @property
     def epsilon(self) -> float | None:
@@ -355,8 +364,60 @@ class TradeoffSummary(ResultPart):
     metric: str
     front: dict[str, tuple[str, ...]]
     choice: str | None
+    """Chosen by `validation`; None where runs have none, or do not compare."""
     advice: str
     surface: SurfaceSummary | None = None
+    basis: str = "test"
+    """Which figures fronts and surface go by: test, or validation where several settings of a method were tried."""
+    validation: dict[str, float | None] | None = None
+    """The metric on validation, by run."""
+    not_chosen: tuple[str, ...] = ()
+    """Runs of a sweep that validation did not choose. Their test figures are in no table; `results` has them, for
+    studies: whoever chooses by them chooses on test."""
+
+
+class SeedSpread(ResultPart):
+    """A metric over the runs of several seeds."""
+
+    mean: float
+    sd: float
+    """The standard deviation over seeds (n - 1)."""
+    values: tuple[float, ...]
+    """In the order of the seeds; their smallest and largest are the range."""
+
+
+class SeedsOfMethod(ResultPart):
+    """The runs of one method (with its settings) over all seeds."""
+
+    name: str
+    runs: tuple[str, ...]
+    metrics: dict[str, SeedSpread]
+
+
+class SeedSummary(ResultPart):
+    """What several seeds say: mean and spread by method. A seed changes ties in the split, who is new, the initial
+    parameters and the negatives; of generated data also the data."""
+
+    seeds: tuple[int, ...]
+    methods: tuple[SeedsOfMethod, ...]
+
+
+class Difference(ResultPart):
+    """`first` minus `second` in one metric, paired by person."""
+
+    first: str
+    second: str
+    metric: str
+    difference: float
+    """The mean over seeds."""
+    interval: Interval
+    """95 %, by a bootstrap over people: every person keeps their scores of all seeds."""
+    p: float
+    """Of a two-sided randomisation test over people."""
+    p_holm: float
+    """Corrected by Holm's procedure for the number of pairs with this metric."""
+    people: Count
+    by_seed: tuple[float, ...]
 
 
 class ComparisonResult(ResultPart):
@@ -367,3 +428,7 @@ class ComparisonResult(ResultPart):
     tradeoff: TradeoffSummary | None
     left_out: dict[str, str]
     """Why runs are missing from the results, by name."""
+    seeds: SeedSummary | None = None
+    """Where there are several seeds; `results` then has the runs of all of them."""
+    differences: tuple[Difference, ...] = ()
+    """Between all pairs of methods whose people's scores are stored."""

@@ -193,14 +193,18 @@ class Training:
 
     def _train_folds(self) -> None:
         """Train ten times without a tenth of the people, who are then evaluated as newcomers."""
-        fold = splits.folds(self.task.people, FOLDS, self.settings.seed)
+        fold, newcomers_of = splits.folds(self.task.people, FOLDS, self.settings.seed), self.newcomers_of_folds()
         for number in range(len(self.progress.folds), FOLDS):
-            without = np.flatnonzero(fold == number)
-            state = Phase(self, self._pop_resumed(), without).run()
-            newcomers = np.intersect1d(without, self.task.evaluated)
+            state = Phase(self, self._pop_resumed(), np.flatnonzero(fold == number)).run()
+            newcomers = newcomers_of[number]
             evaluation = self.task.evaluate(self.served(state), newcomers, passes(state))
             self.progress.folds.append(asdict(evaluation))  # type: ignore[call-overload]
             self.enter(f"fold-{number + 1}")
+
+    def newcomers_of_folds(self) -> list[People]:
+        """The people who are evaluated as new in each fold."""
+        fold = splits.folds(self.task.people, FOLDS, self.settings.seed)
+        return [np.intersect1d(np.flatnonzero(fold == number), self.task.evaluated) for number in range(FOLDS)]
 
     def _pop_resumed(self) -> State | None:
         """The state of the checkpoint, once: it belongs to the phase that was interrupted."""

@@ -100,6 +100,10 @@ class Task(Protocol):
     def evaluate(self, served: Served, people: People, passes: int | None) -> Evaluation:
         """Metrics of these people on the test data; `passes` of newcomers as in tasks.serve.serve, None for others."""
 
+    def measurable(self, people: People, passes: int | None) -> People:
+        """Those of these people for whom `evaluate` has a figure, in its order."""
+        return people
+
     def leak(self) -> JsonObject | None:
         """The metrics of a recommender that only remembers training negatives, for protocols that may leak."""
         return None
