@@ -144,6 +144,9 @@ class Settings(ReadSettings, DataSettings):
     number can remove the noise, so no epsilon is promised. They are secret when it is left out."""
     promise: bool = False
     """Refuse to run where no epsilon can be promised."""
+    tuned_on: str = ""
+    """The fingerprint of the data on which `fedtaste tune` chose these settings; it writes this into run.toml. A run with
+    noise on the same data is refused, because its epsilon would not cover the choice."""
 
     @property
     def folds(self) -> bool:
