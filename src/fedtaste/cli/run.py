@@ -10,6 +10,7 @@ from fedtaste.cli.continued import open_continued, prepare_continued, read_alike
 from fedtaste.cli.options import RunOptions
 from fedtaste.cli.output import cache, ledger_folder, say
 from fedtaste.cli.own_methods import allow_method
+from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
@@ -28,6 +29,9 @@ from fedtaste.wire.accounting import epsilons
 def run(settings: Settings, options: RunOptions) -> None:
     """Train one method on one data set."""
     began = time.perf_counter()
+    if options.tune is not None:
+        load_function("tune:run_tuned")(settings, options)
+        return
     allow_method(settings.method)
     if adds_noise(settings):
         say("Loading the data and working out the noise.")

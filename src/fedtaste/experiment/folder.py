@@ -7,7 +7,6 @@ final.safetensors     the trained state            model.safetensors   its share
 items.json            the catalogue: names, titles, genres, and counts (not in a private run)
 noise.key             32 secret bytes from which a private run draws noise and coins; needed to resume
 result.json           the RunResult that `--json` prints               report.html, plots/
-tuning.json           of a run whose settings a study chose: the study, its choice and its cost
 interactions.safetensors   of a fit: everybody's history, so that people of the data are served without the file
 """
 
@@ -39,7 +38,7 @@ from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress import Progress
 from fedtaste.experiment.result import Comparison, FitResult, RunResult
 from fedtaste.experiment.settings import ReadSettings, Settings
-from fedtaste.experiment.tune_result import TuneResult, Tuning
+from fedtaste.experiment.tune_result import StudyHeader, TuneResult, Tuning
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
 from fedtaste.result_part import JsonObject
@@ -253,7 +252,13 @@ class RunFolder:
 
     def tuning(self) -> Tuning | None:
         """What chose the settings of the run, where a study did."""
-        return self._validated("tuning.json", Tuning) if (self.path / "tuning.json").exists() else None
+        if not (self.path / "settings.json").exists() or "tuning" not in (header := self.read("settings.json")):
+            return None
+        return self._checked("settings.json", Tuning, header["tuning"])
+
+    def study(self) -> StudyHeader:
+        """What a study searches, and how long."""
+        return self._checked("settings.json", StudyHeader, self.read("settings.json").get("study"))
 
     def fit_result(self) -> FitResult:
         """The result of a finished fit."""
@@ -264,9 +269,11 @@ class RunFolder:
         return self._validated("compare.json", Comparison)
 
     def _validated(self, name: str, model: type[Content]) -> Content:
-        content = json.dumps(self.read(name))
+        return self._checked(name, model, self.read(name))
+
+    def _checked(self, name: str, model: type[Content], content: object) -> Content:
         try:
-            return model.model_validate_json(content, strict=True)
+            return model.model_validate_json(json.dumps(content), strict=True)
         except ValidationError as error:
             places = dict.fromkeys(str(place["loc"][0]) if place["loc"] else "content" for place in error.errors())
             raise RunError(f"{self.path / name} has no usable {', '.join(places)}. {RESTORE}") from error

@@ -115,9 +115,7 @@ class TrialQueue:
             if begun >= limit:
                 return None
             seed = int(np.random.SeedSequence([self.seed, begun]).generate_state(1)[0])
-            self._study.sampler = optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=RANDOM_TRIALS, warn_independent_sampling=False
-            )
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
             trial = self._study.ask()
             return Trial(begun, self._suggest(trial), trial)
 

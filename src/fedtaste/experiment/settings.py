@@ -29,6 +29,7 @@ class Cli:
     commas: bool = False  # several values in one word, with commas between them
     hidden: bool = False  # not in the help
     metavar: str = ""
+    example: str = "--set k=64"  # of a field of pairs, in messages
 
 
 def _cohort(value: object) -> object:
@@ -145,8 +146,8 @@ class Settings(ReadSettings, DataSettings):
     promise: bool = False
     """Refuse to run where no epsilon can be promised."""
     tuned_on: str = ""
-    """The fingerprint of the data on which `fedtaste tune` chose these settings; it writes this into run.toml. A run with
-    noise on the same data is refused, because its epsilon would not cover the choice."""
+    """The fingerprint of the data on which `fedtaste tune` chose these settings; it writes this into run.toml. A run
+    with noise on the same data is refused, because its epsilon would not cover the choice."""
 
     @property
     def folds(self) -> bool:

@@ -7,6 +7,19 @@ from typing import Literal
 from fedtaste.result_part import Count, ResultPart
 
 
+class StudyHeader(ResultPart):
+    """In settings.json of a study: what it searches, and how long."""
+
+    space: dict[str, str]
+    """The values that are searched, by setting."""
+    own_space: dict[str, str]
+    """Those that the user gave."""
+    trials: Count
+    minutes: float | None
+    final: str | None
+    """The folder of the run that is trained with the best settings at the end, where one was asked for."""
+
+
 class TuneTrial(ResultPart):
     """One trial: a training with these settings on the training part, measured on the validation data."""
 

@@ -75,8 +75,8 @@ class MethodSpec(Generic[P]):
     notes: Callable[[RunContext], tuple[str, ...]] = lambda context: ()
     """What the user of a run should know."""
     search: Search = field(default_factory=dict)
-    """The values of settings that `fedtaste tune` tries. Settings that a task does not have, or that would change nothing
-    there, are left out."""
+    """The values of settings that `fedtaste tune` tries. Settings that a task does not have, or that would change
+    nothing there, are left out."""
 
     def __post_init__(self) -> None:
         self.__wrapped__ = self.factory  # inspect.signature and doctest look through
@@ -102,4 +102,6 @@ def define(
     search: Search | None = None,
 ) -> Callable[[Callable[P, Method | Algorithm]], MethodSpec[P]]:
     """Decorator: make a MethodSpec of a function that returns a Method, or of a class that has `method()`."""
-    return lambda factory: MethodSpec(factory, defaults or {}, variants or {}, presets or {}, unread, notes, search or {})
+    return lambda factory: MethodSpec(
+        factory, defaults or {}, variants or {}, presets or {}, unread, notes, search or {}
+    )
