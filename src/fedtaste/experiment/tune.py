@@ -42,8 +42,8 @@ NOISE = (
     "STUDY/run.toml and --epsilon on your own."
 )
 OPTIMISTIC = (
-    "The validation figure of the best of many trials is too good: it was chosen for being the largest. The test data "
-    "were not read; `fedtaste run --config {config}` reads them, once."
+    "The validation figure of the best of many trials is too good: it was chosen for being the best. The test data "
+    "were not read."
 )
 
 
@@ -93,15 +93,16 @@ def prepare_tuning(settings: Settings, data: Data, spaces: Mapping[str, str]) ->
     base = prepare(settings, data, strict=True)
     if not base.task.validates:
         raise SettingError(f"{data.name} has no validation data, so nothing could choose between settings.")
-    space = _own_spaces(base, spaces)
-    method_space = {n: s for n, s in _method_spaces(base).items() if n not in space}
-    if not space and not method_space:
+    space = _method_spaces(base) | _own_spaces(base, spaces)
+    if not space:
         raise SettingError(
             f"{settings.method} has nothing to tune on these data: it names no values to try. Name some, as in --space "
             "lam=0.001..0.1, or choose another method."
         )
-    space = {name: (space | method_space)[name] for name in sorted(space | method_space)}
-    return TunePlan(base, data, space, {name: base.plan.settings.get(name) for name in space})
+    names = sorted(space)
+    return TunePlan(
+        base, data, {name: space[name] for name in names}, {name: base.plan.settings.get(name) for name in names}
+    )
 
 
 def _method_spaces(base: Prepared) -> dict[str, Space]:
@@ -308,7 +309,7 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
         space=plan.words(), requested=header.trials, stopped=stopped,
         trials=tuple(trials), best=best.number, defaults=plan.defaults, settings=plan.defaults | best.settings,
         valid=best.valid, valid_of_defaults=defaults.valid if defaults else None, importances=queue.importances(),
-        cost=cost, notes=(OPTIMISTIC.format(config=config), *base.plan.notes), study=str(folder.path),
+        cost=cost, notes=(OPTIMISTIC, *base.plan.notes), study=str(folder.path),
         config=str(config), **({"final": header.final} if header.final else {}),
     )  # fmt: skip
 

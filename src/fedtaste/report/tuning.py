@@ -181,7 +181,7 @@ def _parallel(result: TuneResult) -> Plot | None:
     axes.set_yticks([])
     axes.set(ylim=(-0.02, 1.02), xlim=(-0.3, len(names) - 0.7))
     axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    axes.set_frame_on(False)
     axes.title.set_position((0, 1.08))
     best_words = ", ".join(f"{name} {plain(result.settings.get(name))}" for name in names)
     caption = (
