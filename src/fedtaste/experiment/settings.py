@@ -200,6 +200,11 @@ def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Setti
     )
 
 
+def with_method_settings(settings: Settings, values: Mapping[str, object]) -> Settings:
+    """The settings with these settings of the method, as `--set` gives them."""
+    return settings.model_copy(update={"set": settings.set | {name: _as_text(value) for name, value in values.items()}})
+
+
 def _as_text(value: object) -> str:
     """A setting as `--set` has it."""
     if isinstance(value, bool):

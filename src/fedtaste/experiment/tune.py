@@ -28,7 +28,7 @@ from fedtaste.experiment.optuna_study import Pruned, Trial, TrialQueue
 from fedtaste.experiment.plan import UNTIMED, plan, unread_settings
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress import Progress, ProgressListener
-from fedtaste.experiment.settings import Settings, changed_settings
+from fedtaste.experiment.settings import Settings, with_method_settings
 from fedtaste.experiment.train import Prepared, Training, prepare
 from fedtaste.experiment.tune_result import StudyHeader, TuneCost, TuneResult, TuneTrial
 from fedtaste.files.atomic import write_atomically
@@ -50,6 +50,10 @@ OPTIMISTIC = (
 class OutOfTimeError(Exception):
     """The time of the study is over; the trial that was running is run again when the study is continued."""
 
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share  # of the rounds of the trial that were trained
+
 
 @dataclass(frozen=True, eq=False)
 class TunePlan:
@@ -62,9 +66,9 @@ class TunePlan:
 
     def settings(self, values: Mapping[str, object]) -> Settings:
         """The settings of a trial, without values that would change nothing beside the others."""
-        settings = changed_settings(self.base.settings, values)
+        settings = with_method_settings(self.base.settings, values)
         unread = unread_settings(settings, self.base.task.facts).keys() & values.keys()
-        return changed_settings(self.base.settings, {n: v for n, v in values.items() if n not in unread})
+        return with_method_settings(self.base.settings, {n: v for n, v in values.items() if n not in unread})
 
     def queue(self, folder: RunFolder) -> TrialQueue:
         """The trials of this study in its folder."""
@@ -123,7 +127,7 @@ def _own_spaces(base: Prepared, spaces: Mapping[str, str]) -> dict[str, Space]:
     settings, facts = base.settings, base.task.facts
 
     def checked(name: str, value: object) -> object:
-        return plan(changed_settings(settings, {name: value}), facts).settings[name]
+        return plan(with_method_settings(settings, {name: value}), facts).settings[name]
 
     found: dict[str, Space] = {}
     for name, text in spaces.items():
@@ -155,15 +159,19 @@ class Clock:
         """Whether the time is over."""
         return self.minutes is not None and time.monotonic() - self.began > 60 * self.minutes
 
+    def too_short(self, share: float | None = None) -> SettingError:
+        """The error where not even one trial was completed; `share` of its rounds were trained."""
+        needed = "more" if share is None else f"at least {(time.monotonic() - self.began) / 60 / share + 0.1:.1f}"
+        return SettingError(f"--minutes {self.minutes:g} is too short for one trial. Give {needed}, or fewer --rounds.")
+
 
 class TrialListener:
     """The ProgressListener of one trial: enters the score of every round, and ends the trial where that is due."""
 
-    def __init__(self, plan: TunePlan, trial: Trial, clock: Clock, first: bool) -> None:
+    def __init__(self, plan: TunePlan, trial: Trial, clock: Clock) -> None:
         self.name, self.sign = plan.base.task.selection
         self.prunes = plan.base.plan.searches  # else rounds release parts of one model and cannot be compared
-        self.trial, self.clock, self.first = trial, clock, first
-        self.rounds = 0
+        self.trial, self.clock, self.rounds = trial, clock, 0
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         """Remember how many rounds there are."""
@@ -176,13 +184,7 @@ class TrialListener:
         if metrics and self.prunes:
             self.trial.report(number, self.sign * metrics[self.name])
         if self.clock.over and number < self.rounds:
-            if self.first and self.clock.minutes is not None:
-                needed = (time.monotonic() - self.clock.began) / 60 * self.rounds / number
-                raise SettingError(
-                    f"--minutes {self.clock.minutes:g} is too short for one trial: {number} of {self.rounds} rounds of "
-                    f"the first were trained. Give at least {max(needed, 0.1):.1f}, or fewer --rounds."
-                )
-            raise OutOfTimeError
+            raise OutOfTimeError(number / self.rounds)
 
 
 class Tuner:
@@ -194,13 +196,15 @@ class Tuner:
 
     def run(self, trials: int, after_trial: Callable[[], None] = lambda: None) -> str:
         """Run trials until there are as many, or the time is over; returns why no more were run."""
-        while not self.clock.over:
+        while not (self.clock.over and self.queue.finished()):
             trial = self.queue.next_trial(trials)
             if trial is None:
                 return f"all {trials:,} trials were run"
             try:
                 record = self._repeated(trial) or self._train(trial)
-            except OutOfTimeError:
+            except OutOfTimeError as stop:
+                if not self.queue.finished():
+                    raise self.clock.too_short(stop.share) from None
                 break
             score = None if record.valid is None else self.plan.sign * record.valid
             self.queue.finish(trial, record, score)
@@ -218,8 +222,7 @@ class Tuner:
 
     def _train(self, trial: Trial) -> TuneTrial:
         """Train one trial; a trial that diverges, or whose settings are refused together, fails."""
-        first = not self.queue.finished()
-        listener = TrialListener(self.plan, trial, self.clock, first)
+        listener = TrialListener(self.plan, trial, self.clock)
         state, reason, training = "complete", "", None
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=self.folder.path) as path:
             try:
@@ -229,8 +232,6 @@ class Tuner:
             except Pruned:
                 state = "pruned"
             except (DivergedError, SettingError, LinAlgError) as error:
-                if isinstance(error, SettingError) and self.clock.over and first:
-                    raise
                 state, reason = "failed", str(error)
         progress = training.progress if training else Progress()
         return self._record(trial, progress, state, reason)
@@ -277,6 +278,8 @@ def tune(plan: TunePlan, folder: RunFolder, listener: ProgressListener, workers:
         show()
         if workers is not None:
             workers(folder, show, tuner.clock)
+            if tuner.clock.over and not tuner.queue.finished():
+                raise tuner.clock.too_short()
         stopped = tuner.run(trials, show)
         result = conclude(plan, tuner.queue, folder, stopped)
         folder.write("result.json", result.dump())
