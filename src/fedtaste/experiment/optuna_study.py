@@ -2,7 +2,7 @@
 
 The journal is a text file to which every step of every trial is appended and flushed to the disk, so that kill -9 loses
 no finished trial. A line that was half written is removed when the journal is opened. A trial that was running then
-counts as abandoned, and is run again with the same settings. No pickle is written or read.
+counts as abandoned, and is run again with the same settings.
 
 The sampler of a trial is seeded by the seed of the study and the number of the trial: in one process, a study that was
 interrupted continues as if it had not been. With several processes, the order in which trials end changes the samples.
