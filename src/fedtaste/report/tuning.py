@@ -120,7 +120,7 @@ def _trial_row(result: TuneResult, trial: TuneTrial) -> tuple[list[str], bool]:
 def _history(result: TuneResult) -> Plot:
     """The validation metric of every trial, and the best so far."""
     drawing, axes = figure("Optimisation history", "trial", f"{result.metric} on validation data")
-    looks = {"complete": ("o", COLOURS[0], "complete"), "pruned": ("x", MUTED, "pruned (best round until then)")}
+    looks = {"complete": ("o", COLOURS[0], "complete"), "pruned": ("x", MUTED, "pruned")}
     for state, (marker, colour, label) in looks.items():
         points = [(t.number, t.valid) for t in result.trials if t.state == state and t.valid is not None]
         if points:
@@ -160,13 +160,19 @@ def _parallel(result: TuneResult) -> Plot | None:
     if len(shown) < 2:
         return None
     names = [*result.importances, *(name for name in result.space if name not in result.importances)][:MOST_AXES]
-    columns = {name: [(result.defaults | trial.settings).get(name) for trial in shown] for name in names}
-    places = {name: _places(values, "(log)" in result.space[name]) for name, values in columns.items()}
+    columns: dict[str, list[object]] = {
+        name: [(result.defaults | trial.settings).get(name) for trial in shown] for name in names
+    }
+    columns[result.metric] = [trial.valid for trial in shown]
+    places = {name: _places(values, "(log)" in result.space.get(name, "")) for name, values in columns.items()}
+    best_words = ", ".join(f"{name} {plain(result.settings.get(name))}" for name in names)
+    names.append(result.metric)
     sign = 1 if result.better == "higher" else -1
     ranked = sorted(range(len(shown)), key=lambda i: sign * (shown[i].valid or 0.0))
     coloured = set(ranked[-max(1, len(shown) // BEST_SHARE) :])
     drawing = blank()
-    axes = drawing.add_subplot(facecolor="none", title="Settings of the trials")
+    axes = drawing.add_subplot(facecolor="none")
+    axes.set_title("Settings of the trials", pad=26)
     for i in ranked:  # the best are drawn last
         heights, best = [places[name][i] for name in names], i == ranked[-1]
         colour = COLOURS[4] if best else COLOURS[0] if i in coloured else GRID
@@ -182,11 +188,9 @@ def _parallel(result: TuneResult) -> Plot | None:
     axes.set(ylim=(-0.02, 1.02), xlim=(-0.3, len(names) - 0.7))
     axes.grid(visible=False)
     axes.set_frame_on(False)
-    axes.title.set_position((0, 1.08))
-    best_words = ", ".join(f"{name} {plain(result.settings.get(name))}" for name in names)
     caption = (
-        "Each line is a complete trial through its settings, from the least value tried to the largest. Thick: the "
-        f"best trial; in colour: the best {count(len(coloured), 'trial')}."
+        "Each line is a complete trial through its settings and its figure, from the least value to the largest. "
+        f"Thick: the best trial; in colour: the best {count(len(coloured), 'trial')}."
     )
     return finish("parallel", drawing, f"Parallel coordinates of the trials. The best has {best_words}.", caption)
 
