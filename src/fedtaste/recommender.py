@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedtaste.core import Method
     from fedtaste.experiment.progress import ProgressListener
     from fedtaste.experiment.result import FitResult, RunResult
+    from fedtaste.experiment.tune_result import TuneResult
     from fedtaste.serving.open_model import OpenModel
     from fedtaste.serving.operations import PersonalModel
 
@@ -55,6 +56,7 @@ class Recommender:
         self._method = method
         self._settings: dict[str, object] = {"seed": seed, **settings}
         self._model: OpenModel | BundleRecommender | None = None
+        self.tuning: TuneResult | None = None  # of the last `tune`
 
     def __repr__(self) -> str:
         arguments = ", ".join([repr(self._method), *(f"{name}={value!r}" for name, value in self._settings.items())])
@@ -72,6 +74,29 @@ class Recommender:
         interactions = work.as_interactions(data)
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
         self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars), progress)
+        return self
+
+    def tune(
+        self, data: object, trials: int = 30, *, space: Mapping[str, object] | None = None,
+        minutes: float | None = None, path: Path | str | None = None, progress: bool | None = None,
+    ) -> Recommender:  # fmt: skip
+        """Search the settings of the method by so many trials on validation data, and keep the best ones for `fit`.
+
+        `space` names values to try in place of the method's own: {"lam": (0.001, 0.1), "k": [16, 32, 64]}, a range or a
+        list. `path` keeps the study, its report and run.toml; a study that is there is continued. The result is
+        `tuning`. Needs Optuna (pip install 'fedtaste[tune]').
+        """
+        if not isinstance(trials, int) or trials < 1:
+            raise SettingError(f"trials must be a whole number of at least 1, got {trials}.")
+        work = _operations()
+        interactions = work.as_interactions(data)
+        settings = work.settings_of_fit(self._method, interactions.name, self._settings)
+        with _bars(progress) as bars:
+            self.tuning, chosen = work.tune_settings(
+                settings, interactions, {name: _space_text(values) for name, values in (space or {}).items()},
+                {"trials": trials, "minutes": minutes}, None if path is None else Path(path), bars,
+            )  # fmt: skip
+        self._settings |= chosen
         return self
 
     def update(self, data: object, *, progress: bool | None = None, **changes: object) -> Recommender:
@@ -216,6 +241,13 @@ class Recommender:
 
 def _operations() -> types.ModuleType:
     return importlib.import_module("fedtaste.serving.operations")
+
+
+def _space_text(values: object) -> str:
+    """Values to try as `--space` has them."""
+    if isinstance(values, tuple) and len(values) == 2:
+        return f"{values[0]}..{values[1]}"
+    return ",".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
 
 
 def _bars(progress: bool | None) -> ProgressBars:

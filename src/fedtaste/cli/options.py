@@ -57,6 +57,9 @@ class RunOptions(SeedsOptions):
 
     from_model: Annotated[Path | None, Cli(("--from",), metavar="PATH")] = None
     """Continue the model of a run or a fit with --data, and evaluate the update on items that it had not seen."""
+    tune: Annotated[int, Ge(1)] | None = None
+    """First search the settings by so many trials on validation data, as `fedtaste tune` does, and train with the best
+    ones. The study is in a folder beside that of the run."""
 
 
 class FitOptions(TrainingOptions):
@@ -95,6 +98,28 @@ class CompareOptions(SeedsOptions):
     def budgets(self) -> list[float | None]:
         """The privacy budgets, each once; None is a run without noise."""
         return list(dict.fromkeys(None if isinstance(value, str) else value for value in self.epsilon or ("none",)))
+
+
+class TuneOptions(OutOptions):
+    """Search the settings of a method on validation data: the best ones, a report and a run.toml.
+
+    A trial is the training of the search phase of `fedtaste run`; test data are not read. Trial 0 has the defaults. The
+    folder is a study: `fedtaste resume` continues it, and so does the same command with the same --out, also with more
+    --trials.
+    """
+
+    trials: Annotated[int, Ge(1)] = 30
+    """The number of trials, that of the defaults included."""
+    space: Annotated[dict[str, str], Cli(metavar="KEY=VALUES", example="--space lam=0.001..0.1")] = {}
+    """The values to try of a setting: a range as in lam=0.001..0.1 (on a logarithmic scale where its ends differ by a
+    factor of 10), or a list as in k=16,32,64. Other settings keep the values to try that the method names; --set fixes
+    one."""
+    jobs: Annotated[int, Ge(1)] = 1
+    """Processes that run trials at the same time. With more than one, results are not repeatable."""
+    minutes: Positive | None = None
+    """Begin no trial, and stop the running one, after so many minutes."""
+    final: bool = False
+    """Then train with the best settings, as `fedtaste run` does, and read the test data, once."""
 
 
 class FederateOptions(FederationSettings, TrainingOptions):
@@ -283,6 +308,7 @@ def _all_settings(options: type[Options], *without: str) -> tuple[str, ...]:
 COMMANDS = {
     "run": Command("run:run", RunOptions, _all_settings(RunOptions)),
     "fit": Command("fit:fit", FitOptions, _all_settings(FitOptions, "protocol", "split", "new_people", "promise")),
+    "tune": Command("tune:tune", TuneOptions, _all_settings(TuneOptions)),
     "compare": Command("compare:compare", CompareOptions, _all_settings(CompareOptions, "promise")),
     "resume": Command("resume:resume", ResumeOptions),
     "report": Command("report:report", ReportOptions),
@@ -296,7 +322,7 @@ COMMANDS = {
     "serve": Command("serve:serve", ServeOptions),
     "audit": Command(
         "audit:audit", AuditOptions, ("data", "task", "method", "set", "cohort", "dropout", "wire", "epsilon", "delta",
-                                      "noise_seed", "seed", "threads", *ReadSettings.model_fields),
+                                      "noise_seed", "seed", "threads", "tuned_on", *ReadSettings.model_fields),
     ),
     "poison": Command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads",
                                                               *ReadSettings.model_fields)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtaste.cli.options import ReportOptions
-from fedtaste.cli.output import emit, say
+from fedtaste.cli.output import emit, put, say
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import load_data
 from fedtaste.errors import FedtasteError, RunError
@@ -17,6 +17,7 @@ from fedtaste.experiment.seeds import FinishedRun
 from fedtaste.report.comparison import compare_runs
 from fedtaste.report.curves import DataShape
 from fedtaste.report.html import shape, write_report
+from fedtaste.report.tuning import write_tuning_report
 
 
 def report(options: ReportOptions) -> None:
@@ -26,6 +27,10 @@ def report(options: ReportOptions) -> None:
         report_comparison(options)
         return
     folder = RunFolder.open(path)
+    if folder.kind == "tune":
+        page = write_tuning_report(folder.tune_result(), path)
+        emit({"report": str(page)}) if options.as_json else put(f"Report: {page}")
+        return
     result = folder.result()
     page = write_report([result], path, data=data_shape(folder), runs=[path])
     if options.as_json:

@@ -29,6 +29,9 @@ def resume(options: ResumeOptions) -> None:
         return
     folder = RunFolder.open(options.path)
     allow_method_of(folder, options.method)
+    if folder.kind == "tune":
+        load_function("tune:resume_study")(folder, options)
+        return
     settings, report = folder.settings(), options.path / "report.html"
     if folder.kind == "fit":
         show_fit(folder.fit_result() if folder.finished else resume_fit(folder, settings), options.as_json)

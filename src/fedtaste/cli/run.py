@@ -34,6 +34,9 @@ def run(settings: Settings, options: RunOptions) -> None:
         load_function("compare:run_seeds")(settings, options)
         return
     began = time.perf_counter()
+    if options.tune is not None:
+        load_function("tune:run_tuned")(settings, options)
+        return
     allow_method(settings.method)
     if adds_noise(settings):
         say("Loading the data and working out the noise.")

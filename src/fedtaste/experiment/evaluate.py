@@ -75,7 +75,7 @@ class Trained:
             traffic=self.traffic(), gradients=gradients, privacy=self.privacy(), seconds=self.seconds(evaluate),
             peak_rss_mb=peak_rss_mb(), rejected_updates={} if private else progress.rejected,
             run=str(training.folder.path), scale=task.facts.scale, curve=curve, valid=self.valid(),
-            **extra, **new_items, **self.optional(new_items),
+            **extra, **new_items, **self.optional(new_items), **self.tuning(),
         )  # fmt: skip
         training.folder.write("result.json", result.dump())
         return result
@@ -154,10 +154,15 @@ class Trained:
         hidden = {"popularity_recall"} if self.private else set()
         return {"new_items": NewItemScores(**{n: v for n, v in metrics.items() if n not in hidden})}
 
+    def tuning(self) -> JsonObject:
+        """The field of the study that chose the settings, where there was one."""
+        tuning = self.training.folder.tuning()
+        return {"tuning": tuning} if tuning else {}
+
     def optional(self, new_items: JsonObject) -> JsonObject:
         """The notes, which a reader of the figures must know, and the fields that only some results have."""
         training, progress = self.training, self.progress
-        notes = [part.sentence() for part in new_items.values()]
+        notes = [part.sentence() for part in [*new_items.values(), *self.tuning().values()]]
         notes += [*privacy_sentence(progress.privacy), *(() if self.private else training.task.notes)]
         notes += [*training.plan.notes, *([] if progress.traffic["uploads"] else [NOBODY_ANSWERED])]
         notes += [SOME_REFUSED] if self.private and progress.rejected else []

@@ -124,6 +124,12 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     )
 
 
+def unread_settings(settings: Settings, task: Facts) -> dict[str, str]:
+    """The settings that would change nothing in a run, with the reasons."""
+    unread = _draft(settings, task).unread
+    return unread | ({} if task.timed else dict.fromkeys(UNTIMED, "the data have no time"))
+
+
 @dataclass(frozen=True, eq=False)
 class Draft:
     """Values of all settings that could be read, before the method is built."""

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field
 
 from fedtaste.evaluation.list_metrics import BeyondAccuracy
+from fedtaste.experiment.tune_result import Tuning
 from fedtaste.result_part import Count, Interval, ResultPart
 from fedtaste.wire import accounting
 
@@ -236,6 +237,8 @@ class RunResult(ResultPart):
     secure: SecureLeak | None = None
     federation: FederationHistory | None = None
     new_items: NewItemScores | None = None
+    tuning: Tuning | None = None
+    """The study that chose the settings, where there was one; its cost is not part of the traffic."""
 
     def metric(self, key: str) -> float | None:
         """A metric by its key, as in `seen.sampled.hr@10`, `new.rmse` or `beyond.seen.coverage`; None where it was not

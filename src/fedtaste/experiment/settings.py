@@ -29,6 +29,7 @@ class Cli:
     commas: bool = False  # several values in one word, with commas between them
     hidden: bool = False  # not in the help
     metavar: str = ""
+    example: str = "--set k=64"  # of a field of pairs, in messages
 
 
 def _cohort(value: object) -> object:
@@ -144,6 +145,9 @@ class Settings(ReadSettings, DataSettings):
     number can remove the noise, so no epsilon is promised. They are secret when it is left out."""
     promise: bool = False
     """Refuse to run where no epsilon can be promised."""
+    tuned_on: str = ""
+    """The fingerprint of the data on which `fedtaste tune` chose these settings; it writes this into run.toml. A run
+    with noise on the same data is refused, because its epsilon would not cover the choice."""
 
     @property
     def folds(self) -> bool:
@@ -194,6 +198,11 @@ def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Setti
         settings.data,
         settings.model_dump(exclude={"method", "data", "set"}) | settings.set | dict(changes),
     )
+
+
+def with_method_settings(settings: Settings, values: Mapping[str, object]) -> Settings:
+    """The settings with these settings of the method, as `--set` gives them."""
+    return settings.model_copy(update={"set": settings.set | {name: _as_text(value) for name, value in values.items()}})
 
 
 def _as_text(value: object) -> str:

@@ -26,6 +26,7 @@ from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.methods.descent import flat_examples, item_counts, recency_weights, ridge
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import SOLVES
 from fedtaste.params import split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import NonNegative, Share, Values
@@ -191,6 +192,7 @@ fedals = define(
         "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
     },
     unread=unread_by_solver,
+    search=SOLVES,
 )(FedALS)
 
 

@@ -32,6 +32,7 @@ from fedtaste.errors import SettingError
 from fedtaste.kernels import fedrap as kernels
 from fedtaste.methods.descent import Meter, batches
 from fedtaste.methods.registry import RunContext, define
+from fedtaste.methods.search_space import DESCENT, Around
 from fedtaste.params import select
 from fedtaste.recipe import Recipe
 from fedtaste.signature import Count, NonNegative, Share, Values
@@ -219,4 +220,5 @@ fedrap = define(
     },
     unread=_unread,
     notes=_notes,
+    search={**DESCENT, "table_lr": Around(10), "lam": Around(10), "mu": Around(10)},
 )(FedRAP)

@@ -39,6 +39,7 @@ from fedtaste.kernels import pair_counts
 from fedtaste.methods.descent import ages, flat_examples, item_counts, unsent
 from fedtaste.methods.fedals import FedALS
 from fedtaste.methods.registry import RunContext, define
+from fedtaste.methods.search_space import SOLVES, Around, LogRange, Range
 from fedtaste.params import nest, unnest
 from fedtaste.recipe import Recipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
@@ -261,7 +262,11 @@ fedtrail = define(
     variants={"parts=trail+als": {"rounds": 8}},
     unread=_unread,
     notes=_notes,
-)(FedTrail)
+    search={
+        **SOLVES, "window": LogRange(2, 20), "from_power": Range(0.0, 1.0), "to_power": Range(0.0, 1.0),
+        "shrink": Around(10), "mix": Range(0.0, 1.0),
+    },
+)(FedTrail)  # fmt: skip
 
 
 def _count_pairs(items: Tensor, mask: Tensor, new: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:

@@ -13,6 +13,7 @@ from fedtaste.core import Download, Examples, Method, Model, Params, Upload, mer
 from fedtaste.errors import SettingError
 from fedtaste.methods.descent import batches, change, descend
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, Around
 from fedtaste.params import select, split
 from fedtaste.signature import Count, NonNegative
 
@@ -21,6 +22,7 @@ from fedtaste.signature import Count, NonNegative
     defaults={
         "ranking": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, "server": "sgd", "server_lr": 1.0},
     },
+    search={**DESCENT, "item_scale": Around(10)},
 )
 def pfedrec(
     model: Model, *, lr: NonNegative = 0.1, item_scale: NonNegative = 80.0, passes: Count = 1, tuned: bool = True

@@ -30,6 +30,7 @@ from fedtaste.methods.descent import (
 )
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, Around, LogRange
 from fedtaste.params import dot, select, split, square_distance
 from fedtaste.signature import Count, NonNegative
 
@@ -102,6 +103,7 @@ fedclup = define(
         "labels": {"lr": 0.0},
         "pictures": {"lr": 0.1, "rate": 1.0, "lam": 0.1},
     },
+    search={**DESCENT, "lam": Around(10), "passes": LogRange(1, 10), "rate": Around(10)},
 )(FedCLUP)
 
 
@@ -113,6 +115,7 @@ fedclup = define(
         "labels": {"own_lr": 0.1, "own_passes": 10},
         "pictures": {"own_lr": 0.1, "own_passes": 1},
     },
+    search={**DESCENT, "lam": Around(10), "own_lr": Around(10), "own_passes": LogRange(1, 10)},
 )
 def ditto(
     model: Model,
@@ -146,6 +149,7 @@ def ditto(
         "ratings": {"lam": 0.1, "passes": 3, "eta": 10.0},  # not searched, only reasoned
         "pictures": {"lam": 1.0, "passes": 3},
     },
+    search={**DESCENT, "lam": Around(10), "passes": LogRange(1, 10), "eta": Around(10), "beta": Around(10)},
 )
 def pfedme(
     model: Model,

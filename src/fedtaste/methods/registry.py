@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtaste.core import Method
 from fedtaste.errors import SettingError
+from fedtaste.methods.search_space import Search
 from fedtaste.signature import Values, check_bounds, settings_of
 
 P = ParamSpec("P")
@@ -73,6 +74,9 @@ class MethodSpec(Generic[P]):
     """Settings that the method does not read on this task with these values, each with the reason."""
     notes: Callable[[RunContext], tuple[str, ...]] = lambda context: ()
     """What the user of a run should know."""
+    search: Search = field(default_factory=dict)
+    """The values of settings that `fedtaste tune` tries. Settings that a task does not have, or that would change
+    nothing there, are left out."""
 
     def __post_init__(self) -> None:
         self.__wrapped__ = self.factory  # inspect.signature and doctest look through
@@ -95,6 +99,9 @@ def define(
     presets: Mapping[tuple[str, str], Values] | None = None,
     unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {},
     notes: Callable[[RunContext], tuple[str, ...]] = lambda context: (),
+    search: Search | None = None,
 ) -> Callable[[Callable[P, Method | Algorithm]], MethodSpec[P]]:
     """Decorator: make a MethodSpec of a function that returns a Method, or of a class that has `method()`."""
-    return lambda factory: MethodSpec(factory, defaults or {}, variants or {}, presets or {}, unread, notes)
+    return lambda factory: MethodSpec(
+        factory, defaults or {}, variants or {}, presets or {}, unread, notes, search or {}
+    )

@@ -34,14 +34,16 @@ from fedtaste.evaluation.ranking import rank_items
 from fedtaste.experiment.continuation import continue_from, join, rounds_of_update, without_people
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.experiment.progress import ProgressListener
+from fedtaste.experiment.progress import ProgressListener, Silent
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings, changed_settings, settings_from
 from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
 from fedtaste.experiment.train import execute, prepare
+from fedtaste.experiment.tune_result import StudyHeader, TuneResult
 from fedtaste.files.folders import replace_folder
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
+from fedtaste.report.tuning import write_tuning_report
 from fedtaste.serving.bundle_recommender import REASONS, check_count
 from fedtaste.serving.item_lists import OnUnknown, allowed_items, as_list, describe, find_items
 from fedtaste.serving.open_model import OpenModel
@@ -57,6 +59,14 @@ from fedtaste.serving.recommendation import Recommendation, Recommendations, Sim
 from fedtaste.serving.similar import similar_items as nearest_items
 from fedtaste.tasks.serve import serve
 from fedtaste.wire.messages import encode
+
+
+class TuneLimits(TypedDict):
+    """How long to search."""
+
+    trials: int
+    minutes: float | None
+
 
 SAVED = ("settings.json", "facts.json", "plan.json", "items.json", "result.json", "model.safetensors")
 OF_PEOPLE = (INTERACTIONS, "final.safetensors")
@@ -88,6 +98,30 @@ def fit_model(
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
     fit(prepared, folder, listener)
     return OpenModel.open(path)
+
+
+def tune_settings(
+    settings: Settings, data: Interactions | UserSplit, spaces: Mapping[str, str], limits: TuneLimits,
+    path: Path | None, listener: ProgressListener | None,
+) -> tuple[TuneResult, dict[str, object]]:  # fmt: skip
+    """Search the settings on validation data; (the result, the chosen values). The study is kept in `path`, and
+    continued if it is there already; without a path it is removed."""
+    import_module("fedtaste.experiment.optuna_extra").require_optuna()
+    work = import_module("fedtaste.experiment.tune")
+    settings = settings.model_copy(update={"data": data.name})
+    plan = work.prepare_tuning(settings, data, spaces)
+    header = StudyHeader(
+        space=plan.words(), own_space=dict(spaces), trials=limits["trials"], minutes=limits["minutes"], final=None
+    )
+    with tempfile.TemporaryDirectory(prefix="fedtaste-") as temporary:
+        folder = work.begin_study(path or Path(temporary) / "study", plan, header, __version__)
+        result: TuneResult = work.tune(plan, folder, listener or Silent())
+        if path is not None:
+            write_tuning_report(result, path)
+        else:
+            result = result.model_copy(update={"study": "", "config": ""})
+    chosen = work.best_settings(plan, result).set
+    return result, {name: value for name, value in result.settings.items() if name in chosen}
 
 
 def update_model(
