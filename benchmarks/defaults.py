@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,15 +65,22 @@ WORLDS = {
 TESTED = ("ml-100k", "amazon", "movietweetings", "short histories")  # variants of the same data are not read again
 
 Values = Mapping[str, object]
+SMALL = 2_500  # items, below which FedALS's grid has more points: there its rule has steps
+FEDALS: list[Values] = [
+    *({"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.3, 0.01), (0.1, 0.01), (0.1, 0.03), (0.03, 0.03))),
+    {"k": 64, "alpha0": 0.1, "lam": 0.01},
+]
+FEDALS_SMALL: list[Values] = [
+    {"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.1, 0.02), (0.2, 0.015), (0.2, 0.02), (0.2, 0.03))
+]
 GRIDS: dict[str, list[Values]] = {
-    "fedals": [
-        *({"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.3, 0.01), (0.1, 0.01), (0.1, 0.02), (0.1, 0.03))),
-        {"k": 32, "alpha0": 0.03, "lam": 0.03},
-        {"k": 64, "alpha0": 0.1, "lam": 0.01},
-    ],
+    "fedals": FEDALS + FEDALS_SMALL,
+    "fedtrail": [{"k": 32, "alpha0": 0.3}, {"k": 64, "alpha0": 0.1}],
+    "fedrecon": [{}, {"solver": "exact", "loss": "squared"}],
+    "fedmf": [{"server_lr": 0.3}, {"server_lr": 0.1}, {"server_lr": 1.0}],
 }
-MORE_ROUNDS = {"fedals": 10}  # trials that are longer than the default, to see whether more rounds would help
-READ = (1, 2, 3, 4, 6, 8, 10)  # rounds after which such a trial reads validation
+FEW = ("ml-100k", "amazon", "movietweetings", "shop")  # worlds of the methods other than FedALS
+READ = {"fedals": (1, 2, 3, 4, 6, 8, 10)}  # rounds after which validation is read; others: every tenth, and the last
 
 
 @cache
@@ -101,7 +108,7 @@ def task_of(name: str) -> Task:
 def settings_of(name: str, method: str, values: Values) -> Settings:
     """Settings under a name of data that has no preset."""
     texts = {key: str(value) for key, value in values.items()}
-    return Settings(data=f"{name}.csv", method=method, rounds=MORE_ROUNDS.get(method), set=texts, threads=1)
+    return Settings(data=f"{name}.csv", method=method, rounds=max(READ.get(method, (0,))) or None, set=texts, threads=1)
 
 
 def identity(name: str, method: str, resolved: Values) -> str:
@@ -115,7 +122,7 @@ def trial(name: str, method: str, current: Plan) -> JsonObject:
     task, began, curve = task_of(name), time.process_time(), []
     members = task.federation("search", current.method, current.sampling, None)
     for done in run(current.method, current.model, members, rounds=current.rounds, seed=current.seed):
-        if done.number not in READ if method in MORE_ROUNDS else done.number % current.every:
+        if done.number not in READ.get(method, (*range(10, current.rounds, 10), current.rounds)):
             continue
         metrics = task.validation(Served(current.method, current.model, done.state, current.sampling)).exact()
         curve.append([done.number, round(metrics["ndcg@10"], 4), round(metrics["hr@10"], 4)])
@@ -130,16 +137,22 @@ def best(result: JsonObject, rounds: int) -> tuple[float, float, int]:
     return ndcg, hr, number
 
 
+def remember(trials: dict[str, JsonObject], file: Path, key: str, measure: Callable[[], JsonObject]) -> JsonObject:
+    """The result of a trial, from the file where it is known; otherwise it is measured and added to the file."""
+    if key not in trials:
+        trials[key] = measure()
+        with file.open("a") as lines:
+            lines.write(json.dumps({"trial": json.loads(key), **trials[key]}) + "\n")
+    return trials[key]
+
+
 def study(name: str, method: str, trials: dict[str, JsonObject], file: Path) -> JsonObject:
     """All trials of a method on a world; returns the figures of the rule and of the best of the grid."""
     facts, rows = task_of(name).facts, []
-    for values in [{}, *GRIDS[method]]:
+    for values in [{}, *(GRIDS[method] if facts.items < SMALL or method != "fedals" else FEDALS)]:
         current = plan(settings_of(name, method, values), facts)
         key = identity(name, method, current.settings)
-        if key not in trials:
-            trials[key] = trial(name, method, current)
-            with file.open("a") as lines:
-                lines.write(json.dumps({"trial": json.loads(key), **trials[key]}) + "\n")
+        remember(trials, file, key, lambda current=current: trial(name, method, current))
         default = plan(settings_of(name, method, {}).model_copy(update={"rounds": None}), facts).rounds
         ndcg, hr, number = best(trials[key], default)
         longer = best(trials[key], 10**9)[0]
@@ -177,22 +190,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--methods", nargs="+", default=list(GRIDS), choices=list(GRIDS))
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
-    parser.add_argument("--no-test", action="store_true", help="end after validation")
+    parser.add_argument("--only", choices=["validation", "test"], help="do one part only")
     parser.add_argument("--trials", type=Path, default=ROOT / "runs" / "defaults.jsonl")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence" / "defaults.json")
     options = parser.parse_args()
     options.trials.parent.mkdir(parents=True, exist_ok=True)
     lines = options.trials.read_text().splitlines() if options.trials.exists() else []
     trials = {json.dumps(line.pop("trial")): line for line in map(json.loads, lines)}
-    studies, tests = [], []
     worlds = [name for name in options.worlds if load(name) is not None]
-    for name in worlds:
-        for method in options.methods:
+    studies, tests = [], []
+    for name in worlds if options.only != "test" else ():
+        for method in (m for m in options.methods if m == "fedals" or name in FEW):
             studies.append(study(name, method, trials, options.trials))
             print_study(studies[-1])
-    for name in (world for world in TESTED if world in worlds and not options.no_test):
-        for method in ("popularity", *options.methods):
-            tests.append(read_test(name, method))
+    for name in TESTED if options.only != "validation" else ():
+        for method in ("popularity", *options.methods) if name in worlds else ():
+            values = plan(Settings(method=method, data="mine.csv"), task_of(name).facts).settings
+            key = json.dumps([name, method, "test", values])
+            tests.append(remember(trials, options.trials, key, lambda n=name, m=method: read_test(n, m)))
             print("test", json.dumps(tests[-1]), flush=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     evidence = {

@@ -16,7 +16,7 @@ from fedtaste.methods import METHODS
 from fedtaste.methods.registry import PublicFacts
 from fedtaste.tasks.base import Facts
 
-SIZES = (20, 100, 800, 1_199, 1_200, 1_682, 2_499, 2_500, 3_706, 9_990, 17_612, 30_000, 31_999, 32_000, 10**6)
+SIZES = (20, 100, 800, 1_682, 2_499, 2_500, 3_706, 9_990, 17_612, 30_000, 30_999, 31_000, 10**6)
 
 
 def ranking(items: int, people: int = 1_000, timed: bool = True) -> Facts:
@@ -31,8 +31,9 @@ def chosen(method: str, items: int, *names: str, **settings) -> tuple[object, ..
 @pytest.mark.parametrize(
     ("items", "expected"),
     [
-        (800, (32, 0.1, 0.03)),
-        (1_682, (32, 0.1, 0.02)),
+        (800, (32, 0.2, 0.02)),
+        (2_499, (32, 0.2, 0.02)),
+        (2_500, (64, 0.1, 0.01)),
         (3_706, (64, 0.1, 0.01)),
         (9_990, (64, 0.1, 0.01)),
         (17_612, (64, 0.1, 0.01)),
@@ -44,7 +45,7 @@ def test_fedals_by_the_number_of_items(items, expected):
 
 
 def test_a_few_items_still_bound_k():
-    assert chosen("fedals", 20, "k", "lam") == (20, 0.03)
+    assert chosen("fedals", 20, "k", "lam") == (20, 0.02)
 
 
 @pytest.mark.parametrize("name", sorted(n for n, spec in METHODS.items() if spec.scaled))
@@ -52,14 +53,14 @@ def test_rules_are_bounded_monotone_and_read_public_sizes_only(name):
     rule = METHODS[name].scaled["ranking"]
     values = [rule(PublicFacts(1_000, items, True)) for items in SIZES]
     assert all(set(v) == set(values[0]) for v in values)
-    if "lam" in values[0]:
-        falling = [v["lam"] for v in values]
-        assert falling == sorted(falling, reverse=True) and 0.003 <= falling[-1] <= falling[0] <= 0.03
+    for setting, low, high in (("lam", 0.003, 0.03), ("alpha0", 0.03, 0.3)):
+        falling = [v.get(setting, high) for v in values]
+        assert falling == sorted(falling, reverse=True) and low <= falling[-1] <= falling[0] <= high
     for items, value in zip(SIZES, values):
         k = value.get("k", 32)
         assert 32 <= k <= 64
         if name == "fedals":  # 4 bytes for each of k (k + 1) / 2 + k + 1 sums of an item
-            assert k == 32 or 4 * items * (k * (k + 1) // 2 + k + 1) < 2**20 * 270
+            assert k == 32 or 4 * items * (k * (k + 1) // 2 + k + 1) < 2**28
         for people in (5, 10**6):  # a model is also served to histories without an order, and outlives people
             assert rule(PublicFacts(people, items, False)) == value
 
@@ -86,6 +87,7 @@ def test_a_note_names_only_what_the_size_changed():
     assert [note for note in notes if "Defaults" in note] == [
         "Defaults for 9,990 items and 1,000 people: alpha0=0.1, k=64 (docs/defaults.md)."
     ]
+    assert not plan(Settings(), ranking(1_682)).notes  # the values of ML-100K are the defaults
 
 
 def test_nodes_and_server_choose_the_same_values():
@@ -100,16 +102,16 @@ def test_nodes_and_server_choose_the_same_values():
 
 
 def test_a_larger_catalogue_does_not_change_the_values_of_a_model():
-    settings = Settings(data="mine.csv", set={"alpha0": "0.2"})
+    settings = Settings(data="mine.csv", set={"alpha0": "0.3"})
     lasting = with_scaled_values(settings, plan(settings, ranking(1_000)))
-    assert lasting.set == {"alpha0": "0.2", "k": "32", "lam": "0.03"}
+    assert lasting.set == {"alpha0": "0.3", "k": "32", "lam": "0.02"}
     later = plan(lasting, ranking(5_000))
-    assert [later.settings[name] for name in ("k", "alpha0", "lam")] == [32, 0.2, 0.03] and later.scaled == {}
+    assert [later.settings[name] for name in ("k", "alpha0", "lam")] == [32, 0.3, 0.02] and later.scaled == {}
 
 
 @pytest.fixture
 def growing(monkeypatch):
-    """Popularity's and FedALS's k follow the number of people and items, with a step at 30 of either."""
+    """FedALS's k and FedTrail's window follow the number of people and items, with a step at 30 of either."""
     for name, setting in (("fedals", "k"), ("fedtrail", "window")):
         rule = {"ranking": lambda facts, s=setting: {s: 3 if facts.items < 30 and facts.people < 30 else 4}}
         monkeypatch.setitem(METHODS, name, replace(METHODS[name], scaled=rule))

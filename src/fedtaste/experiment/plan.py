@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import torch
@@ -69,12 +69,12 @@ class Plan:
     seed: int
     settings: dict[str, object]
     """Every setting of the model, the method, its examples and its server in force, by name."""
-    scaled: dict[str, object]
-    """Those of them that the method's rule chose by the size of the data."""
     notes: tuple[str, ...]
     """What the user of the run should know, in sentences."""
     wire: Wire
     delta: float
+    scaled: dict[str, object] = field(default_factory=dict)
+    """The settings whose values the method's rule chose by the size of the data."""
 
     @property
     def predictor(self) -> UtilityPredictor | None:
@@ -121,10 +121,10 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
         patience=cast(int, loop.get("patience", 0)),
         seed=settings.seed,
         settings=in_force,
-        scaled={name: in_force[name] for name in draft.scaled if name in in_force},
         notes=draft.notes + wire_notes(settings, task, wire, rounds, elsewhere),
         wire=wire,
         delta=delta_of(settings, task),
+        scaled={name: in_force[name] for name in draft.scaled if name in in_force},
     )
 
 

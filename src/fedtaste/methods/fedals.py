@@ -30,7 +30,7 @@ from fedtaste.params import split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import NonNegative, Share, Values
 
-MANY_ITEMS = 32_000  # from which on an upload with k = 64 would pass 256 MB
+MANY_ITEMS = 31_000  # from which on an upload with k = 64 would pass 256 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,21 +188,21 @@ def unread_by_solver(task: str, values: Values) -> dict[str, str]:
 
 
 def ranking_defaults(facts: PublicFacts) -> Values:
-    """Defaults by the number of items, chosen on validation of several data sets (docs/defaults.md).
+    """k, alpha0 and lam by the number of items, chosen on validation of several data sets (docs/defaults.md).
 
-    The more items there are, the less is known about each of them, and the weaker alpha0 V'V + lam (n + alpha0 m) has to
-    be beside what a person has taken: lam falls from 0.03 to 0.01. Large catalogues have more kinds of taste, which k =
-    64 holds and k = 32 does not. An upload grows with items x k^2, so that k is 32 again from 32,000 items on, where it
-    would pass 256 MB.
+    Every item that a person did not take pulls with weight alpha0 and adds lam alpha0 to the regularisation. The more
+    items there are, the more this outweighs the few that the person has taken, so both are smaller in large catalogues.
+    Large catalogues also have more kinds of taste than k = 32 holds. An upload grows with items x k^2 / 2: k is 32
+    again where 64 would give uploads of more than 256 MiB.
     """
     if facts.items < 2_500:
-        return {"k": 32, "alpha0": 0.1, "lam": 0.03 if facts.items < 1_200 else 0.02}
+        return {"k": 32, "alpha0": 0.2, "lam": 0.02}
     return {"k": 64 if facts.items < MANY_ITEMS else 32, "alpha0": 0.1, "lam": 0.01}
 
 
 fedals = define(
     defaults={
-        "ranking": {"rounds": 8, "patience": 0},
+        "ranking": {"rounds": 8, "patience": 0, "alpha0": 0.2, "lam": 0.02},
         "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
     },
     scaled={"ranking": ranking_defaults},
