@@ -1,4 +1,4 @@
-"""Defaults that travel: try settings on several data sets, compare a method's rule with the best of them, on validation.
+"""Defaults that travel: try settings on several data sets, and compare a method's rule with the best on validation.
 
     python benchmarks/defaults.py [--methods fedals ...] [--worlds ml-100k ...] [--trials runs/defaults.jsonl]
                                   [--out docs/evidence/defaults.json]
@@ -65,7 +65,7 @@ WORLDS = {
 TESTED = ("ml-100k", "amazon", "movietweetings", "short histories")  # variants of the same data are not read again
 
 Values = Mapping[str, object]
-SMALL = 2_500  # items, below which FedALS's grid has more points: there its rule has steps
+SMALL = 2_500  # items; FedALS's grid has other points below, near those of its rule
 FEDALS: list[Values] = [
     *({"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.3, 0.01), (0.1, 0.01), (0.1, 0.03), (0.03, 0.03))),
     {"k": 64, "alpha0": 0.1, "lam": 0.01},
@@ -73,8 +73,9 @@ FEDALS: list[Values] = [
 FEDALS_SMALL: list[Values] = [
     {"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.1, 0.02), (0.2, 0.015), (0.2, 0.02), (0.2, 0.03))
 ]
+FEDALS_LARGE: list[Values] = [{"k": k, "alpha0": 0.05, "lam": 0.02} for k in (32, 64)]
 GRIDS: dict[str, list[Values]] = {
-    "fedals": FEDALS + FEDALS_SMALL,
+    "fedals": FEDALS,
     "fedtrail": [{"k": 32, "alpha0": 0.3}, {"k": 64, "alpha0": 0.1}],
     "fedrecon": [{}, {"solver": "exact", "loss": "squared"}],
     "fedmf": [{"server_lr": 0.3}, {"server_lr": 0.1}, {"server_lr": 1.0}],
@@ -149,7 +150,8 @@ def remember(trials: dict[str, JsonObject], file: Path, key: str, measure: Calla
 def study(name: str, method: str, trials: dict[str, JsonObject], file: Path) -> JsonObject:
     """All trials of a method on a world; returns the figures of the rule and of the best of the grid."""
     facts, rows = task_of(name).facts, []
-    for values in [{}, *(GRIDS[method] if facts.items < SMALL or method != "fedals" else FEDALS)]:
+    near = (FEDALS_SMALL if facts.items < SMALL else FEDALS_LARGE) if method == "fedals" else []
+    for values in [{}, *GRIDS[method], *near]:
         current = plan(settings_of(name, method, values), facts)
         key = identity(name, method, current.settings)
         remember(trials, file, key, lambda current=current: trial(name, method, current))

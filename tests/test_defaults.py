@@ -143,7 +143,11 @@ def test_a_removal_keeps_the_values_of_the_model(growing):
     _, new = worlds()
     everybody = np.tile(new.person, 4) + np.repeat(np.arange(4, dtype=np.int32) * 10, len(new))
     data = replace(
-        new, person=everybody, item=np.tile(new.item, 4), people=tuple(map(str, range(40))), time=np.arange(4 * len(new))
+        new,
+        person=everybody,
+        item=np.tile(new.item, 4),
+        people=tuple(map(str, range(40))),
+        time=np.arange(4 * len(new)),
     )
     model = ft.Recommender("fedtrail").fit(data, progress=False)
     assert model.result.settings["window"] == 4

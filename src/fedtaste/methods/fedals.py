@@ -197,7 +197,9 @@ def ranking_defaults(facts: PublicFacts) -> Values:
     """
     if facts.items < 2_500:
         return {"k": 32, "alpha0": 0.2, "lam": 0.02}
-    return {"k": 64 if facts.items < MANY_ITEMS else 32, "alpha0": 0.1, "lam": 0.01}
+    if facts.items < 6_000:
+        return {"k": 64, "alpha0": 0.1, "lam": 0.01}
+    return {"k": 64 if facts.items < MANY_ITEMS else 32, "alpha0": 0.05, "lam": 0.02}
 
 
 fedals = define(
