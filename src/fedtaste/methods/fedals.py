@@ -25,11 +25,13 @@ from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Meth
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.methods.descent import flat_examples, item_counts, recency_weights, ridge
-from fedtaste.methods.registry import define
+from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import SOLVES
 from fedtaste.params import split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import NonNegative, Share, Values
+
+MANY_ITEMS = 31_000  # from which on an upload with k = 64 would pass 256 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,11 +188,27 @@ def unread_by_solver(task: str, values: Values) -> dict[str, str]:
     return unread
 
 
+def ranking_defaults(facts: PublicFacts) -> Values:
+    """k, alpha0 and lam by the number of items, chosen on validation of several data sets (docs/defaults.md).
+
+    Every item that a person did not take pulls with weight alpha0 and adds lam alpha0 to the regularisation. The more
+    items there are, the more this outweighs the few that the person has taken, so both are smaller in large catalogues.
+    Large catalogues also have more kinds of taste than k = 32 holds. An upload grows with items x k^2 / 2: k is 32
+    again where 64 would give uploads of more than 256 MiB.
+    """
+    if facts.items < 2_500:
+        return {"k": 32, "alpha0": 0.2, "lam": 0.02}
+    if facts.items < 6_000:
+        return {"k": 64, "alpha0": 0.1, "lam": 0.01}
+    return {"k": 64 if facts.items < MANY_ITEMS else 32, "alpha0": 0.05, "lam": 0.02}
+
+
 fedals = define(
     defaults={
-        "ranking": {"rounds": 8, "patience": 0},
+        "ranking": {"rounds": 8, "patience": 0, "alpha0": 0.2, "lam": 0.02},
         "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
     },
+    scaled={"ranking": ranking_defaults},
     unread=unread_by_solver,
     search=SOLVES,
 )(FedALS)

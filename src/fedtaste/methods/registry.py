@@ -39,6 +39,18 @@ class RunContext(NamedTuple):
     everybody: bool  # everybody takes part in every round
 
 
+class PublicFacts(NamedTuple):
+    """The public sizes of a data set, by which a method may scale its defaults. Servers and nodes know them, in private
+    runs too; the length of histories is not among them, because it is a fact about people."""
+
+    people: int  # who learn
+    items: int
+    timed: bool  # whether the order of a history is known
+
+
+Rule = Callable[[PublicFacts], Values]
+
+
 @dataclass(frozen=True)
 class PublicValues:
     """Public values that a run passes to every method that has a setting of the same name. They follow from the wire
@@ -66,6 +78,8 @@ class MethodSpec(Generic[P]):
     factory: Callable[P, Method | Algorithm]
     defaults: Mapping[str, Values] = field(default_factory=dict)
     """Settings, rounds, tolerance and patience by task: ranking, ratings, regression, labels, pictures."""
+    scaled: Mapping[str, Rule] = field(default_factory=dict)
+    """Rules by task for defaults that depend on the size of the data. Their values replace those of `defaults`."""
     variants: Mapping[str, Values] = field(default_factory=dict)
     """Rounds, tolerance and patience that another setting changes, by "setting=value"."""
     presets: Mapping[tuple[str, str], Values] = field(default_factory=dict)
@@ -95,6 +109,7 @@ class MethodSpec(Generic[P]):
 def define(
     *,
     defaults: Mapping[str, Values] | None = None,
+    scaled: Mapping[str, Rule] | None = None,
     variants: Mapping[str, Values] | None = None,
     presets: Mapping[tuple[str, str], Values] | None = None,
     unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {},
@@ -103,5 +118,5 @@ def define(
 ) -> Callable[[Callable[P, Method | Algorithm]], MethodSpec[P]]:
     """Decorator: make a MethodSpec of a function that returns a Method, or of a class that has `method()`."""
     return lambda factory: MethodSpec(
-        factory, defaults or {}, variants or {}, presets or {}, unread, notes, search or {}
+        factory, defaults or {}, scaled or {}, variants or {}, presets or {}, unread, notes, search or {}
     )

@@ -28,7 +28,7 @@ from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.evaluation.scoring import CELLS, Personalised
 from fedtaste.experiment.folder import Data, RunFolder
-from fedtaste.experiment.plan import Plan, plan
+from fedtaste.experiment.plan import Plan, plan, with_scaled_values
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.stored_interactions import INTERACTIONS, load_interactions
@@ -101,6 +101,11 @@ class OpenModel:
             facts = facts.described(self.items["titles"], self.items.get("genres") or [])
             self._plans[timed] = plan(self.settings, facts, elsewhere=self.folder.federated)
         return self._plans[timed]
+
+    @property
+    def lasting_settings(self) -> Settings:
+        """The settings with the values that the size of the data chose, for a model that continues this one."""
+        return with_scaled_values(self.settings, self.plan(self.facts.timed))
 
     @cached_property
     def start(self) -> tuple[Params, Params]:

@@ -135,7 +135,7 @@ def update_model(
             "fitted, or use `fedtaste run --from`."
         )
     data = join(model.data, joined(as_interactions(new, model.data)))
-    settings = changed_settings(model.settings, {"rounds": rounds_of_update(result.rounds), **changes})
+    settings = changed_settings(model.lasting_settings, {"rounds": rounds_of_update(result.rounds), **changes})
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
     fit(prepared, folder, listener, before=result)
@@ -162,7 +162,7 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     data = without_people(model.data, leaving)
     store = Store.fresh(state.private.initial, len(staying), current.method.rows)
     store.unpack_part(np.arange(len(staying)), state.private.part(staying))
-    folder = RunFolder.create(path, model.settings.model_dump(), data, __version__, "fit")
+    folder = RunFolder.create(path, model.lasting_settings.model_dump(), data, __version__, "fit")
     folder.require_same_plan(current.settings, replace(model.facts, people=len(staying)))
     save_interactions(path / INTERACTIONS, data, model.settings.seed)
     folder.save_final(State(state.shared, state.memory, store, state.round))
@@ -177,8 +177,9 @@ def evaluate_model(model: OpenModel, listener: ProgressListener | None) -> RunRe
         return model.result
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as beside:
         path = Path(beside) / "run"
-        prepared = prepare(model.settings, model.data)
-        folder = RunFolder.create(path, model.settings.model_dump(), model.data, __version__)
+        settings = model.lasting_settings
+        prepared = prepare(settings, model.data)
+        folder = RunFolder.create(path, settings.model_dump(), model.data, __version__)
         return execute(prepared, folder, listener).model_copy(update={"run": ""})
 
 
