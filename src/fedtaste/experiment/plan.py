@@ -1,7 +1,7 @@
 """Plan of a run: model, method and every setting in force, resolved from the settings and the facts of a task.
 
 A value comes from, in rising order of precedence: the function's signature, the task (TASK_DEFAULTS), the method's own
-defaults, its preset for a data set (methods/registry.py), and the user.
+defaults, under --protocol published what its paper chose (presets in methods/registry.py), and the user.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Draft:
 
 def _draft(settings: Settings, task: Facts) -> Draft:
     spec, kind = known_method(settings.method), task_kind(task)
-    preset = spec.presets.get((kind, settings.data), {})
+    preset = spec.preset(kind, settings.data) if settings.protocol == "published" else {}
     defaults = {**TASK_DEFAULTS[kind], **spec.defaults.get(kind, {}), **preset}
     sources = _sources(spec, kind)
     values = {name: source.default for name, source in sources.items() if name not in SERVER}
@@ -158,7 +158,8 @@ def _draft(settings: Settings, task: Facts) -> Draft:
         name, _, value = condition.partition("=")
         defaults |= others if str(values.get(name)) == value else {}
     fitted, notes = _fit_to_data(settings, task, values)
-    context = RunContext(fitted, frozenset(settings.set), bool(preset), _everybody(settings))
+    tuned = bool(preset) and (kind, settings.data) in spec.presets
+    context = RunContext(fitted, frozenset(settings.set), tuned, _everybody(settings))
     unread = unread_by_model(fitted) | spec.unread(kind, fitted) | unread_by_optimizer(fitted)
     loop = {name: defaults[name] for name in LOOP if name in defaults}
     return Draft(spec, sources, fitted, loop, unread, notes + spec.notes(context))

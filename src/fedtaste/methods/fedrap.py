@@ -217,28 +217,49 @@ def _unread(task: str, values: Values) -> dict[str, str]:
     released, parts = bool(values["released"]), values["parts"]
     others = ("schedule",) if released else ("weight_decay", "step_decay", "round_decay")
     unread = dict.fromkeys(others, f"released={str(released).lower()} does not read it")
+    if not values["lam"]:
+        unread["bound"] = "lam=0 pushes nothing apart"
+    if not values["mu"]:
+        unread["penalty"] = "mu=0 gives the penalty no weight"
+    if parts == "common":
+        unread |= dict.fromkeys(("own_start", "own_rate"), "parts=common has no own table")
     if parts != "both":
         unread |= dict.fromkeys(("lam", "bound"), f"parts={parts} has nothing to keep apart")
     if parts == "own":
-        unread |= dict.fromkeys(("mu", "penalty", "prox"), "parts=own has no common table")
+        unread |= dict.fromkeys(("mu", "penalty", "prox", "start", "weights"), "parts=own has no common table")
     if values["penalty"] == "none":
         unread["mu"] = "penalty=none does not read it"
+    if not any(values[name] for name in ("lam", "mu") if name not in unread):
+        unread.setdefault("schedule", "no term with lam or mu is left that it would multiply")
     return unread
 
 
 def _notes(context: RunContext) -> tuple[str, ...]:
-    if context.preset or {"lr", "table_lr"} & context.chosen:
+    if not context.values["released"] or context.preset or {"lr", "table_lr"} & context.chosen:
         return ()
     return ("FedRAP's rates are the paper's for ML-100K; other data may want another table_lr and lr.",)
 
 
+# The released settings, for --protocol published on any data; the presets of data sets add to them.
+RELEASED = {
+    "rounds": 100, "patience": 0, "batch": 2048, "lr": 0.5, "table_lr": 200.0, "passes": 10, "lam": 0.1, "mu": 0.1,
+    "released": True, "weight_decay": 1e-4, "start": 1.0, "own_start": 1.0, "own_rate": 1.0, "weights": "equal",
+    "server": "sgd", "server_lr": 1.0,
+}  # fmt: skip
+
 fedrap = define(
-    defaults={"ranking": {"model": "additive", "rounds": 100, "lr": 0.5, "batch": 2048, "patience": 0}},
+    defaults={
+        "ranking": {
+            "model": "additive", "rounds": 80, "lr": 10.0, "table_lr": 10.0, "passes": 1, "lam": 0.0, "mu": 0.0,
+            "released": False, "start": 0.02, "own_start": 0.0, "own_rate": 0.1, "weights": "examples",
+        }
+    },
     presets={
+        ("ranking", ""): RELEASED,
         ("ranking", "ml-100k"): {"lr": 0.5, "table_lr": 200.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 0.1},
         ("ranking", "ml-1m"): {"lr": 0.5, "table_lr": 1000.0, "weight_decay": 1e-4, "lam": 0.01, "mu": 0.01},
         ("ranking", "lastfm"): {"lr": 0.01, "table_lr": 100.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 1.0},
     },
     unread=_unread,
     notes=_notes,
-)(FedRAP)
+)(FedRAP)  # fmt: skip
