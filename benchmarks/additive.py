@@ -97,7 +97,7 @@ def run_study(study: str, names: dict[str, str], quick: bool) -> tuple[dict, dic
     set_threads(1)
     command = f"python benchmarks/additive.py --study {study}" + " --quick" * quick
     if study == "fedrap":
-        draws, rounds = (1, 4) if quick else (9, 90)
+        draws, rounds = (1, 4) if quick else (5, 80)
         results = study_fedrap(list(names.values()), draws, rounds)
         facts: dict = {"space": SPACE, "fixed": FIXED, "draws": draws, "rounds": rounds}
         figures = {name: {"fedrap": results[path]} for name, path in names.items()}

@@ -23,12 +23,12 @@ from fedtaste.experiment.train import make_task
 from fedtaste.methods.fedrap import RELEASED
 from fedtaste.tasks.base import Served
 
-EVERY, PATIENCE, SEEDS = 2, 12, 2
-RATES = (0.003, 0.03, 0.1, 0.3)
+EVERY, PATIENCE, SEEDS = 2, 10, 2
+RATES = (0.01, 0.03, 0.3)
 SPACE = {
-    "lr": [5.0, 10.0, 20.0], "table_lr": [3.0, 10.0, 30.0], "passes": [1, 3], "server_lr": [0.1, 0.3],
-    "start": [0.01, 0.02, 0.05], "weights": ["equal", "examples"], "mu": [0.1, 0.3, 1.0, 3.0], "lam": [0.0, 0.0, 0.1],
-    "own_rate": [0.01, 0.03, 0.1, 0.3, 1.0],
+    "lr": [5.0, 10.0, 20.0], "table_lr": [5.0, 10.0, 20.0], "passes": [1, 3], "server_lr": [0.1, 0.3],
+    "start": [0.01, 0.02, 0.05], "weights": ["equal", "examples"], "mu": [0.1, 0.3, 1.0], "lam": [0.0, 0.0, 0.1],
+    "own_rate": [0.03, 0.1, 0.3],
 }  # fmt: skip
 FIXED = {"released": False, "schedule": "fixed", "penalty": "l2", "own_start": 0.0, "server": "adagrad", "batch": 0}
 FIRST = {  # FedMF's settings with an own part
@@ -38,6 +38,7 @@ FIRST = {  # FedMF's settings with an own part
 PUBLISHED = {name: value for name, value in RELEASED.items() if name not in ("rounds", "patience")}
 LABELS = {"released": "as released", "default": "one setting for all data", "tuned": "tuned on the data"}
 Trial = dict[str, object]
+Tried = tuple[Trial, float, int]  # settings, best validation NDCG@10, its round
 
 
 def draw(draws: int) -> list[Trial]:
@@ -48,11 +49,10 @@ def draw(draws: int) -> list[Trial]:
 def build(name: str, task, parts: str, trial: Trial):
     """(method, model, sampling); settings that change nothing in this trial are left out."""
     values = {**(FIXED if trial is not PUBLISHED else {}), **trial, "parts": parts}
-    unread = {"own": {"mu", "lam", "start", "weights", "penalty", "schedule"}, "common": {"lam", "own_start", "own_rate"}}
+    unread = {"common": {"lam", "own_start", "own_rate"}}
     dropped = set(unread.get(parts, ()))
     dropped |= set() if values["mu"] else {"penalty"}
     dropped |= set() if values["mu"] or values["lam"] and parts == "both" else {"schedule"}
-    dropped |= {"server", "server_lr"} if parts == "own" else set()
     values = {n: str(v).lower() for n, v in values.items() if n not in dropped}
     run_plan = plan(Settings(data=name, method="fedrap", new_people=0.0, set=values), task.facts)
     return run_plan.method, run_plan.model, run_plan.sampling
@@ -80,24 +80,18 @@ def open_task(name: str):
     return data, make_task(Settings(data=name, method="fedrap", new_people=0.0), data)
 
 
-def search_all(name: str, draws: int, rounds: int) -> dict[str, list[tuple[Trial, float, int]]]:
-    """All trials on the validation of one data set, by part: (settings, NDCG@10, round)."""
+def search_all(name: str, parts: str, trials: list[Trial], rounds: int) -> list[Tried]:
+    """Trials on the validation of one data set."""
     set_threads(1)
     _, task = open_task(name)
-    tried: dict[str, list[tuple[Trial, float, int]]] = {}
-    for parts in ("common", "both"):
-        trials = draw(draws)
-        if parts == "both":
-            best = max(tried["common"], key=lambda t: t[1])[0]
-            trials += [best | {"own_rate": rate, "lam": 0.0} for rate in RATES]
-        tried[parts] = []
-        for trial in trials:
-            tried[parts].append((trial, *search(task, build(name, task, parts, trial), rounds)))
-            print(name[-24:], parts, *tried[parts][-1], flush=True)
+    tried = []
+    for trial in trials:
+        tried.append((trial, *search(task, build(name, task, parts, trial), rounds)))
+        print(name[-24:], parts, *tried[-1], flush=True)
     return tried
 
 
-def choose(tried: list[dict[str, list[tuple[Trial, float, int]]]], draws: int) -> int:
+def choose(tried: list[dict[str, list[Tried]]], draws: int) -> int:
     """The draw of `both` with the highest mean, over data sets, of validation NDCG@10 relative to the best draw."""
     scores = np.array([[score for _, score, _ in one["both"][: draws + 1]] for one in tried])
     return int((scores / scores.max(1, keepdims=True)).mean(0).argmax())
@@ -118,16 +112,14 @@ def test_all(name: str, tried, chosen: int, rounds: int) -> dict:
     data, task = open_task(name)
     results, tests = {}, {}
     for label in LABELS:
-        for parts in ("common", "both", "own"):
-            if parts == "own" and label == "tuned":
-                continue
-            searched = tried.get(parts, [])
+        for parts in ("common", "both"):
+            searched = tried[parts]
             if label == "tuned":
                 trial, score, last = max(searched, key=lambda t: t[1])
-            elif label == "default" and parts != "own":
+            elif label == "default":
                 trial, score, last = searched[chosen]
             else:
-                trial = PUBLISHED if label == "released" else tried["both"][chosen][0]
+                trial = PUBLISHED
                 score, last = search(task, build(name, task, parts, trial), rounds)
             built = build(name, task, parts, trial)
             tests[label, parts] = average(
@@ -144,11 +136,20 @@ def test_all(name: str, tried, chosen: int, rounds: int) -> dict:
 
 
 def study_fedrap(names: list[str], draws: int, rounds: int) -> dict[str, dict]:
-    """The study by data set; the data sets run side by side."""
-    with ProcessPoolExecutor(len(names), get_context("spawn")) as pool:
-        tried = list(pool.map(search_all, names, *zip(*[(draws, rounds)] * len(names))))
-        chosen = choose(tried, draws)
-        tests = list(pool.map(test_all, names, tried, *zip(*[(chosen, rounds)] * len(names))))
-    trials = [{p: [(n, round(s, 4), r) for n, (_, s, r) in enumerate(t)] for p, t in one.items()} for one in tried]
+    """The study by data set; the data sets run side by side, and so do `common` and `both`."""
+    jobs = [(name, parts) for name in names for parts in ("common", "both")]
+    with ProcessPoolExecutor(len(jobs), get_context("spawn")) as pool:
+        futures = {job: pool.submit(search_all, *job, draw(draws), rounds) for job in jobs}
+        tried = {job: future.result() for job, future in futures.items()}
+        best = {name: max(tried[name, "common"], key=lambda t: t[1])[0] for name in names}
+        more = {
+            name: pool.submit(search_all, name, "both", [best[name] | {"own_rate": r, "lam": 0.0} for r in RATES], rounds)
+            for name in names
+        }
+        by_name = [{"common": tried[n, "common"], "both": tried[n, "both"] + more[n].result()} for n in names]
+        chosen = choose(by_name, draws)
+        tests = [pool.submit(test_all, name, one, chosen, rounds) for name, one in zip(names, by_name)]
+        results = [future.result() for future in tests]
+    trials = [{p: [(n, round(s, 4), r) for n, (_, s, r) in enumerate(t)] for p, t in one.items()} for one in by_name]
     settings = {"draws": draw(draws), "chosen for all": chosen}
-    return {name: settings | {"validation": t, "results": r} for name, t, r in zip(names, trials, tests)}
+    return {name: settings | {"validation": t, "results": r} for name, t, r in zip(names, trials, results)}
