@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from additive_factors import study_factors
-from additive_fedrap import FIXED, LABELS, SPACE, study_fedrap
+from additive_fedrap import FIXED, LABELS, SEEDS, SPACE, study_fedrap
 
 import fedtaste
 from fedtaste.experiment.resources import set_threads
@@ -40,7 +40,8 @@ def print_tables(page: dict) -> None:
     for name, data in page["data"].items():
         results = data["fedrap"]["results"]
         print(f"\n{name}: {data['people']:,} people, {data['items']:,} items")
-        print("| settings | HR / NDCG common | HR / NDCG both | both - common: HR | NDCG | HR full |\n|---|---|---|---|---|---|")
+        print("| settings | HR / NDCG common | HR / NDCG both | both - common: HR | NDCG | HR full |")
+        print("|---|---|---|---|---|---|")
         for label, words in LABELS.items():
             levels = [
                 " / ".join(f"{results[f'{label} {parts}']['test'][n]:.3f}".lstrip("0") for n in ("hr", "ndcg"))
@@ -53,7 +54,8 @@ def print_tables(page: dict) -> None:
                 text = signed(gap["mean"])
                 gaps.append(f"{f'**{text}**' if low > 0 or high < 0 else text} [{signed(low)}, {signed(high)}]")
             print("|", " | ".join([words, *levels, *gaps]), "|")
-        print("validation NDCG@10:", data["fedrap"]["validation"])
+        for trial in data["fedrap"]["validation"]["both"]:
+            print(f"validation NDCG@10 {trial['ndcg']:.4f} in round {trial['round']}: {trial['settings']}")
 
 
 def paths(arguments: argparse.Namespace, study: str) -> dict[str, str]:
@@ -97,9 +99,9 @@ def run_study(study: str, names: dict[str, str], quick: bool) -> tuple[dict, dic
     set_threads(1)
     command = f"python benchmarks/additive.py --study {study}" + " --quick" * quick
     if study == "fedrap":
-        draws, rounds = (1, 4) if quick else (5, 80)
+        draws, rounds = (0, 2) if quick else (2, 80)
         results = study_fedrap(list(names.values()), draws, rounds)
-        facts: dict = {"space": SPACE, "fixed": FIXED, "draws": draws, "rounds": rounds}
+        facts: dict = {"space": SPACE, "fixed": FIXED, "draws": draws, "rounds": rounds, "seeds": SEEDS}
         figures = {name: {"fedrap": results[path]} for name, path in names.items()}
     else:
         seeds = {"ml-100k": 1, "amazon-video": 1} if quick else {"ml-100k": 3, "amazon-video": 2}

@@ -1,13 +1,15 @@
 """FedRAP with its own tables and without them, for benchmarks/additive.py.
 
-The same draws of settings are tried for `common` and for `both`; then `both` is tried again with the best settings of
-`common` and several rates of the own part. Validation chooses; the test of each choice is read once.
+Trials on validation: one base setting and a few random draws, each for `common` and for `both`, and the base with
+several strengths of the own part. Two choices follow: the best trial of a data set (tuned), and the base with the
+strength that is best over all data sets (default). The test of each choice is read once.
 """
 
 from __future__ import annotations
 
 import random
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 
 import numpy as np
@@ -24,26 +26,28 @@ from fedtaste.methods.fedrap import RELEASED
 from fedtaste.tasks.base import Served
 
 EVERY, PATIENCE, SEEDS = 2, 10, 2
-RATES = (0.01, 0.03, 0.3)
+BASE = {
+    "lr": 10.0, "table_lr": 10.0, "passes": 1, "server_lr": 0.3, "start": 0.02, "weights": "examples", "mu": 1.0,
+    "lam": 0.0, "own_rate": 0.1,
+}  # fmt: skip
+STRENGTHS = [{"own_rate": 0.01}, {"own_rate": 0.03}, {"own_rate": 0.1}, {"own_rate": 0.3}, {"lam": 0.1}]
 SPACE = {
     "lr": [5.0, 10.0, 20.0], "table_lr": [5.0, 10.0, 20.0], "passes": [1, 3], "server_lr": [0.1, 0.3],
     "start": [0.01, 0.02, 0.05], "weights": ["equal", "examples"], "mu": [0.1, 0.3, 1.0], "lam": [0.0, 0.0, 0.1],
     "own_rate": [0.03, 0.1, 0.3],
 }  # fmt: skip
 FIXED = {"released": False, "schedule": "fixed", "penalty": "l2", "own_start": 0.0, "server": "adagrad", "batch": 0}
-FIRST = {  # FedMF's settings with an own part
-    "lr": 10.0, "table_lr": 10.0, "passes": 1, "server_lr": 0.3, "start": 0.02, "weights": "examples", "mu": 1.0,
-    "lam": 0.0, "own_rate": 0.1,
-}  # fmt: skip
 PUBLISHED = {name: value for name, value in RELEASED.items() if name not in ("rounds", "patience")}
 LABELS = {"released": "as released", "default": "one setting for all data", "tuned": "tuned on the data"}
 Trial = dict[str, object]
 Tried = tuple[Trial, float, int]  # settings, best validation NDCG@10, its round
 
 
-def draw(draws: int) -> list[Trial]:
+def draw(parts: str, draws: int) -> list[Trial]:
+    """The trials of one part; the draws are the same for both parts."""
     chance = random.Random(1)
-    return [FIRST] + [{n: chance.choice(v) for n, v in SPACE.items()} for _ in range(draws)]
+    base = [BASE | strength for strength in (STRENGTHS if parts == "both" else [{}])]
+    return base + [{n: chance.choice(v) for n, v in SPACE.items()} for _ in range(draws)]
 
 
 def build(name: str, task, parts: str, trial: Trial):
@@ -75,25 +79,24 @@ def search(task, built, rounds: int) -> tuple[float, int]:
     return best
 
 
+@cache
 def open_task(name: str):
+    set_threads(1)
     data = fedtaste.load(name)
     return data, make_task(Settings(data=name, method="fedrap", new_people=0.0), data)
 
 
-def search_all(name: str, parts: str, trials: list[Trial], rounds: int) -> list[Tried]:
-    """Trials on the validation of one data set."""
-    set_threads(1)
+def try_out(name: str, parts: str, trial: Trial, rounds: int) -> Tried:
+    """One trial on the validation of one data set."""
     _, task = open_task(name)
-    tried = []
-    for trial in trials:
-        tried.append((trial, *search(task, build(name, task, parts, trial), rounds)))
-        print(name[-24:], parts, *tried[-1], flush=True)
+    tried = (trial, *search(task, build(name, task, parts, trial), rounds))
+    print(name[-24:], parts, *tried, flush=True)
     return tried
 
 
-def choose(tried: list[dict[str, list[Tried]]], draws: int) -> int:
-    """The draw of `both` with the highest mean, over data sets, of validation NDCG@10 relative to the best draw."""
-    scores = np.array([[score for _, score, _ in one["both"][: draws + 1]] for one in tried])
+def choose(tried: list[list[Tried]]) -> int:
+    """The strength with the highest mean, over data sets, of validation NDCG@10 relative to the best strength."""
+    scores = np.array([[score for _, score, _ in one[: len(STRENGTHS)]] for one in tried])
     return int((scores / scores.max(1, keepdims=True)).mean(0).argmax())
 
 
@@ -106,50 +109,55 @@ def evaluate(task, built, state) -> Pair:
     }  # fmt: skip
 
 
-def test_all(name: str, tried, chosen: int, rounds: int) -> dict:
-    """The test of one data set, each choice trained again on train + validation from SEEDS starts."""
-    set_threads(1)
-    data, task = open_task(name)
-    results, tests = {}, {}
+def test(name: str, parts: str, choice: Tried | None, rounds: int) -> tuple[Tried, Pair]:
+    """A choice, or else the released settings, trained again on train + validation: its test, by person."""
+    _, task = open_task(name)
+    choice = choice or (PUBLISHED, *search(task, build(name, task, parts, PUBLISHED), rounds))
+    built = build(name, task, parts, choice[0])
+    ends = [train(task, built, "final", choice[2], seed) for seed in range(SEEDS)]
+    pair = average([evaluate(task, built, end) for end in ends])
+    print(name[-24:], "test", parts, *choice, {n: round(float(v.mean()), 4) for n, v in pair.items()}, flush=True)
+    return choice, pair
+
+
+def summary(name: str, tests: dict[tuple[str, str], tuple[Tried, Pair]], trials: dict[str, int]) -> dict:
+    results: dict[str, dict] = {}
+    for (label, parts), ((trial, score, last), pair) in tests.items():
+        results[f"{label} {parts}"] = {
+            "trials": trials[parts] if label == "tuned" else 1, "settings": trial, "rounds": last, "valid_ndcg": score,
+            "test": {n: round(float(v.mean()), 4) for n, v in pair.items()},
+        }  # fmt: skip
     for label in LABELS:
-        for parts in ("common", "both"):
-            searched = tried[parts]
-            if label == "tuned":
-                trial, score, last = max(searched, key=lambda t: t[1])
-            elif label == "default":
-                trial, score, last = searched[chosen]
-            else:
-                trial = PUBLISHED
-                score, last = search(task, build(name, task, parts, trial), rounds)
-            built = build(name, task, parts, trial)
-            tests[label, parts] = average(
-                [evaluate(task, built, train(task, built, "final", last, seed)) for seed in range(SEEDS)]
-            )
-            results[f"{label} {parts}"] = {
-                "trials": len(searched) if label == "tuned" else 1, "settings": trial, "rounds": last,
-                "valid_ndcg": score,
-                "test": {n: round(float(v.mean()), 4) for n, v in tests[label, parts].items()},
-            }  # fmt: skip
-            print(name[-24:], label, parts, results[f"{label} {parts}"]["test"], flush=True)
-        results[f"{label} both - common"] = difference(tests[label, "both"], tests[label, "common"], data)
+        pairs = [tests[label, parts][1] for parts in ("both", "common")]
+        results[f"{label} both - common"] = difference(*pairs, open_task(name)[0])
     return results
 
 
 def study_fedrap(names: list[str], draws: int, rounds: int) -> dict[str, dict]:
-    """The study by data set; the data sets run side by side, and so do `common` and `both`."""
-    jobs = [(name, parts) for name in names for parts in ("common", "both")]
-    with ProcessPoolExecutor(len(jobs), get_context("spawn")) as pool:
-        futures = {job: pool.submit(search_all, *job, draw(draws), rounds) for job in jobs}
-        tried = {job: future.result() for job, future in futures.items()}
-        best = {name: max(tried[name, "common"], key=lambda t: t[1])[0] for name in names}
-        more = {
-            name: pool.submit(search_all, name, "both", [best[name] | {"own_rate": r, "lam": 0.0} for r in RATES], rounds)
-            for name in names
+    """The study by data set; six trials run side by side."""
+    jobs = [(name, parts, trial) for name in names for parts in ("common", "both") for trial in draw(parts, draws)]
+    with ProcessPoolExecutor(6, get_context("spawn")) as pool:
+        done = list(pool.map(try_out, *zip(*jobs), [rounds] * len(jobs)))
+        tried = {
+            (name, parts): [one for one, job in zip(done, jobs) if job[:2] == (name, parts)]
+            for name in names for parts in ("common", "both")
+        }  # fmt: skip
+        chosen = choose([tried[name, "both"] for name in names])
+        choices = {}
+        for (name, parts), one in tried.items():
+            choices[name, "released", parts] = None
+            choices[name, "default", parts] = one[chosen if parts == "both" else 0]
+            choices[name, "tuned", parts] = max(one, key=lambda t: t[1])
+        futures = {key: pool.submit(test, key[0], key[2], choice, rounds) for key, choice in choices.items()}
+        tests = {key: future.result() for key, future in futures.items()}
+    figures = {}
+    for name in names:
+        by_parts = {parts: tried[name, parts] for parts in ("common", "both")}
+        lengths = {parts: len(one) for parts, one in by_parts.items()}
+        results = summary(name, {key[1:]: value for key, value in tests.items() if key[0] == name}, lengths)
+        validation = {
+            parts: [{"settings": t, "ndcg": round(s, 4), "round": r} for t, s, r in one]
+            for parts, one in by_parts.items()
         }
-        by_name = [{"common": tried[n, "common"], "both": tried[n, "both"] + more[n].result()} for n in names]
-        chosen = choose(by_name, draws)
-        tests = [pool.submit(test_all, name, one, chosen, rounds) for name, one in zip(names, by_name)]
-        results = [future.result() for future in tests]
-    trials = [{p: [(n, round(s, 4), r) for n, (_, s, r) in enumerate(t)] for p, t in one.items()} for one in by_name]
-    settings = {"draws": draw(draws), "chosen for all": chosen}
-    return {name: settings | {"validation": t, "results": r} for name, t, r in zip(names, trials, results)}
+        figures[name] = {"chosen strength": STRENGTHS[chosen], "validation": validation, "results": results}
+    return figures

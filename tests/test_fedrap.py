@@ -172,7 +172,7 @@ def test_prox_sets_entries_of_the_item_table_to_exactly_zero():
 
 
 def test_a_server_optimiser_steps_by_the_mean_change_with_its_decay():
-    """sgd with rate 1 is the plain server; adagrad divides the same change by its running size, before the threshold."""
+    """sgd with rate 1 is the plain server; adagrad divides the same change by its size, before the threshold."""
     plain, model = fedrap_of(prox=0.01, weight_decay=0.01)
     shared, private = plain.init(model.init(torch.Generator().manual_seed(5)))
     change, decay = torch.randn(ITEMS, 8, generator=torch.Generator().manual_seed(6)), torch.tensor(-0.2)

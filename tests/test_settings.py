@@ -20,7 +20,8 @@ RANKING, RATINGS = Facts("ranking", ITEMS), Facts("ratings", ITEMS, scale=(1.0, 
 
 
 def test_a_preset_overrides_defaults_and_set_overrides_a_preset(monkeypatch):
-    spec = replace(METHODS["fedavg"], presets={("ranking", ""): {"k": 9}, ("ranking", "ml-100k"): {"lr": 3.0, "rounds": 7}})
+    presets = {("ranking", ""): {"k": 9}, ("ranking", "ml-100k"): {"lr": 3.0, "rounds": 7}}
+    spec = replace(METHODS["fedavg"], presets=presets)
     monkeypatch.setitem(METHODS, "fedavg", spec)
     published = {"method": "fedavg", "data": "ml-100k", "protocol": "published"}
     preset = plan(Settings(**published), RANKING)
@@ -34,14 +35,16 @@ def test_a_preset_overrides_defaults_and_set_overrides_a_preset(monkeypatch):
 
 def test_fedrap_has_its_released_settings_under_the_published_protocol_only():
     clean = plan(Settings(method="fedrap", data="ml-1m"), RANKING)
-    assert (clean.settings["server"], clean.settings["released"], clean.settings["own_start"]) == ("adagrad", False, 0.0)
-    assert not clean.notes
+    assert not clean.notes and not clean.settings["released"]
+    assert (clean.settings["server"], clean.settings["own_start"]) == ("adagrad", 0.0)
+    released = plan(Settings(method="fedrap", set={"released": "true", "lr": "0.25"}), RANKING)
+    published = plan(Settings(method="fedrap", protocol="published", set={"lr": "0.25"}), RANKING)
+    assert released.settings == published.settings and released.rounds == published.rounds == 100
     for data, table_lr, notes in (("ml-100k", 200.0, 0), ("ml-1m", 1000.0, 0), ("mine.csv", 200.0, 1)):
         published = plan(Settings(method="fedrap", data=data, protocol="published"), RANKING)
-        released = build("fedrap", published.model, {"table_lr": table_lr}).init(published.model.init(torch.Generator()))
-        start = published.method.init(published.model.init(torch.Generator()))
+        params, settings = published.model.init(torch.Generator()), published.settings
+        start, released = published.method.init(params), build("fedrap", published.model, {}).init(params)
         assert all(torch.equal(a[name], b[name]) for a, b in zip(start, released) for name in a)
-        settings = published.settings
         assert (settings["server"], settings["server_lr"], settings["batch"]) == ("sgd", 1.0, 2048)
         assert (settings["passes"], settings["table_lr"], settings["own_rate"]) == (10, table_lr, 1.0)
         assert (published.rounds, published.patience, len(published.notes)) == (100, 0, notes)
@@ -50,7 +53,7 @@ def test_fedrap_has_its_released_settings_under_the_published_protocol_only():
 @pytest.mark.parametrize(
     ("given", "unread"),
     [
-        ({"lam": "0", "mu": "0", "schedule": "sin"}, "schedule"), ({"mu": "0", "penalty": "l1"}, "penalty"),
+        ({"mu": "0", "schedule": "sin"}, "schedule"), ({"mu": "0", "penalty": "l1"}, "penalty"),
         ({"lam": "0", "bound": "3"}, "bound"), ({"parts": "common", "own_rate": "2"}, "own_rate"),
         ({"parts": "own", "start": "2"}, "start"), ({"weight_decay": "0.01"}, "weight_decay"),
     ],

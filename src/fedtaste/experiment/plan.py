@@ -151,12 +151,13 @@ def _draft(settings: Settings, task: Facts) -> Draft:
     preset = spec.preset(kind, settings.data) if settings.protocol == "published" else {}
     defaults = {**TASK_DEFAULTS[kind], **spec.defaults.get(kind, {}), **preset}
     sources = _sources(spec, kind)
-    values = {name: source.default for name, source in sources.items() if name not in SERVER}
-    values |= {name: value for name, value in defaults.items() if name in sources}
-    values |= {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
+    signature = {name: source.default for name, source in sources.items() if name not in SERVER}
+    chosen = {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
+    values = signature | defaults | chosen
     for condition, others in spec.variants.items():
         name, _, value = condition.partition("=")
-        defaults |= others if str(values.get(name)) == value else {}
+        defaults |= {**others, **preset} if str(values.get(name)) == value else {}
+    values = {name: value for name, value in (signature | defaults | chosen).items() if name in sources}
     fitted, notes = _fit_to_data(settings, task, values)
     tuned = bool(preset) and (kind, settings.data) in spec.presets
     context = RunContext(fitted, frozenset(settings.set), tuned, _everybody(settings))

@@ -28,9 +28,20 @@ from torch.func import grad_and_value
 from torch.nn import functional
 
 from fedtaste.core import (
-    Cohort, Download, Examples, Fast, Method, Model, Params, People, PrivateStore, Release, ServerStep, Upload,
+    Cohort,
+    Download,
+    Examples,
+    Fast,
+    Method,
+    Model,
+    Params,
+    People,
+    PrivateStore,
+    Release,
+    ServerStep,
+    Upload,
     step_by_mean,
-)  # fmt: skip
+)
 from fedtaste.errors import SettingError
 from fedtaste.kernels import fedrap as kernels
 from fedtaste.methods.descent import Meter, batches
@@ -201,7 +212,8 @@ class FedRAP:
         return kernels.clients(
             download.params.get("item"), cast(kernels.PagedStore, cohort.private), cohort.people, cohort.examples,
             parts=self.parts, passes=self.passes, lr=self.lr * rate, table_lr=self.table_lr * rate,
-            own_lr=self.own_lr * rate, lam=self.lam * strength, mu=self.mu * strength if self.penalty != "none" else 0.0,
+            own_lr=self.own_lr * rate, lam=self.lam * strength,
+            mu=self.mu * strength if self.penalty != "none" else 0.0,
             square=self.penalty == "l2", shrink=self.decays.weight, step_decay=self.decays.step, bound=self.bound,
             by_examples=self.weights == "examples",
         )  # fmt: skip
@@ -240,20 +252,23 @@ def _notes(context: RunContext) -> tuple[str, ...]:
     return ("FedRAP's rates are the paper's for ML-100K; other data may want another table_lr and lr.",)
 
 
-# The released settings, for --protocol published on any data; the presets of data sets add to them.
+# The settings of the released code: for --protocol published, where presets of data sets add to them, and for
+# released=true under the clean protocol.
 RELEASED = {
     "rounds": 100, "patience": 0, "batch": 2048, "lr": 0.5, "table_lr": 200.0, "passes": 10, "lam": 0.1, "mu": 0.1,
-    "released": True, "weight_decay": 1e-4, "start": 1.0, "own_start": 1.0, "own_rate": 1.0, "weights": "equal",
-    "server": "sgd", "server_lr": 1.0,
+    "penalty": "l1", "released": True, "weight_decay": 1e-4, "start": 1.0, "own_start": 1.0, "own_rate": 1.0,
+    "weights": "equal", "server": "sgd", "server_lr": 1.0,
 }  # fmt: skip
 
 fedrap = define(
     defaults={
         "ranking": {
-            "model": "additive", "rounds": 80, "lr": 10.0, "table_lr": 10.0, "passes": 1, "lam": 0.0, "mu": 0.0,
-            "released": False, "start": 0.02, "own_start": 0.0, "own_rate": 0.1, "weights": "examples",
+            "model": "additive", "rounds": 80, "patience": 10, "lr": 10.0, "table_lr": 10.0, "passes": 1, "lam": 0.0,
+            "mu": 1.0, "penalty": "l2", "schedule": "fixed", "released": False, "start": 0.02, "own_start": 0.0,
+            "own_rate": 0.03, "weights": "examples",
         }
     },
+    variants={"released=True": RELEASED},
     presets={
         ("ranking", ""): RELEASED,
         ("ranking", "ml-100k"): {"lr": 0.5, "table_lr": 200.0, "weight_decay": 1e-4, "lam": 0.1, "mu": 0.1},

@@ -66,7 +66,7 @@ class MethodSpec(Generic[P]):
     defaults: Mapping[str, Values] = field(default_factory=dict)
     """Settings, rounds, tolerance and patience by task: ranking, ratings, regression, labels, pictures."""
     variants: Mapping[str, Values] = field(default_factory=dict)
-    """Rounds, tolerance and patience that another setting changes, by "setting=value"."""
+    """Defaults (settings, rounds, tolerance and patience) that another setting changes, by "setting=value"."""
     presets: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     """What a paper chose for a data set, by (task, data), and with data "" for all others: in force under the published
     protocol only, because its figures are what these settings were chosen for."""

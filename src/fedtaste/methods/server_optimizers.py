@@ -33,9 +33,7 @@ SERVER = {"server": "name", "server_lr": "lr", "momentum": "momentum", "tau": "t
 """Settings of a run that choose the server's optimiser, with the names of `server_step`'s parameters."""
 
 
-def server_step(
-    name: str, *, lr: NonNegative = 1.0, momentum: Share = 0.0, tau: NonNegative = 1e-3
-) -> ServerStep:
+def server_step(name: str, *, lr: NonNegative = 1.0, momentum: Share = 0.0, tau: NonNegative = 1e-3) -> ServerStep:
     """A `server` function for any method that uploads changes. `lr` is the server's learning rate (eta), `tau` its
     degree of adaptivity, both as in the paper; `momentum` is that of sgd.
 
