@@ -25,16 +25,16 @@ from fedtaste.experiment.train import make_task
 from fedtaste.methods.fedrap import RELEASED
 from fedtaste.tasks.base import Served
 
-EVERY, PATIENCE, SEEDS = 2, 10, 2
+EVERY, PATIENCE, SEEDS = 2, 20, 1
 BASE = {
-    "lr": 10.0, "table_lr": 10.0, "passes": 1, "server_lr": 0.3, "start": 0.02, "weights": "examples", "mu": 1.0,
-    "lam": 0.0, "own_rate": 0.1,
+    "lr": 10.0, "table_lr": 10.0, "passes": 1, "server_lr": 0.3, "start": 0.05, "weights": "examples", "mu": 1.0,
+    "lam": 0.0, "own_rate": 0.03,
 }  # fmt: skip
-STRENGTHS = [{"own_rate": 0.01}, {"own_rate": 0.03}, {"own_rate": 0.1}, {"own_rate": 0.3}, {"lam": 0.1}]
+STRENGTHS = [{"own_rate": 0.01}, {"own_rate": 0.03}, {"own_rate": 0.1}, {"own_rate": 0.1, "lam": 0.1}]
 SPACE = {
     "lr": [5.0, 10.0, 20.0], "table_lr": [5.0, 10.0, 20.0], "passes": [1, 3], "server_lr": [0.1, 0.3],
-    "start": [0.01, 0.02, 0.05], "weights": ["equal", "examples"], "mu": [0.1, 0.3, 1.0], "lam": [0.0, 0.0, 0.1],
-    "own_rate": [0.03, 0.1, 0.3],
+    "start": [0.02, 0.05, 0.1], "weights": ["equal", "examples"], "mu": [0.1, 0.3, 1.0], "lam": [0.0, 0.0, 0.1],
+    "own_rate": [0.01, 0.03, 0.1, 0.3],
 }  # fmt: skip
 FIXED = {"released": False, "schedule": "fixed", "penalty": "l2", "own_start": 0.0, "server": "adagrad", "batch": 0}
 PUBLISHED = {name: value for name, value in RELEASED.items() if name not in ("rounds", "patience")}
@@ -148,8 +148,9 @@ def study_fedrap(names: list[str], draws: int, rounds: int) -> dict[str, dict]:
             choices[name, "released", parts] = None
             choices[name, "default", parts] = one[chosen if parts == "both" else 0]
             choices[name, "tuned", parts] = max(one, key=lambda t: t[1])
-        futures = {key: pool.submit(test, key[0], key[2], choice, rounds) for key, choice in choices.items()}
-        tests = {key: future.result() for key, future in futures.items()}
+        different = {str((name, parts, choice)): (name, parts, choice) for (name, _, parts), choice in choices.items()}
+        futures = {key: pool.submit(test, *job, rounds) for key, job in different.items()}
+        tests = {key: futures[str((key[0], key[2], choice))].result() for key, choice in choices.items()}
     figures = {}
     for name in names:
         by_parts = {parts: tried[name, parts] for parts in ("common", "both")}
