@@ -53,7 +53,8 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "honest-amazon": [f"compare --methods {STUDY} --data {AMAZON} --protocol {p} --threads 1" for p in PROTOCOLS],
     "fedrap": [
         "run --method fedrap --protocol published --rounds 100",
-        "run --method fedrap --rounds 100",
+        "run --method fedrap --set released=true --rounds 100",
+        "run --method fedrap",
         "run --method pfedrec --protocol published --rounds 60",
     ],
     "fedtrail": [

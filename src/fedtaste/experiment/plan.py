@@ -1,7 +1,8 @@
 """Plan of a run: model, method and every setting in force, resolved from the settings and the facts of a task.
 
 A value comes from, in rising order of precedence: the function's signature, the task (TASK_DEFAULTS), the method's own
-defaults, its rule for data of this size, its preset for a data set (all three: methods/registry.py), and the user.
+defaults, its rule for data of this size, under --protocol published what its paper chose (presets; all three in
+methods/registry.py), and the user.
 """
 
 from __future__ import annotations
@@ -159,18 +160,20 @@ class Draft:
 
 def _draft(settings: Settings, task: Facts) -> Draft:
     spec, kind = known_method(settings.method), task_kind(task)
-    preset = spec.presets.get((kind, settings.data), {})
+    preset = spec.preset(kind, settings.data) if settings.protocol == "published" else {}
     fixed, scaled = {**TASK_DEFAULTS[kind], **spec.defaults.get(kind, {})}, _scaled(spec, task)
     defaults = {**fixed, **scaled, **preset}
     sources = _sources(spec, kind)
-    values = {name: source.default for name, source in sources.items() if name not in SERVER}
-    values |= {name: value for name, value in defaults.items() if name in sources}
-    values |= {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
+    signature = {name: source.default for name, source in sources.items() if name not in SERVER}
+    chosen = {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
+    values = signature | defaults | chosen
     for condition, others in spec.variants.items():
         name, _, value = condition.partition("=")
-        defaults |= others if str(values.get(name)) == value else {}
+        defaults |= {**others, **preset} if str(values.get(name)) == value else {}
+    values = {name: value for name, value in (signature | defaults | chosen).items() if name in sources}
     fitted, notes = _fit_to_data(settings, task, values)
-    context = RunContext(fitted, frozenset(settings.set), bool(preset), _everybody(settings))
+    tuned = bool(preset) and (kind, settings.data) in spec.presets
+    context = RunContext(fitted, frozenset(settings.set), tuned, _everybody(settings))
     unread = unread_by_model(fitted) | spec.unread(kind, fitted) | unread_by_optimizer(fitted)
     loop = {name: defaults[name] for name in LOOP if name in defaults}
     by_rule = tuple(name for name in scaled if name not in {*preset, *settings.set, *LOOP, *unread})

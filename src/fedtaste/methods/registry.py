@@ -35,7 +35,7 @@ class RunContext(NamedTuple):
 
     values: Values  # every setting in force
     chosen: frozenset[str]  # the settings that the user gave
-    preset: bool  # the method has settings for this very data set
+    preset: bool  # the settings in force are what a paper chose for this very data set
     everybody: bool  # everybody takes part in every round
 
 
@@ -81,9 +81,10 @@ class MethodSpec(Generic[P]):
     scaled: Mapping[str, Rule] = field(default_factory=dict)
     """Rules by task for defaults that depend on the size of the data. Their values replace those of `defaults`."""
     variants: Mapping[str, Values] = field(default_factory=dict)
-    """Rounds, tolerance and patience that another setting changes, by "setting=value"."""
+    """Defaults (settings, rounds, tolerance and patience) that another setting changes, by "setting=value"."""
     presets: Mapping[tuple[str, str], Values] = field(default_factory=dict)
-    """What a paper chose for a data set, by (task, data)."""
+    """What a paper chose for a data set, by (task, data), and with data "" for all others: in force under the published
+    protocol only, because its figures are what these settings were chosen for."""
     unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {}
     """Settings that the method does not read on this task with these values, each with the reason."""
     notes: Callable[[RunContext], tuple[str, ...]] = lambda context: ()
@@ -91,6 +92,10 @@ class MethodSpec(Generic[P]):
     search: Search = field(default_factory=dict)
     """The values of settings that `fedtaste tune` tries. Settings that a task does not have, or that would change
     nothing there, are left out."""
+
+    def preset(self, task: str, data: str) -> Values:
+        """What a paper chose for all data and for this data set."""
+        return {**self.presets.get((task, ""), {}), **self.presets.get((task, data), {})}
 
     def __post_init__(self) -> None:
         self.__wrapped__ = self.factory  # inspect.signature and doctest look through
