@@ -79,9 +79,7 @@ def export(run: Path, precision: str) -> tuple[BundleRecommender, dict[str, byte
 
 
 def random_person(rng: np.random.Generator, python: BundleRecommender) -> Taste:
-    own = [
-        at for at, title in enumerate(python.bundle.titles) if python.titles.get(title) == at
-    ]  # some titles occur twice
+    own = np.unique(python.titles.groups)  # some titles occur twice
     likes = rng.permutation(own)[: rng.integers(1, 60)]
     low, high = python.scale
     values = rng.integers(low, high + 1, len(likes)).astype(float) if python.task == "ratings" else np.ones(len(likes))

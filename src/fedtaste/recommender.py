@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedtaste.errors import RunError, SettingError
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.filters import Filter
+from fedtaste.serving.item_lists import Filter, TasteArguments
 from fedtaste.serving.recommendation import Recommendations, SimilarItems
 from fedtaste.text import did_you_mean
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fedtaste.core import Method
     from fedtaste.experiment.progress import ProgressListener
     from fedtaste.experiment.result import FitResult, RunResult
+    from fedtaste.serving.folder_recommender import PersonalModel
     from fedtaste.serving.open_model import OpenModel
-    from fedtaste.serving.operations import PersonalModel
 
 OnUnknown = Literal["raise", "warn", "ignore"]
 NOT_FITTED = "This Recommender is not fitted. Call fit(data) first, or Recommender.load(path)."
@@ -119,9 +119,8 @@ class Recommender:
         raise an error, warn, or ignore them. Items of a person's history are left out unless `include_history`.
         """
         work, model = _operations(), self._trained("recommend to people of the data")
-        table = work.recommend_table(
-            model, users, n, only=only, exclude=exclude, on_unknown=on_unknown, repeat=include_history
-        )
+        filter = Filter(only, exclude, on_unknown=on_unknown)
+        table = work.recommend_table(model, users, n, filter, repeat=include_history)
         frame: object = work.to_library(table, model.data.frame_library)
         return frame
 
@@ -131,21 +130,17 @@ class Recommender:
         exclude: Iterable[object] = (), timed: bool = False,
     ) -> Recommendations:  # fmt: skip
         """The n best items for somebody new, who likes these items (oldest first, where `timed`), with reasons."""
+        taste: TasteArguments = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
         if isinstance(self._model, BundleRecommender):
-            return self._model.recommend(
-                [str(item) for item in likes], dislikes=[str(item) for item in dislikes], ratings=ratings, n=n,
-                timed=timed, filter=Filter(None if only is None else map(str, only), [str(item) for item in exclude]),
-            )  # fmt: skip
-        taste = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
-        answer: Recommendations = _operations().recommend_person(
-            self._trained("recommend"), taste, n, only=only, exclude=exclude
-        )
+            return self._model.recommend(**taste, n=n, filter=Filter(only, exclude))
+        model, filter = self._trained("recommend"), Filter(only, exclude)
+        answer: Recommendations = _operations().recommend_person(model, taste, n, filter)
         return answer
 
     def similar_items(self, item: object, n: int = 10) -> SimilarItems:
         """The n items whose vectors are most nearly parallel to this item's; the score is the cosine."""
         if isinstance(self._model, BundleRecommender):
-            return self._model.similar(str(item), n)
+            return self._model.similar(item, n)
         answer: SimilarItems = _operations().similar_items(self._trained("compare items"), item, n)
         return answer
 
@@ -215,7 +210,7 @@ class Recommender:
 
 
 def _operations() -> types.ModuleType:
-    return importlib.import_module("fedtaste.serving.operations")
+    return importlib.import_module("fedtaste.serving.folder_recommender")
 
 
 def _bars(progress: bool | None) -> ProgressBars:

@@ -10,10 +10,10 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
-from fedtaste.experiment.settings import settings_from
+from fedtaste.experiment.settings import Settings, settings_from
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
@@ -37,7 +37,12 @@ def evaluate(
     loaded = data if isinstance(data, Interactions | UserSplit | Supervised) else load(data, seed=chosen.seed)
     if not isinstance(data, str):
         chosen = chosen.model_copy(update={"data": loaded.name})
-    prepared = prepare(chosen, loaded, strict=True)
+    return measure(chosen, loaded, listener, strict=True)
+
+
+def measure(settings: Settings, data: Data, listener: ProgressListener | None, *, strict: bool = False) -> RunResult:
+    """The result of a run with these settings, in a temporary folder."""
+    prepared = prepare(settings, data, strict=strict)
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as path:
-        folder = RunFolder.create(Path(path), chosen.model_dump(), loaded, __version__)
+        folder = RunFolder.create(Path(path), settings.model_dump(), data, __version__)
         return execute(prepared, folder, listener).model_copy(update={"run": ""})

@@ -40,7 +40,7 @@ from fedtaste.serving.bundle import (
     with_pin,
 )
 from fedtaste.serving.bundle_recommender import BundleRecommender, Ranking
-from fedtaste.serving.filters import Candidates, genre_items
+from fedtaste.serving.item_lists import genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
 from fedtaste.serving.open_model import Catalogue, OpenModel
@@ -238,8 +238,8 @@ def vectors(recommender: BundleRecommender) -> list[Json]:
     vectors = [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
     items = recommender.bundle.items
     if items.genre_names:
-        candidates = Candidates(genre_items(items, items.genre_names[:1]))
-        vectors.append(_vector(people[1], 0.0, recommender.rank(people[1], SHOWN, 0.0, candidates)) | {"genres": [0]})
+        allowed = genre_items(items, items.genre_names[:1])
+        vectors.append(_vector(people[1], 0.0, recommender.rank(people[1], SHOWN, 0.0, allowed)) | {"genres": [0]})
     return vectors
 
 

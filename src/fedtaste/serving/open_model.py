@@ -88,7 +88,7 @@ class OpenModel:
 
     @cached_property
     def titles(self) -> Titles:
-        return Titles(self.items["names"], self.items["titles"], self.items["counts"])
+        return Titles(self.items["names"], self.items["titles"])
 
     @cached_property
     def _plans(self) -> dict[bool, Plan]:
@@ -221,7 +221,7 @@ class OpenModel:
             people = self.data.people
             close = difflib.get_close_matches(name, people, n=1)
             hint = f'Did you mean "{close[0]}"?' if close else f'Names run from "{people[0]}" to "{people[-1]}".'
-            raise DataError(f'"{name}" is nobody in {self.data.name}. {hint}')
+            raise DataError(f'"{name}" is not a person of {self.data.name}. {hint}')
         return self.numbers[name]
 
     @cached_property
