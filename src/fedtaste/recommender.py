@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import RunError, SettingError, keyword_errors
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.item_lists import Filter, TasteArguments
 from fedtaste.serving.recommendation import Recommendations, SimilarItems
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import types
 
     from fedtaste.core import Method
+    from fedtaste.experiment.privacy_ledger import LedgerChoice
     from fedtaste.experiment.progress import ProgressListener
     from fedtaste.experiment.result import FitResult, RunResult
     from fedtaste.serving.folder_recommender import PersonalModel
@@ -40,7 +41,9 @@ BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the save
 class Recommender:
     """A recommender that learns from everybody's data by federated rounds and serves each person.
 
-    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...).
+    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...). A
+    private training is entered into the privacy ledger of the data, as on the command line, before it begins; `ledger`
+    names another file. With ledger=False it is in no ledger, and nobody adds its epsilon to that of other trainings.
 
     >>> import fedtaste
     >>> data = fedtaste.load("synthetic:60x40x900")
@@ -51,8 +54,11 @@ class Recommender:
     2
     """
 
-    def __init__(self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, **settings: object) -> None:
-        self._method = method
+    def __init__(
+        self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, ledger: LedgerChoice = None,
+        **settings: object,
+    ) -> None:  # fmt: skip
+        self._method, self._ledger = method, ledger
         self._settings: dict[str, object] = {"seed": seed, **settings}
         self._model: OpenModel | BundleRecommender | None = None
 
@@ -62,6 +68,7 @@ class Recommender:
 
     # Training
 
+    @keyword_errors()
     def fit(self, data: object, *, progress: bool | None = None) -> Recommender:
         """Learn from everything and everybody. `data` are Interactions, a frame, or the name or path of data.
 
@@ -71,9 +78,10 @@ class Recommender:
         work = _operations()
         interactions = work.as_interactions(data)
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
-        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars), progress)
+        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars, self._ledger), progress)
         return self
 
+    @keyword_errors()
     def update(self, data: object, *, progress: bool | None = None, **changes: object) -> Recommender:
         """Continue from the present state with further data: new interactions, people and items.
 
@@ -82,7 +90,7 @@ class Recommender:
         """
         work, model = _operations(), self._trained("be updated")
         settings = self._changed(changes)
-        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars), progress)
+        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars, self._ledger), progress)
         return self
 
     def forget(self, users: Iterable[object]) -> Recommender:
@@ -93,12 +101,13 @@ class Recommender:
         self._keep(lambda path, bars: work.forget_people(model, users, path), progress=False)
         return self
 
+    @keyword_errors()
     def evaluate(self, *, progress: bool | None = None) -> RunResult:
         """Measure these settings on the data of the model under the clean protocol: accuracy for people in training and
         for new people, with intervals, traffic and epsilon. Trains again, with test items held out."""
         work, model = _operations(), self._trained("be evaluated")
         with _bars(progress) as bars:
-            result: RunResult = work.evaluate_model(model, bars)
+            result: RunResult = work.evaluate_model(model, bars, self._ledger)
         return result
 
     @property

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedtaste.cli.options import CompareOptions
-from fedtaste.cli.output import emit, ledger_folder, say
+from fedtaste.cli.output import emit, say
 from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, train_folder
@@ -48,7 +48,7 @@ def compare(settings: Settings, options: CompareOptions) -> None:
     plan = plan_comparison(requested, data, path, all_methods=options.methods == ("all",), log=say)
     check_ledger(options.ledger, list(plan.trained.values()), data)
     folders = {create_folder(plan.folder(n).path, p, data, options.ledger): p for n, p in plan.trained.items()}
-    LedgerFolder(ledger_folder()).enter(folders, say)  # all at once: the total is the same in every result
+    LedgerFolder.default().enter(folders, say)  # all at once: the total is the same in every result
     with Bars() as bars:
         failed = plan.refused | train_all(plan, data, options.jobs, bars)
         copy_duplicates(plan)

@@ -28,17 +28,18 @@ from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.removal import remove_people
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
-from fedtaste.errors import DataError, RunError, SettingError
+from fedtaste.errors import DataError, SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.experiment.continuation import continue_from, join, rounds_of_update, without_people
 from fedtaste.experiment.evaluate_method import measure
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.privacy_ledger import LedgerChoice, enter_run
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings, changed_settings, settings_from
 from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
-from fedtaste.files.folders import replace_folder
+from fedtaste.files.folders import check_replaceable, replace_folder
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
 from fedtaste.serving.bundle_recommender import REASONS
@@ -92,19 +93,22 @@ def settings_of_fit(method: str | Factory, data: str, values: Mapping[str, objec
 
 
 def fit_model(
-    settings: Settings, data: Interactions | UserSplit, path: Path, listener: ProgressListener | None
-) -> OpenModel:
-    """Fit a model to all data, in a new folder."""
+    settings: Settings, data: Interactions | UserSplit, path: Path, listener: ProgressListener | None,
+    ledger: LedgerChoice = None,
+) -> OpenModel:  # fmt: skip
+    """Fit a model to all data, in a new folder. A private fit is entered into the ledger first."""
     settings = settings.model_copy(update={"data": data.name})
     prepared = prepare_fit(settings, data)
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
+    enter_run(folder, prepared, ledger)
     fit(prepared, folder, listener)
     return OpenModel.open(path)
 
 
 def update_model(
-    model: OpenModel, new: object, changes: Mapping[str, object], path: Path, listener: ProgressListener | None
-) -> OpenModel:
+    model: OpenModel, new: object, changes: Mapping[str, object], path: Path, listener: ProgressListener | None,
+    ledger: LedgerChoice = None,
+) -> OpenModel:  # fmt: skip
     """A model of the old and the new data together, which continues from the state of this one, in a new folder."""
     result = model.result
     if not isinstance(result, FitResult):
@@ -116,6 +120,7 @@ def update_model(
     settings = changed_settings(model.settings, {"rounds": rounds_of_update(result.rounds), **changes})
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
+    enter_run(folder, prepared, ledger)
     fit(prepared, folder, listener, before=result)
     return OpenModel.open(path)
 
@@ -149,15 +154,17 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     return OpenModel.open(path)
 
 
-def evaluate_model(model: OpenModel, listener: ProgressListener | None) -> RunResult:
+def evaluate_model(model: OpenModel, listener: ProgressListener | None, ledger: LedgerChoice = None) -> RunResult:
     """The clean protocol on the data of the model, with its settings: part of the data is held out and not learnt."""
-    return model.result if isinstance(model.result, RunResult) else measure(model.settings, model.data, listener)
+    if isinstance(model.result, RunResult):
+        return model.result
+    return measure(model.settings, model.data, listener, ledger)
 
 
 def save_model(model: OpenModel, out: Path, people: bool) -> None:
     """Write the model into a folder of its own: all of it or nothing. Without `people`, nobody's history and nobody's
     private parameters are in it."""
-    _check_target(out)
+    check_replaceable(out, "a model that save wrote", _model_files)
     names = [*SAVED, *(OF_PEOPLE if people else ())]
 
     def fill(folder: Path) -> None:
@@ -169,20 +176,9 @@ def save_model(model: OpenModel, out: Path, people: bool) -> None:
     replace_folder(out, fill)
 
 
-def _check_target(out: Path) -> None:
-    """Refuse to replace anything but a model that `save` wrote."""
-    if out.is_symlink() or out.exists() and not out.is_dir():
-        raise RunError(
-            f"{out} is a {'symbolic link' if out.is_symlink() else 'file'}, not a folder. Give a new folder."
-        )
-    if not out.exists() or not any(out.iterdir()):
-        return
-    others = sorted({entry.name for entry in out.iterdir()} - {*SAVED, *OF_PEOPLE})
-    if others or RunFolder.open(out).kind != "fit":
-        raise RunError(
-            f"{out} is not empty, and what is in it is not a model that save wrote"
-            f"{f' ({others[0]})' if others else ''}. Give a new folder."
-        )
+def _model_files(out: Path) -> set[str]:
+    """The files of a saved model in this folder; none where it is no model."""
+    return {*SAVED, *OF_PEOPLE} if (out / "settings.json").exists() and RunFolder.open(out).kind == "fit" else set()
 
 
 # Recommendations
