@@ -133,6 +133,9 @@ def test_the_command_line_reads_groups_of_a_file_and_of_a_split(tmp_path, monkey
     answer = fedtaste("run", "--data", "mine.csv", *options, "--new-people", "0", "--out", "run").json
     assert [group["name"] for group in answer["beyond"]["seen"]["column_groups"]["groups"]] == ["DE", "other"]
     assert "in groups by land" in Path("run/report.html").read_text() and Path("run/plots/column-groups.png").exists()
+    fedtaste("data", "import", "mine.csv", "mine.parquet", "--columns", "group=land")
+    assert ft.load("mine.csv").groups is None
+    assert sorted(set(pl.read_parquet("mine.parquet")["group"])) == ["DE", "FR", "IT", "unknown"]
     Path("split").mkdir()
     rows = frame()
     rows.filter(pl.col("time") < 5).write_csv("split/train.csv")

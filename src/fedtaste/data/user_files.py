@@ -104,6 +104,9 @@ def save(interactions: Interactions, path: Path) -> None:
     frame = frame.with_columns(
         pl.Series(role, names, dtype=pl.String).gather(interactions.item) for role, names in described.items() if names
     )
+    if interactions.groups:  # read again with --columns group=group
+        labels = pl.Series("group", interactions.groups.labels, dtype=pl.String)
+        frame = frame.with_columns(labels.gather(interactions.person))
     ending = path.name.lower()
     if ending.endswith(".parquet"):
         content = io.BytesIO()

@@ -44,7 +44,7 @@ def _plot(name: str, results: Sequence[RunResult], groups: dict[int, tuple[Group
             at, values, 0.9 * width, color=COLOURS[place % 7], hatch=HATCHES[place // 7 % 3], yerr=errors,
             label=drawable(labels(results)[place]), error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 3 * width},
         )  # fmt: skip
-        each = ", ".join(f"{group} {decimals(y)}" for group, y in zip(names, values))
+        each = ", ".join(f"{decimals(y)} for {group}" for group, y in zip(names, values))
         words.append(f"{labels(results)[place]}: {each}")
     axes.set_xticks(range(len(names)), [drawable(group[:16]) for group in names])
     axes.grid(visible=False, axis="x")
