@@ -1,4 +1,4 @@
-"""Measure the exported page on ML-100K. Run `python benchmarks/page.py [int8|fedtrail|speed|api|lists|shots|report ...]`.
+"""Measure the exported page on ML-100K: `python benchmarks/page.py [int8|fedtrail|speed|api|lists|shots|report ...]`.
 
 Without arguments it runs all parts but the pictures. It prints a JSON object for each part and writes it to
 docs/evidence/page.json.

@@ -15,11 +15,11 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fedtaste.errors import RunError, SettingError, keyword_errors
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.item_lists import Filter, TasteArguments
+from fedtaste.serving.item_lists import Filter, OnUnknown, TasteArguments
 from fedtaste.serving.recommendation import Recommendations, SimilarItems
 from fedtaste.text import did_you_mean
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fedtaste.serving.folder_recommender import PersonalModel
     from fedtaste.serving.open_model import OpenModel
 
-OnUnknown = Literal["raise", "warn", "ignore"]
 NOT_FITTED = "This Recommender is not fitted. Call fit(data) first, or Recommender.load(path)."
 BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the saved model that it was exported from."
 
