@@ -81,7 +81,8 @@ def main() -> None:
     out = Path(arguments.out or evidence) if arguments.out or not arguments.quick else None
     page = json.loads(out.read_text()) if out and out.exists() else {"data": {}}
     if arguments.table:
-        return print_tables(page)
+        print_tables(page)
+        return
     for study in (arguments.study,) if arguments.study else ("fedrap", "factors"):
         start, names = time.perf_counter(), paths(arguments, study)
         facts, figures = run_study(study, names, arguments.quick)

@@ -18,7 +18,7 @@ from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.serving.bundle import FORMAT, UNPINNED, Manifest, parse, read_bundle, sha256
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files, export, popularity
-from fedtaste.serving.filters import Candidates, genre_items
+from fedtaste.serving.item_lists import genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import recommend
@@ -79,7 +79,7 @@ def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
         taste = Taste(likes[:, 0].astype(np.int64), likes[:, 1], np.array(case["dislikes"], np.int64), case["timed"])
         genres = [catalogue.genre_names[number] for number in case.get("genres", [])]
         allowed = genre_items(catalogue, genres) if genres else None
-        ranking = films.rank(taste, 20, case["adventurous"], Candidates(allowed))
+        ranking = films.rank(taste, 20, case["adventurous"], allowed)
         assert ranking.items.tolist() == case["items"] and ranking.popular == case["popular"]
         assert np.allclose(ranking.scores, case["scores"], rtol=1e-12)
         assert ranking.because == case["because"]

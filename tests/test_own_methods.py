@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 
 import pytest
 
 import fedtaste
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.core import Method, Model
 from fedtaste.errors import SettingError
 from fedtaste.experiment.folder import RunFolder
@@ -96,6 +98,20 @@ def test_a_function_is_run_compared_and_audited(mine):
         assert first["method"] == "mine:plain" and first["seen"] == second["seen"]
     audit = command("audit", "--data", DATA, "--method", "mine:plain", "--set", "lr=5", "--canaries", 0, "--json")
     assert audit.json["method"] == "mine:plain"
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["python -m fedtaste", "fedtaste"])
+@pytest.mark.parametrize("inherited", ["", "."])
+def test_processes_that_work_elsewhere_find_the_module(mine, monkeypatch, first, inherited):
+    """As the processes of a federation: they inherit the environment and have folders of their own."""
+    monkeypatch.setenv("PYTHONPATH", inherited)
+    if first:
+        monkeypatch.setattr(sys, "path", [str(mine), *sys.path])
+    allow_method("mine:plain")
+    (mine / "elsewhere").mkdir()
+    search = "import importlib.util; print(importlib.util.find_spec('mine').origin)"
+    answer = subprocess.run([sys.executable, "-c", search], cwd=mine / "elsewhere", capture_output=True, text=True)
+    assert answer.stdout.strip() == str(mine / "mine.py"), answer.stderr
 
 
 def test_a_folder_imports_nothing_until_the_user_names_the_method_again(mine):

@@ -15,11 +15,11 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import RunError, SettingError, keyword_errors
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.filters import Filter
+from fedtaste.serving.item_lists import Filter, OnUnknown, TasteArguments
 from fedtaste.serving.recommendation import Recommendations, SimilarItems
 from fedtaste.text import did_you_mean
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import types
 
     from fedtaste.core import Method
+    from fedtaste.experiment.privacy_ledger import LedgerChoice
     from fedtaste.experiment.progress import ProgressListener
     from fedtaste.experiment.result import FitResult, RunResult
     from fedtaste.experiment.tune_result import TuneResult
+    from fedtaste.serving.folder_recommender import PersonalModel
     from fedtaste.serving.open_model import OpenModel
-    from fedtaste.serving.operations import PersonalModel
 
-OnUnknown = Literal["raise", "warn", "ignore"]
 NOT_FITTED = "This Recommender is not fitted. Call fit(data) first, or Recommender.load(path)."
 BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the saved model that it was exported from."
 
@@ -41,7 +41,9 @@ BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the save
 class Recommender:
     """A recommender that learns from everybody's data by federated rounds and serves each person.
 
-    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...).
+    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...). A
+    private training is entered into the privacy ledger of the data, as on the command line, before it begins; `ledger`
+    names another file. With ledger=False it is in no ledger, and nobody adds its epsilon to that of other trainings.
 
     >>> import fedtaste
     >>> data = fedtaste.load("synthetic:60x40x900")
@@ -52,8 +54,11 @@ class Recommender:
     2
     """
 
-    def __init__(self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, **settings: object) -> None:
-        self._method = method
+    def __init__(
+        self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, ledger: LedgerChoice = None,
+        **settings: object,
+    ) -> None:  # fmt: skip
+        self._method, self._ledger = method, ledger
         self._settings: dict[str, object] = {"seed": seed, **settings}
         self._model: OpenModel | BundleRecommender | None = None
         self.tuning: TuneResult | None = None  # of the last `tune`
@@ -64,6 +69,7 @@ class Recommender:
 
     # Training
 
+    @keyword_errors()
     def fit(self, data: object, *, progress: bool | None = None) -> Recommender:
         """Learn from everything and everybody. `data` are Interactions, a frame, or the name or path of data.
 
@@ -73,9 +79,10 @@ class Recommender:
         work = _operations()
         interactions = work.as_interactions(data)
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
-        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars), progress)
+        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars, self._ledger), progress)
         return self
 
+    @keyword_errors()
     def tune(
         self, data: object, trials: int = 30, *, space: Mapping[str, object] | None = None,
         minutes: float | None = None, path: Path | str | None = None, progress: bool | None = None,
@@ -99,6 +106,7 @@ class Recommender:
         self._settings |= chosen
         return self
 
+    @keyword_errors()
     def update(self, data: object, *, progress: bool | None = None, **changes: object) -> Recommender:
         """Continue from the present state with further data: new interactions, people and items.
 
@@ -107,7 +115,7 @@ class Recommender:
         """
         work, model = _operations(), self._trained("be updated")
         settings = self._changed(changes)
-        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars), progress)
+        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars, self._ledger), progress)
         return self
 
     def forget(self, users: Iterable[object]) -> Recommender:
@@ -118,12 +126,13 @@ class Recommender:
         self._keep(lambda path, bars: work.forget_people(model, users, path), progress=False)
         return self
 
+    @keyword_errors()
     def evaluate(self, *, progress: bool | None = None) -> RunResult:
         """Measure these settings on the data of the model under the clean protocol: accuracy for people in training and
         for new people, with intervals, traffic and epsilon. Trains again, with test items held out."""
         work, model = _operations(), self._trained("be evaluated")
         with _bars(progress) as bars:
-            result: RunResult = work.evaluate_model(model, bars)
+            result: RunResult = work.evaluate_model(model, bars, self._ledger)
         return result
 
     @property
@@ -144,9 +153,8 @@ class Recommender:
         raise an error, warn, or ignore them. Items of a person's history are left out unless `include_history`.
         """
         work, model = _operations(), self._trained("recommend to people of the data")
-        table = work.recommend_table(
-            model, users, n, only=only, exclude=exclude, on_unknown=on_unknown, repeat=include_history
-        )
+        filter = Filter(only, exclude, on_unknown=on_unknown)
+        table = work.recommend_table(model, users, n, filter, repeat=include_history)
         frame: object = work.to_library(table, model.data.frame_library)
         return frame
 
@@ -156,21 +164,17 @@ class Recommender:
         exclude: Iterable[object] = (), timed: bool = False,
     ) -> Recommendations:  # fmt: skip
         """The n best items for somebody new, who likes these items (oldest first, where `timed`), with reasons."""
+        taste: TasteArguments = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
         if isinstance(self._model, BundleRecommender):
-            return self._model.recommend(
-                [str(item) for item in likes], dislikes=[str(item) for item in dislikes], ratings=ratings, n=n,
-                timed=timed, filter=Filter(None if only is None else map(str, only), [str(item) for item in exclude]),
-            )  # fmt: skip
-        taste = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
-        answer: Recommendations = _operations().recommend_person(
-            self._trained("recommend"), taste, n, only=only, exclude=exclude
-        )
+            return self._model.recommend(**taste, n=n, filter=Filter(only, exclude))
+        model, filter = self._trained("recommend"), Filter(only, exclude)
+        answer: Recommendations = _operations().recommend_person(model, taste, n, filter)
         return answer
 
     def similar_items(self, item: object, n: int = 10) -> SimilarItems:
         """The n items whose vectors are most nearly parallel to this item's; the score is the cosine."""
         if isinstance(self._model, BundleRecommender):
-            return self._model.similar(str(item), n)
+            return self._model.similar(item, n)
         answer: SimilarItems = _operations().similar_items(self._trained("compare items"), item, n)
         return answer
 
@@ -240,7 +244,7 @@ class Recommender:
 
 
 def _operations() -> types.ModuleType:
-    return importlib.import_module("fedtaste.serving.operations")
+    return importlib.import_module("fedtaste.serving.folder_recommender")
 
 
 def _space_text(values: object) -> str:

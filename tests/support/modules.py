@@ -9,8 +9,8 @@ INTEGRATION = (
     "test_reductions", "test_fedveil", "test_fedrap", "test_degree", "test_bundle", "test_rounds_machine",
     "test_public", "test_serving", "test_report", "test_narrow_pages", "test_tradeoff", "test_recommender",
     "test_list_metrics", "test_own_methods", "test_new_items", "test_packing", "test_fedtrail", "test_cross_round",
-    "test_new_method", "test_schemas", "test_comparisons", "test_paired", "test_taste", "test_fit", "test_membership",
-    "test_axes", "test_cluster", "test_tune",
+    "test_new_method", "test_item_names", "test_people_groups", "test_schemas", "test_comparisons", "test_paired",
+    "test_taste", "test_fit", "test_membership", "test_axes", "test_cluster", "test_tune",
 )  # fmt: skip
 DRAWN = ("test_report", "test_tradeoff", "test_narrow_pages")  # need rendered plots; elsewhere a plot is one pixel
 # Modules whose plots are drawn on real axes, though not rendered: plots or labels that the others do not have.

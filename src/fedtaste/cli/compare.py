@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from fedtaste.cli.options import CompareOptions, ResumeOptions, RunOptions
-from fedtaste.cli.output import emit, ledger_folder, say
+from fedtaste.cli.output import emit, say
 from fedtaste.cli.own_methods import allow_method, allow_methods_of
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, train_folder
@@ -135,7 +135,7 @@ def enter_runs(plan: ComparisonPlan) -> None:
         for folder, prepared in runs.items():
             if not (folder.path / "settings.json").exists():
                 create_folder(folder.path, prepared, data, ledger)
-        LedgerFolder(ledger_folder()).enter(runs, say)
+        LedgerFolder.default().enter(runs, say)
 
 
 def train_all(plan: ComparisonPlan, bars: Bars) -> dict[str, str]:

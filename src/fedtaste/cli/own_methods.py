@@ -14,10 +14,14 @@ from fedtaste.methods import find_method
 
 def allow_method(name: str) -> None:
     """Find a method that the user named on the command line. Modules of the current folder can be imported, here and in
-    processes that this one starts; they come last, so that they replace no other module."""
-    if ":" in name and (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), here]))
+    processes that this one starts, which may work in other folders; they come last, so that they replace no other
+    module."""
+    if ":" in name:
+        here, inherited = os.getcwd(), filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        folders = dict.fromkeys([*(os.path.abspath(folder) for folder in inherited), here])
+        os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+        if here not in sys.path:  # `python -m fedtaste` has it first
+            sys.path.append(here)
     find_method(name)
 
 

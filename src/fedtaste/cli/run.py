@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtaste import __version__
 from fedtaste.cli.continued import open_continued, prepare_continued, read_alike
 from fedtaste.cli.options import RunOptions
-from fedtaste.cli.output import cache, ledger_folder, say
+from fedtaste.cli.output import cache, say
 from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
@@ -95,13 +95,13 @@ def train_folder(
 
 def enter_ledger(folder: RunFolder, prepared: Prepared) -> None:
     """Enter a private run into its ledger before it is trained."""
-    LedgerFolder(ledger_folder()).enter({folder: prepared}, say)
+    LedgerFolder.default().enter({folder: prepared}, say)
 
 
 def check_ledger(file: Path | None, runs: list[Prepared], data: Data) -> None:
     """Verify the ledger before a run folder is made. Refuse --ledger where nothing would be written to it."""
     if any(prepared.plan.wire.mechanism for prepared in runs):
-        LedgerFolder(ledger_folder()).open(file, fingerprint(data))
+        LedgerFolder.default().open(file, fingerprint(data))
     elif file is not None:
         raise SettingError(
             "--ledger would change nothing: no run has noise and a bound. Add --epsilon, or leave it out."

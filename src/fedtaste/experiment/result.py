@@ -257,7 +257,7 @@ class RunResult(ResultPart):
         who, _, name = key.partition(".")
         if who == "beyond":
             lists, name = self.beyond.lists(name) if self.beyond else (None, "")
-            gap = lists.gap(name.removeprefix("gap.")) if lists else None
+            gap = lists.gap(name) if lists else None
             return gap.interval if gap else None
         if who == "new_items":
             return self.new_items.intervals.get(name) if self.new_items else None

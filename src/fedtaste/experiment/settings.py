@@ -72,8 +72,9 @@ class ReadSettings(Options):
     """How a file of the user is read (data/read_options.py)."""
 
     columns: Annotated[dict[str, str], Cli(commas=True, metavar="ROLE=NAME,...")] = {}
-    """Names of the file's columns, as in user=customer_id,item=sku,time=when (also rating, title, genres). Columns with
-    usual names, such as userId, are found without it."""
+    """Names of the file's columns, as in user=customer_id,item=sku,time=when (also rating, title, genres, and group:
+    a label of people, such as a country, by which metrics are compared). Columns with usual names, such as userId, are
+    found without it."""
     separator: str | None = None
     """What separates the columns of a text file; detected from its first line when it is left out."""
     decimal: Literal[".", ","] = "."

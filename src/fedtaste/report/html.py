@@ -47,7 +47,7 @@ from fedtaste.report.trade_off import Tradeoff
 MAX_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
     "differences", "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros",
-    "down", "nodes", "items", "groups", "activity", "popularity",
+    "down", "nodes", "items", "groups", "column-groups", "activity", "popularity",
 )  # fmt: skip
 GROUPS = (("seen", "people seen in training"), ("new", "people it has never seen"))
 

@@ -88,6 +88,7 @@ def _list_metrics() -> Iterator[Column]:
         ("popularity", "popularity (ARP)", "ARP", digits), ("popularity_bias", "popularity bias", "bias", decimals),
         ("novelty", "novelty (bits)", "novelty", decimals), ("diversity", "diversity", "diversity", decimals),
         ("gap.ndcg@10", "largest gap of NDCG@10", "largest gap\nof NDCG@10", decimals),
+        ("column_gap.ndcg@10", "largest gap by label", "largest gap\nby label", decimals),
     )  # fmt: skip
     for who, group in (("seen", "Seen people"), ("new", "New people")):
         for key, title, short, write in shown:
