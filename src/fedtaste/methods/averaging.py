@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, recipe_loss
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, descend, flat_examples, proximal
+from fedtaste.methods.descent import Proximal, change, descend, flat_examples
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import DESCENT, Around, LogRange
 from fedtaste.params import select, split
@@ -49,7 +49,7 @@ def fedprox(
     globs = model.private if private is None else private
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        shared, penalty = download.params, proximal(mu, download.params) if mu else None
+        shared, penalty = download.params, Proximal(mu, download.params) if mu else None
         params = descend(model, shared | own, examples, lr, [*shared, *own], passes, penalty)
         return change(params, shared, examples.mask.sum()), select(params, own)
 

@@ -1,0 +1,87 @@
+"""`descend` on a factorisation: plain torch for one person, one compiled kernel for people at once (under vmap)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtaste.core import Examples, Model, Params
+from fedtaste.kernels import descent as kernels
+
+COMPILED = {"factorization": ("item", "user"), "scorer": ("item", "user", "bias")}  # names of the parameters by kind
+Reference = Callable[[Params, Examples], Params]
+
+
+class Descent(NamedTuple):
+    """What stays the same for all people in one call of `descend`."""
+
+    names: tuple[str, ...]  # of the parameters, item and user first
+    moves: tuple[str, ...]
+    passes: int
+    in_turn: bool
+    squared: bool
+    reference: Reference  # the same in plain torch, for one person
+
+
+def compiles(model: Model, params: Params, centre: Params | None, moves: tuple[str, ...]) -> bool:
+    """Whether the kernel can do this: a factorisation in single precision, whose item table alone may be held near a
+    centre."""
+    names = COMPILED.get(model.kind, ())
+    held = {name for name in centre or {} if name in moves}
+    exact = all(name in params and params[name].dtype == torch.float32 for name in names)
+    return bool(names) and exact and held <= {"item"} and set(moves) <= set(names)
+
+
+def run_compiled(
+    descent: Descent, params: Params, examples: Examples, rates: tuple[float | Tensor, ...], centre: Params | None
+) -> Params:
+    """The parameters after the descent; `rates` are those of user and bias, of item, and the weight of the proximal
+    term towards `centre`."""
+    held = [] if centre is None or "item" not in centre or "item" not in descent.moves else [centre["item"]]
+    numbers = [torch.as_tensor(rate, dtype=torch.float32) for rate in rates]
+    tensors = [*(params[name] for name in descent.names), *numbers, *examples, *held]
+    after = _Compiled.apply(descent, *tensors)  # type: ignore[no-untyped-call]
+    return params | dict(zip(descent.moves, after))
+
+
+class _Compiled(torch.autograd.Function):
+    """Its `forward` runs for one person, its `vmap` for all of them. There is no backward pass: nobody differentiates
+    through a descent."""
+
+    @staticmethod
+    def forward(descent: Descent, *tensors: Tensor) -> tuple[Tensor, ...]:
+        size = len(descent.names)
+        examples = Examples(*tensors[size + 3 : size + 6])
+        after = descent.reference(dict(zip(descent.names, tensors)), examples)
+        return tuple(after[name] for name in descent.moves)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], descent: Descent, *tensors: Tensor) -> tuple[Any, Any]:
+        people, size = info.batch_size, len(descent.names)
+
+        def stack(tensor: Tensor, dim: int | None) -> Tensor:
+            return tensor.expand(people, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+        stacked = [stack(tensor, dim).detach() for tensor, dim in zip(tensors, in_dims[1:])]
+        params = {
+            name: value.clone(memory_format=torch.contiguous_format) if name in descent.moves else value.contiguous()
+            for name, value in zip(descent.names, stacked)
+        }
+        rates = torch.stack(stacked[size : size + 3], 1).numpy()
+        examples = [array.contiguous().numpy() for array in stacked[size + 3 : size + 6]]
+        centre = stacked[size + 6].contiguous() if len(stacked) > size + 6 else torch.zeros(0, 0, 0)
+        bias = params.get("bias", torch.zeros(people))
+        moves = tuple(name in descent.moves for name in ("item", "user", "bias"))
+        kernels.descend(
+            params["item"].numpy(), params["user"].numpy(), bias.numpy(), centre.numpy(), rates, *examples,
+            descent.passes, moves, descent.in_turn, descent.squared,
+        )  # fmt: skip
+        after = tuple(params[name] for name in descent.moves)
+        return after, (0,) * len(after)
