@@ -42,6 +42,7 @@ from fedtaste.files.lock import lock_file
 from fedtaste.result_part import JsonObject
 from fedtaste.text import count
 from fedtaste.wire.accounting import MEANINGLESS, Mechanism, against, check_budget, epsilons
+from fedtaste.wire.loss_accountant import loss_accountant
 
 if TYPE_CHECKING:
     from fedtaste.experiment.folder import RunFolder
@@ -215,7 +216,7 @@ def composed_epsilon(releases: frozenset[tuple[tuple[Mechanism, int], int]], del
     """Epsilon of ((mechanism, rounds), how often) together: by privacy loss distributions, which are exact, or, where
     the total is too large to mean anything, by Renyi divergences, which need less memory."""
     import dp_accounting
-    from dp_accounting import pld, rdp
+    from dp_accounting import rdp
 
     if len(releases) == 1:
         (((mechanism, rounds), times),) = releases
@@ -230,7 +231,7 @@ def composed_epsilon(releases: frozenset[tuple[tuple[Mechanism, int], int]], del
     logger.setLevel(logging.ERROR)
     try:
         loose = float(rdp.RdpAccountant().compose(event).get_epsilon(delta))
-        return loose if loose > 2 * MEANINGLESS else float(pld.PLDAccountant().compose(event).get_epsilon(delta))
+        return loose if loose > 2 * MEANINGLESS else float(loss_accountant()().compose(event).get_epsilon(delta))
     finally:
         logger.setLevel(level)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from fedtaste.core import Examples, Model, Params, Upload
 from fedtaste.methods.compiled_descent import COMPILED, Descent, compiles, run_compiled
+from fedtaste.methods.gradients import gradient_and_extra, gradient_and_value
 from fedtaste.params import dot, select, square_distance
 
 
@@ -51,8 +51,8 @@ def batch_gradient(
         return value + penalty(params) if penalty else value, buffers
 
     Meter.gradients += 1
-    gradient: tuple[Params, Params] = grad(objective, has_aux=True)(moving)
-    return gradient
+    gradient, _, buffers = gradient_and_extra(objective, moving)
+    return gradient, buffers
 
 
 def _partition(model: Model, params: Params, only: Iterable[str]) -> tuple[Params, Params]:
@@ -130,14 +130,18 @@ def curvature(model: Model, params: Params, examples: Examples, only: Iterable[s
     one, and otherwise comes from power iteration at these parameters."""
     moving, fixed = _partition(model, params, only)
     batch = flat_examples(examples)
-    gradient = grad(lambda moving: model.loss(fixed | moving, batch))
+
+    def gradient(at: Params) -> Params:
+        return gradient_and_value(lambda moving: model.loss(fixed | moving, batch), at)[0]
+
     towards = {
         name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()
     }
     typical, largest = None, torch.zeros(())
     probes = probes if model.bound is None else 1
     for _ in range(probes):
-        product = grad(lambda at, towards=towards: dot(towards, gradient(at)))(moving)  # curvature x direction
+        # curvature x direction
+        product, _ = gradient_and_value(lambda at, towards=towards: dot(towards, gradient(at)), moving)  # type: ignore[misc]
         if typical is None:
             typical = dot(towards, product) / dot(towards, towards)
         largest = dot(product, product).sqrt()

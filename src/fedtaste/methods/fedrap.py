@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.nn import functional
 
 from fedtaste.core import (
@@ -49,6 +49,7 @@ from fedtaste.core import (
 from fedtaste.errors import SettingError
 from fedtaste.kernels import fedrap as kernels
 from fedtaste.methods.descent import Meter, batches
+from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.registry import RunContext, define
 from fedtaste.methods.search_space import DESCENT, Around
 from fedtaste.params import select
@@ -175,7 +176,7 @@ class FedRAP:
         for batch in batches(examples, self.passes):
             moving = {name: sizes[name] * table for name, table in tables.items()} | vector
             Meter.gradients += 1
-            gradient, value = grad_and_value(self.cost)(moving, batch, strength)
+            gradient, value = gradient_and_value(partial(self.cost, batch=batch, strength=strength), moving)
             live = (batch.mask.sum() > 0).float()  # a batch of pure padding is no step
             slow = live * speed * self.lr
             fast = {"common": live * speed * self.table_lr, "own": live * speed * self.own_lr}
