@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from additive_factors import study_factors
-from additive_fedrap import FIXED, LABELS, SEEDS, SPACE, study_fedrap
+from additive_fedrap import BASE, FIXED, LABELS, SEEDS, STRENGTHS, study_fedrap
 
 import fedtaste
 from fedtaste.experiment.resources import set_threads
@@ -37,7 +37,7 @@ def signed(value: float) -> str:
 
 def print_tables(page: dict) -> None:
     """The FedRAP study: test levels, both - common with intervals, and validation by rate of the own part."""
-    for name, data in page["data"].items():
+    for name, data in ((name, data) for name, data in page["data"].items() if "fedrap" in data):
         results = data["fedrap"]["results"]
         print(f"\n{name}: {data['people']:,} people, {data['items']:,} items")
         print("| settings | HR / NDCG common | HR / NDCG both | both - common: HR | NDCG | HR full |")
@@ -80,9 +80,8 @@ def main() -> None:
     evidence = ROOT / "docs" / "evidence" / "additive.json"
     out = Path(arguments.out or evidence) if arguments.out or not arguments.quick else None
     page = json.loads(out.read_text()) if out and out.exists() else {"data": {}}
-    if arguments.table:
-        return print_tables(page)
-    for study in (arguments.study,) if arguments.study else ("fedrap", "factors"):
+    studies = () if arguments.table else (arguments.study,) if arguments.study else ("fedrap", "factors")
+    for study in studies:
         start, names = time.perf_counter(), paths(arguments, study)
         facts, figures = run_study(study, names, arguments.quick)
         page[study] = {"date": datetime.date.today().isoformat(), **facts}
@@ -99,9 +98,9 @@ def run_study(study: str, names: dict[str, str], quick: bool) -> tuple[dict, dic
     set_threads(1)
     command = f"python benchmarks/additive.py --study {study}" + " --quick" * quick
     if study == "fedrap":
-        draws, rounds = (0, 2) if quick else (2, 80)
-        results = study_fedrap(list(names.values()), draws, rounds)
-        facts: dict = {"space": SPACE, "fixed": FIXED, "draws": draws, "rounds": rounds, "seeds": SEEDS}
+        rounds = 2 if quick else 80
+        results = study_fedrap(list(names.values()), rounds)
+        facts: dict = {"settings": FIXED | BASE, "strengths": STRENGTHS, "rounds": rounds, "seeds": SEEDS}
         figures = {name: {"fedrap": results[path]} for name, path in names.items()}
     else:
         seeds = {"ml-100k": 1, "amazon-video": 1} if quick else {"ml-100k": 3, "amazon-video": 2}
