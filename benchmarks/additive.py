@@ -2,12 +2,12 @@
 
 python benchmarks/additive.py [--quick] [--study fedrap] [--amazon FILE] [--tweetings FILE] [--out FILE] [--table]
 
---study runs one of the two studies (fedrap, factors) and leaves the figures of the other; --quick is a smoke test and
-writes only to --out; --table prints the FedRAP study of the file as the tables of docs/additive.md, without a run.
+--study runs one of the three studies (fedrap, released, factors) and leaves the figures of the others; --quick is a
+smoke test and writes only to --out; --table prints the first two as the tables of docs/additive.md, without a run.
 
-The first study compares FedRAP with common + own tables and with the common table alone, each tuned, on three data
-sets; the second tries private additions to FedALS's shared factors on two. Every choice is made on validation; the test
-of each choice is read once. docs/additive.md has the results.
+The studies compare FedRAP with common + own tables and with the common table alone, with its clean defaults and with
+the released settings, and try private additions to FedALS's shared factors. Every choice is made on validation; the
+test of each choice is read once. docs/additive.md has the results.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import time
 from pathlib import Path
 
 from additive_factors import study_factors
-from additive_fedrap import FIXED, LABELS, SEEDS, SPACE, study_fedrap
+from additive_fedrap import BASE, FIXED, LABELS, SEEDS, STRENGTHS, study_fedrap, study_released
 
 import fedtaste
 from fedtaste.experiment.resources import set_threads
 
+STUDIES = ("fedrap", "released", "factors")
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 AMAZON = os.environ.get("FEDTASTE_AMAZON", str(SHARED / "amazon-video.csv.gz"))
@@ -36,32 +37,35 @@ def signed(value: float) -> str:
 
 
 def print_tables(page: dict) -> None:
-    """The FedRAP study: test levels, both - common with intervals, and validation by rate of the own part."""
+    """The studies of FedRAP: test levels, both - common with intervals, and validation by strength of the own part."""
+    print("| data | settings | NDCG common, both | both - common: HR | NDCG | HR full |\n|---|---|---|---|---|---|")
     for name, data in page["data"].items():
-        results = data["fedrap"]["results"]
-        print(f"\n{name}: {data['people']:,} people, {data['items']:,} items")
-        print("| settings | HR / NDCG common | HR / NDCG both | both - common: HR | NDCG | HR full |")
-        print("|---|---|---|---|---|---|")
+        results = {**data.get("released", {}).get("results", {}), **data.get("fedrap", {}).get("results", {})}
         for label, words in LABELS.items():
-            levels = [
-                " / ".join(f"{results[f'{label} {parts}']['test'][n]:.3f}".lstrip("0") for n in ("hr", "ndcg"))
-                for parts in ("common", "both")
-            ]
-            gaps = []
-            for n in ("hr", "ndcg", "hr_full"):
-                gap = results[f"{label} both - common"]["difference"][n]["all"]
-                low, high = gap["ci"]
-                text = signed(gap["mean"])
-                gaps.append(f"{f'**{text}**' if low > 0 or high < 0 else text} [{signed(low)}, {signed(high)}]")
-            print("|", " | ".join([words, *levels, *gaps]), "|")
-        for trial in data["fedrap"]["validation"]["both"]:
-            print(f"validation NDCG@10 {trial['ndcg']:.4f} in round {trial['round']}: {trial['settings']}")
+            if f"{label} both - common" not in results:
+                continue
+            levels = [f"{results[f'{label} {parts}']['test']['ndcg']:.3f}"[1:] for parts in ("common", "both")]
+            gaps = results[f"{label} both - common"]["difference"]
+            cells = [gap_cell(gaps[n]["all"]) if n in gaps else "" for n in ("hr", "ndcg", "hr_full")]
+            print("|", " | ".join([name, words, ", ".join(levels), *cells]), "|")
+    for name, data in page["data"].items():
+        for parts, trials in data.get("fedrap", {}).get("validation", {}).items():
+            for trial in trials:
+                rate = trial["settings"]["own_rate"] if parts == "both" else 0
+                print(f"{name}: own_rate {rate}, validation NDCG@10 {trial['ndcg']:.4f} in round {trial['round']}")
+
+
+def gap_cell(gap: dict) -> str:
+    """A difference with its interval; bold where the interval is without 0."""
+    low, high = gap["ci"]
+    mean = f"**{signed(gap['mean'])}**" if low > 0 or high < 0 else signed(gap["mean"])
+    return f"{mean} [{signed(low)}, {signed(high)}]"
 
 
 def paths(arguments: argparse.Namespace, study: str) -> dict[str, str]:
     """The data sets of a study that are there, by name."""
     wanted = {"ml-100k": "ml-100k", "amazon-video": arguments.amazon}
-    wanted |= {"movietweetings": arguments.tweetings} if study == "fedrap" else {}
+    wanted |= {"movietweetings": arguments.tweetings} if study != "factors" else {}
     missing = [name for name, path in wanted.items() if name != path and not Path(path).exists()]
     for name in missing:
         print(f"SKIPPED: {name} was not found; name its file with --amazon or --tweetings.", flush=True)
@@ -71,7 +75,7 @@ def paths(arguments: argparse.Namespace, study: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--study", choices=("fedrap", "factors"))
+    parser.add_argument("--study", choices=STUDIES)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--amazon", default=AMAZON)
     parser.add_argument("--tweetings", default=TWEETINGS)
@@ -80,10 +84,8 @@ def main() -> None:
     evidence = ROOT / "docs" / "evidence" / "additive.json"
     out = Path(arguments.out or evidence) if arguments.out or not arguments.quick else None
     page = json.loads(out.read_text()) if out and out.exists() else {"data": {}}
-    if arguments.table:
-        print_tables(page)
-        return
-    for study in (arguments.study,) if arguments.study else ("fedrap", "factors"):
+    studies = () if arguments.table else (arguments.study,) if arguments.study else STUDIES
+    for study in studies:
         start, names = time.perf_counter(), paths(arguments, study)
         facts, figures = run_study(study, names, arguments.quick)
         page[study] = {"date": datetime.date.today().isoformat(), **facts}
@@ -100,10 +102,15 @@ def run_study(study: str, names: dict[str, str], quick: bool) -> tuple[dict, dic
     set_threads(1)
     command = f"python benchmarks/additive.py --study {study}" + " --quick" * quick
     if study == "fedrap":
-        draws, rounds = (0, 2) if quick else (2, 80)
-        results = study_fedrap(list(names.values()), draws, rounds)
-        facts: dict = {"space": SPACE, "fixed": FIXED, "draws": draws, "rounds": rounds, "seeds": SEEDS}
+        rounds = 2 if quick else 80
+        results = study_fedrap(list(names.values()), rounds)
+        facts: dict = {"settings": FIXED | BASE, "strengths": STRENGTHS, "rounds": rounds, "seeds": SEEDS}
         figures = {name: {"fedrap": results[path]} for name, path in names.items()}
+    elif study == "released":
+        rounds = 2 if quick else 80
+        results = study_released(list(names.values()), rounds)
+        facts = {"rounds": rounds, "seeds": SEEDS}
+        figures = {name: {"released": results[path]} for name, path in names.items()}
     else:
         seeds = {"ml-100k": 1, "amazon-video": 1} if quick else {"ml-100k": 3, "amazon-video": 2}
         facts = {"seeds": seeds}

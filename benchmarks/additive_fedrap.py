@@ -1,13 +1,12 @@
 """FedRAP with its own tables and without them, for benchmarks/additive.py.
 
-Trials on validation: one base setting and a few random draws, each for `common` and for `both`, and the base with
-several strengths of the own part. Two choices follow: the best trial of a data set (tuned), and the base with the
-strength that is best over all data sets (default). The test of each choice is read once.
+Trials on validation: the default settings without an own part (`common`), and with an own part (`both`) of several
+strengths. Two choices follow: the strength that is best over all data sets (default), and the best one of each data set
+(tuned). The test of each choice is read once. The released settings are a study of their own.
 """
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
@@ -27,27 +26,19 @@ from fedtaste.tasks.base import Served
 
 EVERY, PATIENCE, SEEDS = 2, 20, 1
 BASE = {
-    "lr": 10.0, "table_lr": 10.0, "passes": 1, "server_lr": 0.3, "start": 0.05, "weights": "examples", "mu": 1.0,
+    "lr": 10.0, "table_lr": 10.0, "passes": 1, "server_lr": 0.3, "start": 0.02, "weights": "examples", "mu": 1.0,
     "lam": 0.0, "own_rate": 0.03,
 }  # fmt: skip
-STRENGTHS = [{"own_rate": 0.01}, {"own_rate": 0.03}, {"own_rate": 0.1}, {"own_rate": 0.1, "lam": 0.1}]
-SPACE = {
-    "lr": [5.0, 10.0, 20.0], "table_lr": [5.0, 10.0, 20.0], "passes": [1, 3], "server_lr": [0.1, 0.3],
-    "start": [0.02, 0.05, 0.1], "weights": ["equal", "examples"], "mu": [0.1, 0.3, 1.0], "lam": [0.0, 0.0, 0.1],
-    "own_rate": [0.01, 0.03, 0.1, 0.3],
-}  # fmt: skip
+STRENGTHS = [{"own_rate": 0.01}, {"own_rate": 0.03}]
 FIXED = {"released": False, "schedule": "fixed", "penalty": "l2", "own_start": 0.0, "server": "adagrad", "batch": 0}
 PUBLISHED = {name: value for name, value in RELEASED.items() if name not in ("rounds", "patience")}
-LABELS = {"released": "as released", "default": "one setting for all data", "tuned": "tuned on the data"}
+LABELS = {"released": "as released", "default": "one setting for all data", "tuned": "own part tuned on the data"}
 Trial = dict[str, object]
 Tried = tuple[Trial, float, int]  # settings, best validation NDCG@10, its round
 
 
-def draw(parts: str, draws: int) -> list[Trial]:
-    """The trials of one part; the draws are the same for both parts."""
-    chance = random.Random(1)
-    base = [BASE | strength for strength in (STRENGTHS if parts == "both" else [{}])]
-    return base + [{n: chance.choice(v) for n, v in SPACE.items()} for _ in range(draws)]
+def trials_of(parts: str) -> list[Trial]:
+    return [BASE | strength for strength in (STRENGTHS if parts == "both" else [{}])]
 
 
 def build(name: str, task, parts: str, trial: Trial):
@@ -96,7 +87,7 @@ def try_out(name: str, parts: str, trial: Trial, rounds: int) -> Tried:
 
 def choose(tried: list[list[Tried]]) -> int:
     """The strength with the highest mean, over data sets, of validation NDCG@10 relative to the best strength."""
-    scores = np.array([[score for _, score, _ in one[: len(STRENGTHS)]] for one in tried])
+    scores = np.array([[score for _, score, _ in one] for one in tried])
     return int((scores / scores.max(1, keepdims=True)).mean(0).argmax())
 
 
@@ -127,16 +118,16 @@ def summary(name: str, tests: dict[tuple[str, str], tuple[Tried, Pair]], trials:
             "trials": trials[parts] if label == "tuned" else 1, "settings": trial, "rounds": last, "valid_ndcg": score,
             "test": {n: round(float(v.mean()), 4) for n, v in pair.items()},
         }  # fmt: skip
-    for label in LABELS:
+    for label in dict.fromkeys(label for label, _ in tests):
         pairs = [tests[label, parts][1] for parts in ("both", "common")]
         results[f"{label} both - common"] = difference(*pairs, open_task(name)[0])
     return results
 
 
-def study_fedrap(names: list[str], draws: int, rounds: int) -> dict[str, dict]:
-    """The study by data set; six trials run side by side."""
-    jobs = [(name, parts, trial) for name in names for parts in ("common", "both") for trial in draw(parts, draws)]
-    with ProcessPoolExecutor(6, get_context("spawn")) as pool:
+def study_fedrap(names: list[str], rounds: int) -> dict[str, dict]:
+    """The default settings with and without the own part, by data set; two trials run side by side."""
+    jobs = [(name, parts, trial) for name in names for parts in ("common", "both") for trial in trials_of(parts)]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         done = list(pool.map(try_out, *zip(*jobs), [rounds] * len(jobs)))
         tried = {
             (name, parts): [one for one, job in zip(done, jobs) if job[:2] == (name, parts)]
@@ -145,7 +136,6 @@ def study_fedrap(names: list[str], draws: int, rounds: int) -> dict[str, dict]:
         chosen = choose([tried[name, "both"] for name in names])
         choices = {}
         for (name, parts), one in tried.items():
-            choices[name, "released", parts] = None
             choices[name, "default", parts] = one[chosen if parts == "both" else 0]
             choices[name, "tuned", parts] = max(one, key=lambda t: t[1])
         different = {str((name, parts, choice)): (name, parts, choice) for (name, _, parts), choice in choices.items()}
@@ -162,3 +152,14 @@ def study_fedrap(names: list[str], draws: int, rounds: int) -> dict[str, dict]:
         }
         figures[name] = {"chosen strength": STRENGTHS[chosen], "validation": validation, "results": results}
     return figures
+
+
+def study_released(names: list[str], rounds: int) -> dict[str, dict]:
+    """The released settings with and without the own part, by data set."""
+    jobs = [(name, parts) for name in names for parts in ("common", "both")]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        tests = dict(zip(jobs, pool.map(test, *zip(*jobs), [None] * len(jobs), [rounds] * len(jobs))))
+    return {
+        name: {"results": summary(name, {("released", p): tests[name, p] for p in ("common", "both")}, {})}
+        for name in names
+    }  # fmt: skip

@@ -410,7 +410,7 @@ def test_fedrap_under_the_published_protocol_reports_the_leak():
         (("--set", "schedule=tan"), ["not a value of schedule", 'Did you mean "tanh"']),
         (("--set", "penalty=l11"), ["not a value of penalty", 'Did you mean "l1"']),
         (("--set", "lam=1e9"), ["round 3", "lam of fedrap"]),
-        (("--set", "weight_decay=1"), ["below 1"]),
+        (("--set", "released=true", "--set", "weight_decay=1"), ["below 1"]),
         (("--set", "released=false", "--set", "step_decay=0.5"), ["step_decay would change nothing"]),
         (("--set", "parts=own", "--set", "mu=1"), ["parts=own has no common table"]),
         (("--task", "ratings"), ["fedrap ranks"]),

@@ -270,8 +270,8 @@ fedrap = define(
     defaults={
         "ranking": {
             "model": "additive", "rounds": 80, "lr": 10.0, "table_lr": 10.0, "passes": 1, "lam": 0.0,
-            "mu": 1.0, "penalty": "l2", "schedule": "fixed", "released": False, "start": 0.05, "own_start": 0.0,
-            "own_rate": 0.03, "weights": "examples",
+            "mu": 1.0, "penalty": "l2", "schedule": "fixed", "released": False, "start": 0.02, "own_start": 0.0,
+            "own_rate": 0.01, "weights": "examples",
         }
     },
     variants={"released=True": RELEASED},
