@@ -240,7 +240,7 @@ def test_nothing_is_recommended_to_a_person_who_likes_everything(films):
         (lambda r: r.recommend(n=True), "at least 1"),
         (lambda r: r.recommend(adventurous=2), "from -1 to 1"),
         (lambda r: r.recommend(adventurous=float("nan")), "from -1 to 1"),
-        (lambda r: r.recommend("Toy Story"), "a list of titles"),
+        (lambda r: r.recommend("Toy Story"), "likes must be a list"),
         (lambda r: r.recommend([r.bundle.titles[0]], dislikes=[r.bundle.titles[0]]), "Choose one"),
         (lambda r: r.recommend(ratings={r.bundle.titles[0]: 1.0}), "liked or not"),
     ],
