@@ -165,8 +165,8 @@ def test_runs_that_do_not_compare_are_refused(seeds):
 
 # Resuming
 
-FOUR = ("--methods", "popularity,fedavg,fedals,fedmf", "--data", "synthetic:200x150x3000", "--threads", "1",
-        "--rounds", "12", "--patience", "0", "--jobs", "1")  # fmt: skip
+FOUR = ("--methods", "popularity,fedavg,fedals,fedmf", "--data", "synthetic:80x60x1200", "--threads", "1",
+        "--rounds", "8", "--patience", "0", "--jobs", "1")  # fmt: skip
 
 
 def test_a_comparison_killed_in_its_second_run_is_finished_by_resume():
