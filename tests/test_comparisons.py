@@ -236,6 +236,7 @@ def test_a_plan_is_stored_before_the_first_run_and_duplicates_are_copied(monkeyp
 def test_a_comparison_is_resumed_with_its_own_data_version_and_plan(seeds):
     _, path = seeds
     shutil.copytree(path, "copy")
+    Path("copy/fedals-seed=3/result.json").unlink()
     content = json.loads(Path("copy/comparison.json").read_text())
     label = next(iter(content["runs"]))
     for change, parts in (
