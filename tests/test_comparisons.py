@@ -176,7 +176,7 @@ def test_a_comparison_killed_in_its_second_run_is_finished_by_resume():
         [sys.executable, "-m", "fedtaste", "compare", *FOUR, "--out", "killed"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ),
     )  # fmt: skip
-    state, until = Path("killed/fedavg/state.safetensors"), time.monotonic() + 120
+    state, until = Path("killed/fedavg/state.safetensors"), time.monotonic() + 300
     while not state.exists() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
