@@ -165,8 +165,8 @@ def test_runs_that_do_not_compare_are_refused(seeds):
 
 # Resuming
 
-FOUR = ("--methods", "popularity,fedavg,fedals,fedmf", "--data", "synthetic:200x150x3000", "--threads", "1",
-        "--rounds", "12", "--patience", "0", "--jobs", "1")  # fmt: skip
+FOUR = ("--methods", "popularity,fedavg,fedals,fedmf", "--data", "synthetic:80x60x1200", "--threads", "1",
+        "--rounds", "8", "--patience", "0", "--jobs", "1")  # fmt: skip
 
 
 def test_a_comparison_killed_in_its_second_run_is_finished_by_resume():
@@ -176,7 +176,7 @@ def test_a_comparison_killed_in_its_second_run_is_finished_by_resume():
         [sys.executable, "-m", "fedtaste", "compare", *FOUR, "--out", "killed"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ),
     )  # fmt: skip
-    state, until = Path("killed/fedavg/state.safetensors"), time.monotonic() + 120
+    state, until = Path("killed/fedavg/state.safetensors"), time.monotonic() + 300
     while not state.exists() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -236,6 +236,7 @@ def test_a_plan_is_stored_before_the_first_run_and_duplicates_are_copied(monkeyp
 def test_a_comparison_is_resumed_with_its_own_data_version_and_plan(seeds):
     _, path = seeds
     shutil.copytree(path, "copy")
+    Path("copy/fedals-seed=3/result.json").unlink()
     content = json.loads(Path("copy/comparison.json").read_text())
     label = next(iter(content["runs"]))
     for change, parts in (

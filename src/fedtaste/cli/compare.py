@@ -127,14 +127,16 @@ def finish(plan: ComparisonPlan, as_json: bool) -> None:
 
 
 def enter_runs(plan: ComparisonPlan) -> None:
-    """Create the folders of the runs that have none, and enter private runs into their ledger: all of a seed at once,
-    so that the total is the same in their results."""
+    """Create the folders of the runs that have none, and enter private runs into their ledger: all of the same data at
+    once, so that the total is the same in their results."""
     ledger = Path(plan.record.ledger) if plan.record.ledger else None
-    for seed, data in plan.data.items():
-        runs = {plan.folder(n): p for n, p in plan.trained.items() if p.settings.seed == seed}
-        for folder, prepared in runs.items():
-            if not (folder.path / "settings.json").exists():
-                create_folder(folder.path, prepared, data, ledger)
+    of_data: dict[str, dict[RunFolder, Prepared]] = {}
+    for label, prepared in plan.trained.items():
+        folder = plan.folder(label)
+        if not (folder.path / "settings.json").exists():
+            create_folder(folder.path, prepared, plan.data[prepared.settings.seed], ledger)
+        of_data.setdefault(plan.record.runs[label].data_hash, {})[folder] = prepared
+    for runs in of_data.values():
         LedgerFolder.default().enter(runs, say)
 
 

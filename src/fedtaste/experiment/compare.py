@@ -148,13 +148,14 @@ def plan_comparison(
 
 def plan_rest(path: Path, record: ComparisonRecord, data: Mapping[int, Data]) -> ComparisonPlan:
     """The plan of what is left of a comparison; its data (by seed) must be those that it began with."""
-    record.require_same_version(path, __version__)
     requested = {label: record.settings(label) for label in record.runs}
     hashes = {seed: fingerprint(part) for seed, part in data.items()}
     for label, settings in requested.items():
         record.require_same_data(path, label, hashes[settings.seed])
     tasks = make_tasks(requested.values(), data)
     left = {n: s for n, s in requested.items() if not RunFolder(path / record.runs[n].folder).finished}
+    if left:
+        record.require_same_version(path, __version__)
     runs = {n: prepare(s, data[s.seed], task=tasks[s.seed]) for n, s in left.items()}
     return ComparisonPlan(path, record, tasks, dict(data), runs)
 

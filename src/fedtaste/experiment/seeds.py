@@ -78,7 +78,7 @@ class Configuration:
             "rounds": round(np.mean([result.rounds for result in results])),
             "traffic": Traffic(**{n: round(v) for n, v in _means([r.traffic.model_dump() for r in results]).items()}),
             "gradients": _mean_gradients(results),
-            "seconds": Seconds(**{"round": None} | _means([_known(r.seconds.model_dump()) for r in results])),
+            "seconds": _mean_seconds(results),
             "peak_rss_mb": max(result.peak_rss_mb for result in results),
             "notes": (note, *dict.fromkeys(text for result in results for text in result.notes)),
         }  # fmt: skip
@@ -172,7 +172,12 @@ def _mean_scores(parts: Sequence[Scores]) -> Scores:
     dumps = [part.model_dump() for part in parts]
     groups = {kind: _means([dump[kind] for dump in dumps]) for kind in ("sampled", "full") if dumps[0][kind]}
     others = _means([{n: v for n, v in dump.items() if isinstance(v, int | float)} for dump in dumps])
-    return Scores(**others | {"people": round(others["people"])} | groups)
+    return Scores.model_validate(others | {"people": round(others["people"])} | groups)
+
+
+def _mean_seconds(results: Sequence[RunResult]) -> Seconds:
+    means = _means([_known(result.seconds.model_dump()) for result in results])
+    return Seconds.model_validate({"round": None} | means)
 
 
 def _mean_gradients(results: Sequence[RunResult]) -> Gradients | None:

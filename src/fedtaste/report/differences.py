@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -140,12 +141,12 @@ def text_tables(study: Study) -> list[Table]:
         ]  # fmt: skip
         rest = len(study.differences) - len(pairs)
         more = f" {rest} more {'is' if rest == 1 else 'are'} in the report." if rest else ""
-        headings = ("methods", "metric", "difference", "95 % interval", "p (Holm)")
-        tables.append(_table("Paired differences", headings, cells, difference_note(study) + more))
+        names = ("methods", "metric", "difference", "95 % interval", "p (Holm)")
+        tables.append(_table("Paired differences", names, cells, difference_note(study) + more))
     return tables
 
 
-def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]], caption: str) -> Table:
+def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, title_style="bold", caption_style="dim")
     table.title, table.caption = Text(title), Text(caption)
     table.title_justify = table.caption_justify = "left"
