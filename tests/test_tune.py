@@ -197,8 +197,9 @@ def test_a_trial_that_is_worse_than_the_median_is_pruned_but_never_the_defaults(
         queue.finish(trial, record, score)
     trial = queue.next_trial(9)
     trial.report(1, 0.5)  # too early to tell
+    trial.report(6, 0.5)  # nothing is left to save
     with pytest.raises(Pruned):
-        trial.report(3, 0.5)
+        trial.report(4, 0.5)
     assert queue.next_trial(6) is None  # six have been begun
 
 

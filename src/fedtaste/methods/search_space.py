@@ -69,7 +69,7 @@ Search = Mapping[str, Space | Around]
 # Of models, examples and server optimisers, for methods that descend; and of the methods with FedALS's exact solves,
 # whose sums take memory that grows with k squared, hence the limit.
 DESCENT: Search = {"k": LogRange(16, 64), "negatives": LogRange(1, 16), "lr": Around(10), "server_lr": Around(10)}
-SOLVES: Search = {"k": LogRange(16, 64), "lam": Around(10), "alpha0": Around(10), "recency": Range(0.5, 1.0)}
+SOLVES: Search = {"k": LogRange(16, 64), "lam": Around(5), "alpha0": Around(5), "recency": Range(0.5, 1.0)}
 
 
 def resolve(space: Space | Around, default: object, most: float = math.inf) -> Space | None:
