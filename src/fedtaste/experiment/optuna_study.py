@@ -28,7 +28,7 @@ from fedtaste.files.lock import lock_file
 from fedtaste.methods.search_space import Choice, LogRange, Range, Space
 
 JOURNAL, STUDY = "journal.jsonl", "tune"
-RANDOM_TRIALS = 8  # the first trials, whose settings are drawn without a model of the earlier ones
+RANDOM_TRIALS = 6  # the first trials, whose settings are drawn without a model of the earlier ones
 UNPRUNED_TRIALS = 5  # trials that must be complete before one is pruned
 LEAST_FOR_IMPORTANCES = 4
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
