@@ -28,7 +28,7 @@ from fedtaste.files.lock import lock_file
 from fedtaste.methods.search_space import Choice, LogRange, Range, Space
 
 JOURNAL, STUDY = "journal.jsonl", "tune"
-RANDOM_TRIALS = 8  # the first trials, whose settings are drawn without a model of the earlier ones
+RANDOM_TRIALS = 6  # the first trials, whose settings are drawn without a model of the earlier ones
 UNPRUNED_TRIALS = 5  # trials that must be complete before one is pruned
 LEAST_FOR_IMPORTANCES = 4
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -59,13 +59,14 @@ class Trial:
     """One trial that is running: its settings, and whether it should go on."""
 
     number: int  # counted without abandoned trials
+    rounds: int  # at most
     values: dict[str, object]  # of the searched settings; empty for the defaults
     _trial: optuna.Trial
 
     def report(self, round_number: int, score: float) -> None:
         """Enter the score of a round (larger is better); raises Pruned where the trial should end."""
         self._trial.report(score, round_number)
-        if self.number and self._trial.should_prune():  # the defaults are never pruned
+        if self.number and round_number < self.rounds and self._trial.should_prune():  # the defaults never are
             raise Pruned
 
 
@@ -75,7 +76,7 @@ class TrialQueue:
     def __init__(
         self, folder: Path, space: Mapping[str, Space], defaults: Mapping[str, object], *, seed: int, rounds: int
     ) -> None:
-        self.space, self.defaults, self.seed = space, defaults, seed
+        self.space, self.defaults, self.seed, self.rounds = space, defaults, seed, rounds
         self._turn = folder / ".trials.lock"
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal, lock = folder / JOURNAL, folder / ".journal.lock"
@@ -85,7 +86,7 @@ class TrialQueue:
             storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalLock(lock)))  # type: ignore[arg-type]
             self._study = optuna.create_study(
                 storage=storage, study_name=STUDY, direction="maximize", load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED_TRIALS, n_warmup_steps=rounds // 3),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED_TRIALS, n_warmup_steps=rounds // 2),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, AssertionError) as error:
             raise RunError(
@@ -117,7 +118,7 @@ class TrialQueue:
             seed = int(np.random.SeedSequence([self.seed, begun]).generate_state(1)[0])
             self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
             trial = self._study.ask()
-            return Trial(begun, self._suggest(trial), trial)
+            return Trial(begun, self.rounds, self._suggest(trial), trial)
 
     def _suggest(self, trial: optuna.Trial) -> dict[str, object]:
         by_default = bool(trial.user_attrs.get("defaults"))

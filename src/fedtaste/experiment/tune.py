@@ -34,7 +34,7 @@ from fedtaste.experiment.tune_result import StudyHeader, TuneCost, TuneResult, T
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
 from fedtaste.methods import known_method
-from fedtaste.methods.search_space import Choice, LogRange, Range, Space, parse_space, resolve
+from fedtaste.methods.search_space import Choice, LogRange, Range, Space, largest_k, parse_space, resolve
 
 NOISE = (
     "Settings cannot be tuned with noise: each trial would release a model, and trials are compared on people's data "
@@ -116,7 +116,7 @@ def _method_spaces(base: Prepared) -> dict[str, Space]:
     spaces = {}
     for name, space in known_method(base.settings.method).search.items():
         if name in values and name not in unread and name not in base.settings.set:
-            most = facts.items if name == "k" and facts.items else math.inf
+            most = largest_k(facts.items) if name == "k" else math.inf
             if (resolved := resolve(space, values[name], most)) is not None:
                 spaces[name] = resolved
     return spaces

@@ -101,7 +101,7 @@ popularity = define(
 @define(
     defaults={"ranking": {"rounds": 3, "lr": 1.0}},
     unread=lambda task, values: dict.fromkeys(SERVER, "local sends nothing, so its server has nothing to do"),
-    search={"k": LogRange(16, 64), "negatives": LogRange(1, 16), "lr": Around(10), "passes": LogRange(1, 20)},
+    search={"k": Around(2), "negatives": LogRange(1, 16), "lr": Around(10), "passes": LogRange(1, 20)},
 )
 def local(model: Model, *, lr: NonNegative = 1.0, passes: Count = 5) -> Method:
     """Everybody learns from their own data alone, by `passes` epochs of SGD at rate `lr` a round; nothing is sent."""

@@ -66,10 +66,19 @@ class Around:
 Space = LogRange | Range | Choice
 Search = Mapping[str, Space | Around]
 
-# Of models, examples and server optimisers, for methods that descend; and of the methods with FedALS's exact solves,
-# whose sums take memory that grows with k squared, hence the limit.
-DESCENT: Search = {"k": LogRange(16, 64), "negatives": LogRange(1, 16), "lr": Around(10), "server_lr": Around(10)}
-SOLVES: Search = {"k": LogRange(16, 64), "lam": Around(10), "alpha0": Around(10), "recency": Range(0.5, 1.0)}
+# Of models, examples and server optimisers, for methods that descend; and of the methods with FedALS's exact solves.
+DESCENT: Search = {"k": Around(2), "negatives": LogRange(1, 16), "lr": Around(10), "server_lr": Around(10)}
+SOLVES: Search = {"k": Around(2), "lam": Around(5), "alpha0": Around(5), "recency": Range(0.5, 1.0)}
+
+
+def largest_k(items: int) -> float:
+    """The largest k that is searched without being asked for: not above the number of items, and with FedALS's uploads
+    of items x k^2 / 2 numbers not above 256 MiB.
+
+    >>> largest_k(50), largest_k(9_111)
+    (50, 121)
+    """
+    return min(items, math.isqrt(2 * 2**28 // (4 * items))) if items else math.inf
 
 
 def resolve(space: Space | Around, default: object, most: float = math.inf) -> Space | None:
