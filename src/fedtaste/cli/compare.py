@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from fedtaste.cli.compare_auto import compare_auto
 from fedtaste.cli.options import CompareOptions
 from fedtaste.cli.output import emit, ledger_folder, say
 from fedtaste.cli.own_methods import allow_method
@@ -22,10 +23,12 @@ from fedtaste.experiment.compare import (
     train_in_turn,
 )
 from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import ComparisonResult
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared
 from fedtaste.methods import METHODS
 from fedtaste.report.comparison import conclude
@@ -37,6 +40,11 @@ WORKER = (sys.executable, "-m", "fedtaste", "resume", "--json", "--worker")
 
 def compare(settings: Settings, options: CompareOptions) -> None:
     """Train several methods on the same data under the same protocol."""
+    require_tracker(options.track, options.track_to, adds_noise(settings) or options.budgets != [None])
+    if options.methods == ("auto",):
+        return compare_auto(settings, options)
+    if options.minutes is not None:
+        raise SettingError("--minutes is the budget of --methods auto. Leave it out.")
     variants, axes = requested_variants(options), parse_axes(",".join(options.axes) or None)
     for variant in variants:
         allow_method(variant.method)
@@ -48,6 +56,8 @@ def compare(settings: Settings, options: CompareOptions) -> None:
     plan = plan_comparison(requested, data, path, all_methods=options.methods == ("all",), log=say)
     check_ledger(options.ledger, list(plan.trained.values()), data)
     folders = {create_folder(plan.folder(n).path, p, data, options.ledger): p for n, p in plan.trained.items()}
+    for folder in folders:
+        remember_tracking(folder, options.track, options.track_to)
     LedgerFolder(ledger_folder()).enter(folders, say)  # all at once: the total is the same in every result
     with Bars() as bars:
         failed = plan.refused | train_all(plan, data, options.jobs, bars)

@@ -20,6 +20,7 @@ from fedtaste.experiment.settings import (
     Seed,
     Settings,
 )
+from fedtaste.experiment.tracking import TrackerName
 
 FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
 
@@ -45,14 +46,23 @@ class TrainingOptions(OutOptions):
     """The privacy ledger of private runs (default: that of the data, in the cache)."""
 
 
-class RunOptions(TrainingOptions):
+class TrackedOptions(TrainingOptions):
+    """A command whose runs may be tracked by TensorBoard or MLflow."""
+
+    track: TrackerName | None = None
+    """Write settings, metrics by round and the report for tensorboard or mlflow, into the run folder."""
+    track_to: Annotated[str | None, Cli(metavar="URI")] = None
+    """With --track mlflow: a tracking address in place of the run folder, as in http://localhost:5000."""
+
+
+class RunOptions(TrackedOptions):
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
 
     from_model: Annotated[Path | None, Cli(("--from",), metavar="PATH")] = None
     """Continue the model of a run or a fit with --data, and evaluate the update on items that it had not seen."""
 
 
-class FitOptions(TrainingOptions):
+class FitOptions(TrackedOptions):
     """Train a model for production on everything and everybody, or continue one with new data.
 
     Nothing is held out, so nothing is measured: `fedtaste run` with the same options measures. The number of rounds is
@@ -65,11 +75,13 @@ class FitOptions(TrainingOptions):
     """Continue this fitted model with --data: new interactions, people and items."""
 
 
-class CompareOptions(TrainingOptions):
+class CompareOptions(TrackedOptions):
     """Train several methods, or one over a sweep of a setting, on the same data: one table and one report."""
 
     methods: Annotated[tuple[str, ...], Cli(commas=True)] = ()
-    """Names of methods with commas between them, or all."""
+    """Names of methods with commas between them, or all; or auto, which tries the few that suit the data."""
+    minutes: Positive | None = None
+    """With --methods auto: the time that trying methods may take (default: 5)."""
     method: str | None = None
     """The one method of a sweep."""
     sweep: str | None = None
