@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.command import WORLD, fedtaste
 
 from fedtaste.cli import compare_auto
 from fedtaste.errors import SettingError
@@ -14,6 +13,7 @@ from fedtaste.experiment.method_choice import candidates, choose, require_budget
 from fedtaste.experiment.result import MethodTrial
 from fedtaste.methods import METHODS
 from fedtaste.tasks.base import Facts
+from support.command import WORLD, fedtaste
 
 TASKS = {
     "ranking": (Facts("ranking", items=50, timed=True), ["popularity", "fedals", "fedtrail", "fedrecon", "fedmf"]),

@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from support.command import QUICK, WORLD, fedtaste
 
 from fedtaste.experiment import tracking
+from support.command import QUICK, WORLD, fedtaste
 
 PRIVATE = ("--wire", "clip=1", "--epsilon", "8", "--delta", "1e-3", "--noise-seed", "1")
 

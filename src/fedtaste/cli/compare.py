@@ -42,7 +42,8 @@ def compare(settings: Settings, options: CompareOptions) -> None:
     """Train several methods on the same data under the same protocol."""
     require_tracker(options.track, options.track_to, adds_noise(settings) or options.budgets != [None])
     if options.methods == ("auto",):
-        return compare_auto(settings, options)
+        compare_auto(settings, options)
+        return
     if options.minutes is not None:
         raise SettingError("--minutes is the budget of --methods auto. Leave it out.")
     variants, axes = requested_variants(options), parse_axes(",".join(options.axes) or None)

@@ -82,11 +82,10 @@ def show_choice(choice: MethodChoice, report: Path) -> None:
     table = Table("method", f"{choice.metric}\nvalidation", "bytes a\nperson", "stays with\na person", "new person",
                   "secure\nsums", "page")  # fmt: skip
     for trial in choice.trials:
-        table.add_row(
-            trial.method, f"{trial.valid:.3f}", human_bytes(trial.bytes_per_person),
-            ", ".join(trial.private) or "nothing", "trains first" if trial.trains_new_people else "at once", "yes" if trial.secure else "no",
-            "yes" if trial.page else "no", style="bold" if trial.method == choice.take else None,
-        )  # fmt: skip
+        stays, served = ", ".join(trial.private) or "nothing", "trains first" if trial.trains_new_people else "at once"
+        flags = ["yes" if flag else "no" for flag in (trial.secure, trial.page)]
+        sent, style = human_bytes(trial.bytes_per_person), "bold" if trial.method == choice.take else None
+        table.add_row(trial.method, f"{trial.valid:.3f}", sent, stays, served, *flags, style=style)
     out.print(table)
     for trial in choice.trials:
         out.print(f"Tried {trial.method}: {trial.why}.", style="dim", markup=False)

@@ -75,13 +75,13 @@ class _Compiled(torch.autograd.Function):
             for name, value in zip(descent.names, stacked)
         }
         rates = torch.stack(stacked[size : size + 3], 1).numpy()
-        examples = [array.contiguous().numpy() for array in stacked[size + 3 : size + 6]]
+        inputs, targets, mask = (array.contiguous().numpy() for array in stacked[size + 3 : size + 6])
         centre = stacked[size + 6].contiguous() if len(stacked) > size + 6 else torch.zeros(0, 0, 0)
         bias = params.get("bias", torch.zeros(people))
-        moves = tuple(name in descent.moves for name in ("item", "user", "bias"))
+        moves = "item" in descent.moves, "user" in descent.moves, "bias" in descent.moves
         kernels.descend(
-            params["item"].numpy(), params["user"].numpy(), bias.numpy(), centre.numpy(), rates, *examples,
-            descent.passes, moves, descent.in_turn, descent.squared,
+            params["item"].numpy(), params["user"].numpy(), bias.numpy(), centre.numpy(), rates, inputs, targets,
+            mask, descent.passes, moves, descent.in_turn, descent.squared,
         )  # fmt: skip
         after = tuple(params[name] for name in descent.moves)
         return after, (0,) * len(after)
