@@ -100,8 +100,8 @@ def show_choice(choice: MethodChoice, report: Path) -> None:
 
 def _refuse_other_options(settings: Settings, options: CompareOptions) -> None:
     """Raise SettingError for options that say what to compare, which auto decides itself."""
-    given = {"--method": options.method, "--sweep": options.sweep, "--jobs": options.jobs, "--set": settings.set}
-    given |= {"--axes": options.axes, "--ledger": options.ledger, "--epsilon": options.epsilon}
+    given: dict[str, object] = {"--method": options.method, "--sweep": options.sweep, "--jobs": options.jobs}
+    given |= {"--set": settings.set, "--axes": options.axes, "--ledger": options.ledger, "--epsilon": options.epsilon}
     given |= {"--rounds": settings.rounds}
     for name, value in given.items():
         if value:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedtaste.core import Examples, Model, Params, Upload
-from fedtaste.methods.compiled_descent import COMPILED, Descent, compiles, run_compiled
+from fedtaste.methods.compiled_descent import COMPILED, Descent, compiles, run_compiled, run_compiled_gradient
 from fedtaste.params import dot, select, square_distance
 
 
@@ -42,7 +42,8 @@ class Meter:
 def batch_gradient(
     model: Model, params: Params, batch: Examples, only: Iterable[str], penalty: Proximal | None = None
 ) -> tuple[Params, Params]:
-    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch)."""
+    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch). On a
+    factorisation without penalty people under vmap run a compiled kernel."""
     moving, fixed = _partition(model, params, only)
 
     def objective(moving: Params) -> tuple[Tensor, Params]:
@@ -51,8 +52,16 @@ def batch_gradient(
         return value + penalty(params) if penalty else value, buffers
 
     Meter.gradients += 1
-    gradient: tuple[Params, Params] = grad(objective, has_aux=True)(moving)
-    return gradient
+    if penalty is not None or not compiles(model, params, None, tuple(moving)):
+        gradient: tuple[Params, Params] = grad(objective, has_aux=True)(moving)
+        return gradient
+
+    def reference(params: Params, batch: Examples) -> Params:
+        by_name: Params = grad(lambda moving: model.loss(params | moving, batch))(select(params, moving))
+        return by_name
+
+    compiled = Descent(COMPILED[model.kind], tuple(moving), 1, False, model.loss_name == "squared", reference)
+    return run_compiled_gradient(compiled, params, batch), {}
 
 
 def _partition(model: Model, params: Params, only: Iterable[str]) -> tuple[Params, Params]:
