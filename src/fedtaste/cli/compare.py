@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+from fedtaste.cli.compare_auto import compare_auto
 from fedtaste.cli.options import CompareOptions, ResumeOptions, RunOptions
 from fedtaste.cli.output import emit, say
 from fedtaste.cli.own_methods import allow_method, allow_methods_of
@@ -36,6 +37,7 @@ from fedtaste.experiment.privacy_ledger import LedgerFolder
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.runs_alike import alike_runs
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared
 from fedtaste.files.lock import lock_folder
 from fedtaste.methods import METHODS
@@ -51,9 +53,14 @@ def compare(settings: Settings, options: CompareOptions) -> None:
     axes = parse_axes(",".join(options.axes) or None)
     if options.runs:
         compare_finished(settings, options, axes)
-        return
-    plan = plan_new(settings, requested_variants(options), options, options.budgets, axes)
-    finish(plan, options.as_json)
+    elif options.methods == ("auto",):
+        require_tracker(options.track, options.track_to, adds_noise(settings))
+        compare_auto(settings, options)
+    elif options.minutes is not None:
+        raise SettingError("--minutes is the budget of --methods auto. Leave it out.")
+    else:
+        plan = plan_new(settings, requested_variants(options), options, options.budgets, axes)
+        finish(plan, options.as_json)
 
 
 def run_seeds(settings: Settings, options: RunOptions) -> None:
@@ -77,6 +84,8 @@ def plan_new(
     budgets: Sequence[float | None], axes: tuple[str, ...] = (),
 ) -> ComparisonPlan:  # fmt: skip
     """Plan a comparison and write its plan; nothing is written where a mistake is found."""
+    noisy = adds_noise(settings) or any(budget is not None for budget in budgets)
+    require_tracker(options.track, options.track_to, noisy)
     for variant in variants:
         allow_method(variant.method)
     all_methods = isinstance(options, CompareOptions) and options.methods == ("all",)
@@ -91,7 +100,9 @@ def plan_new(
         check_ledger(options.ledger, [p for p in plan.trained.values() if p.settings.seed == seed], part)
     jobs = options.jobs if isinstance(options, CompareOptions) else None
     ledger = str(options.ledger.resolve()) if options.ledger else None
-    record = plan.record.model_copy(update={"axes": axes, "ledger": ledger, "jobs": jobs})
+    record = plan.record.model_copy(
+        update={"axes": axes, "ledger": ledger, "jobs": jobs, "track": options.track, "track_to": options.track_to}
+    )
     private = any(adds_noise(prepared.settings) for prepared in plan.runs.values())
     try:
         path.mkdir(mode=0o700 if private else 0o777, parents=True)
@@ -135,6 +146,7 @@ def enter_runs(plan: ComparisonPlan) -> None:
         folder = plan.folder(label)
         if not (folder.path / "settings.json").exists():
             create_folder(folder.path, prepared, plan.data[prepared.settings.seed], ledger)
+            remember_tracking(folder, plan.record.track, plan.record.track_to)
         of_data.setdefault(plan.record.runs[label].data_hash, {})[folder] = prepared
     for runs in of_data.values():
         LedgerFolder.default().enter(runs, say)

@@ -20,6 +20,7 @@ from fedtaste.experiment.settings import (
     Seed,
     Settings,
 )
+from fedtaste.experiment.tracking import TrackerName
 
 FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
 
@@ -45,7 +46,16 @@ class TrainingOptions(OutOptions):
     """The privacy ledger of private runs (default: that of the data, in the cache)."""
 
 
-class SeedsOptions(TrainingOptions):
+class TrackedOptions(TrainingOptions):
+    """A command whose runs may be tracked by TensorBoard or MLflow."""
+
+    track: TrackerName | None = None
+    """Write settings, metrics by round and the report for tensorboard or mlflow, into the run folder."""
+    track_to: Annotated[str | None, Cli(metavar="URI")] = None
+    """With --track mlflow: a tracking address in place of the run folder, as in http://localhost:5000."""
+
+
+class SeedsOptions(TrackedOptions):
     """A command that can train with several seeds."""
 
     seeds: Annotated[int, Ge(1), Le(1000)] = 1
@@ -62,7 +72,7 @@ class RunOptions(SeedsOptions):
     ones. The study is in a folder beside that of the run."""
 
 
-class FitOptions(TrainingOptions):
+class FitOptions(TrackedOptions):
     """Train a model for production on everything and everybody, or continue one with new data.
 
     Nothing is held out, so nothing is measured: `fedtaste run` with the same options measures. The number of rounds is
@@ -79,7 +89,9 @@ class CompareOptions(SeedsOptions):
     """Train several methods, or one over a sweep of a setting, on the same data: one table and one report."""
 
     methods: Annotated[tuple[str, ...], Cli(commas=True)] = ()
-    """Names of methods with commas between them, or all."""
+    """Names of methods with commas between them, or all; or auto, which tries the few that suit the data."""
+    minutes: Positive | None = None
+    """With --methods auto: the time that trying methods may take (default: 5)."""
     method: str | None = None
     """The one method of a sweep."""
     sweep: tuple[str, ...] = ()

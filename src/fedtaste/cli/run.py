@@ -20,6 +20,7 @@ from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import TrackedRun, remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared, execute, prepare
 from fedtaste.report.html import shape, write_report
 from fedtaste.text import count
@@ -38,6 +39,7 @@ def run(settings: Settings, options: RunOptions) -> None:
         load_function("tune:run_tuned")(settings, options)
         return
     allow_method(settings.method)
+    require_tracker(options.track, options.track_to, adds_noise(settings))
     if adds_noise(settings):
         say("Loading the data and working out the noise.")
     if options.from_model is not None:
@@ -54,6 +56,7 @@ def run(settings: Settings, options: RunOptions) -> None:
     folder = create_folder(path, prepared, data, options.ledger)
     if options.from_model is not None:
         folder.continue_model(options.from_model)
+    remember_tracking(folder, options.track, options.track_to)
     with Bars() as bars:
         result = train_folder(folder, prepared, data, bars)
     show_result(result, path / "report.html", options.as_json)
@@ -83,9 +86,11 @@ def train_folder(
     comparison that it belongs to."""
     try:
         enter_ledger(folder, prepared)
-        result = execute(prepared, folder, bars)
+        tracked = TrackedRun(folder, bars, {"method": prepared.settings.method} | prepared.plan.settings)
+        result = execute(prepared, folder, tracked)
         if report:
             write_report([result], folder.path, data=shape(data), runs=[folder.path])
+        tracked.finish(result)
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise

@@ -12,6 +12,7 @@ from fedtaste.errors import RunError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import FolderName
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import TrackerName
 from fedtaste.files.atomic import write_atomically
 from fedtaste.result_part import Count, ResultPart
 
@@ -42,6 +43,8 @@ class ComparisonRecord(ResultPart):
     axes: tuple[str, ...]
     ledger: str | None
     jobs: Count | None
+    track: TrackerName | None = None
+    track_to: str | None = None
 
     def settings(self, label: str) -> Settings:
         """The settings of a run."""

@@ -423,6 +423,40 @@ class Difference(ResultPart):
     by_seed: tuple[float, ...]
 
 
+class MethodTrial(ResultPart):
+    """A method that `--methods auto` tried."""
+
+    method: str
+    why: str
+    """Why it was tried."""
+    valid: float
+    """The metric of the choice on validation, in the best round."""
+    bytes_per_person: Count
+    """Up and down, in the whole training of the final model."""
+    private: tuple[str, ...]
+    """Parameters that stay with a person."""
+    trains_new_people: bool
+    """Whether the device of a new person trains before they are served; otherwise they are served at once."""
+    secure: bool
+    """Whether it works with secure sums (--wire secure)."""
+    page: bool
+    """Whether `fedtaste export` can write a page that recommends in the browser."""
+    run: str
+    """The run folder."""
+
+
+class MethodChoice(ResultPart):
+    """Which method `--methods auto` advises, by validation and bytes, and why."""
+
+    take: str
+    sentence: str
+    metric: str
+    minutes: float
+    trials: tuple[MethodTrial, ...]
+    left_out: dict[str, str]
+    """Why other methods were not tried."""
+
+
 class ComparisonResult(ResultPart):
     """The result of `fedtaste compare`."""
 
@@ -435,3 +469,5 @@ class ComparisonResult(ResultPart):
     """Where there are several seeds; `results` then has the runs of all of them."""
     differences: tuple[Difference, ...] = ()
     """Between all pairs of methods whose people's scores are stored."""
+    choice: MethodChoice | None = None
+    """The advice of --methods auto."""

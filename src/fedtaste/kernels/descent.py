@@ -64,6 +64,24 @@ def descend(
                 bias[person] -= lr * db
 
 
+@njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
+def add_gradients(
+    item: Floats, user: Floats, bias: Floats, inputs: NDArray[np.int64], targets: Floats, mask: Floats, squared: bool,
+    d_item: Floats, d_user: Floats, d_bias: Floats,
+) -> None:  # fmt: skip
+    """Write the gradients of one batch [people, batch] by item, user and bias into arrays of zeros."""
+    people, width = inputs.shape
+    for person in prange(people):
+        rows, real, error = inputs[person], mask[person], np.empty(width, np.float32)
+        d_bias[person] = _errors(
+            item[person], user[person], bias[person], rows, targets[person], real, squared, error, d_user[person]
+        )
+        for i in range(width):
+            if real[i] != 0:
+                for c in range(user.shape[1]):
+                    d_item[person, rows[i], c] += error[i] * user[person, c]
+
+
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def _errors(
     table: Floats, vector: Floats, bias: np.float32, rows: NDArray[np.int64], targets: Floats, real: Floats,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +47,48 @@ def run_compiled(
     return params | dict(zip(descent.moves, after))
 
 
+def run_compiled_gradient(gradient: Descent, params: Params, batch: Examples) -> Params:
+    """The gradient of one batch's loss by the parameters that `gradient.moves` names."""
+    tensors = [*(params[name] for name in gradient.names), *batch]
+    values = _CompiledGradient.apply(gradient, *tensors)  # type: ignore[no-untyped-call]
+    return dict(zip(gradient.moves, values))
+
+
+def _stack(people: int, tensors: Sequence[Tensor], in_dims: Sequence[int | None]) -> list[Tensor]:
+    """The tensors with people as their first axis; those that are the same for all are repeated."""
+    return [
+        (value.expand(people, *value.shape) if dim is None else value.movedim(dim, 0)).detach()
+        for value, dim in zip(tensors, in_dims)
+    ]
+
+
+class _CompiledGradient(torch.autograd.Function):
+    """As `_Compiled`, for the gradient of one batch."""
+
+    @staticmethod
+    def forward(gradient: Descent, *tensors: Tensor) -> tuple[Tensor, ...]:
+        size = len(gradient.names)
+        values = gradient.reference(dict(zip(gradient.names, tensors)), Examples(*tensors[size:]))
+        return tuple(values[name] for name in gradient.moves)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], gradient: Descent, *tensors: Tensor) -> tuple[Any, Any]:
+        size = len(gradient.names)
+        stacked = [value.contiguous() for value in _stack(info.batch_size, tensors, in_dims[1:])]
+        params = {"bias": torch.zeros(info.batch_size)} | dict(zip(gradient.names, stacked))
+        out = {name: torch.zeros_like(value) for name, value in params.items()}
+        inputs, targets, mask = (array.numpy() for array in stacked[size:])
+        kernels.add_gradients(
+            params["item"].numpy(), params["user"].numpy(), params["bias"].numpy(), inputs, targets, mask,
+            gradient.squared, out["item"].numpy(), out["user"].numpy(), out["bias"].numpy(),
+        )  # fmt: skip
+        return tuple(out[name] for name in gradient.moves), (0,) * len(gradient.moves)
+
+
 class _Compiled(torch.autograd.Function):
     """Its `forward` runs for one person, its `vmap` for all of them. There is no backward pass: nobody differentiates
     through a descent."""
@@ -65,23 +107,19 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], descent: Descent, *tensors: Tensor) -> tuple[Any, Any]:
         people, size = info.batch_size, len(descent.names)
-
-        def stack(tensor: Tensor, dim: int | None) -> Tensor:
-            return tensor.expand(people, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-        stacked = [stack(tensor, dim).detach() for tensor, dim in zip(tensors, in_dims[1:])]
+        stacked = _stack(people, tensors, in_dims[1:])
         params = {
             name: value.clone(memory_format=torch.contiguous_format) if name in descent.moves else value.contiguous()
             for name, value in zip(descent.names, stacked)
         }
         rates = torch.stack(stacked[size : size + 3], 1).numpy()
-        examples = [array.contiguous().numpy() for array in stacked[size + 3 : size + 6]]
+        inputs, targets, mask = (array.contiguous().numpy() for array in stacked[size + 3 : size + 6])
         centre = stacked[size + 6].contiguous() if len(stacked) > size + 6 else torch.zeros(0, 0, 0)
         bias = params.get("bias", torch.zeros(people))
-        moves = tuple(name in descent.moves for name in ("item", "user", "bias"))
+        moves = "item" in descent.moves, "user" in descent.moves, "bias" in descent.moves
         kernels.descend(
-            params["item"].numpy(), params["user"].numpy(), bias.numpy(), centre.numpy(), rates, *examples,
-            descent.passes, moves, descent.in_turn, descent.squared,
+            params["item"].numpy(), params["user"].numpy(), bias.numpy(), centre.numpy(), rates, inputs, targets,
+            mask, descent.passes, moves, descent.in_turn, descent.squared,
         )  # fmt: skip
         after = tuple(params[name] for name in descent.moves)
         return after, (0,) * len(after)

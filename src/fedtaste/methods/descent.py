@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtaste.core import Examples, Model, Params, Upload
-from fedtaste.methods.compiled_descent import COMPILED, Descent, compiles, run_compiled
+from fedtaste.methods.compiled_descent import COMPILED, Descent, compiles, run_compiled, run_compiled_gradient
 from fedtaste.methods.gradients import gradient_and_extra, gradient_and_value
 from fedtaste.params import dot, select, square_distance
 
@@ -42,7 +42,8 @@ class Meter:
 def batch_gradient(
     model: Model, params: Params, batch: Examples, only: Iterable[str], penalty: Proximal | None = None
 ) -> tuple[Params, Params]:
-    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch)."""
+    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch). On a
+    factorisation without penalty people under vmap run a compiled kernel."""
     moving, fixed = _partition(model, params, only)
 
     def objective(moving: Params) -> tuple[Tensor, Params]:
@@ -51,8 +52,15 @@ def batch_gradient(
         return value + penalty(params) if penalty else value, buffers
 
     Meter.gradients += 1
-    gradient, _, buffers = gradient_and_extra(objective, moving)
-    return gradient, buffers
+    if penalty is not None or not compiles(model, params, None, tuple(moving)):
+        gradient, _, buffers = gradient_and_extra(objective, moving)
+        return gradient, buffers
+
+    def reference(params: Params, batch: Examples) -> Params:
+        return gradient_and_value(lambda moving: model.loss(params | moving, batch), select(params, moving))[0]
+
+    compiled = Descent(COMPILED[model.kind], tuple(moving), 1, False, model.loss_name == "squared", reference)
+    return run_compiled_gradient(compiled, params, batch), {}
 
 
 def _partition(model: Model, params: Params, only: Iterable[str]) -> tuple[Params, Params]:
