@@ -202,11 +202,12 @@ def ranking_defaults(facts: PublicFacts) -> Values:
     return {"k": 64 if facts.items < MANY_ITEMS else 32, "alpha0": 0.05, "lam": 0.02}
 
 
+DEFAULTS: dict[str, Values] = {
+    "ranking": {"rounds": 8, "alpha0": 0.2, "lam": 0.02, "patience": 0},
+    "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
+}
 fedals = define(
-    defaults={
-        "ranking": {"rounds": 8, "patience": 0, "alpha0": 0.2, "lam": 0.02},
-        "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
-    },
+    defaults=DEFAULTS,
     scaled={"ranking": ranking_defaults},
     unread=unread_by_solver,
 )(FedALS)
