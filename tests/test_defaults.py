@@ -46,6 +46,12 @@ def test_fedals_by_the_number_of_items(items, expected):
     assert chosen("centralised", items, "k", "alpha0", "lam") == expected  # the same model from pooled data
 
 
+def test_fedtrail_by_the_number_of_items():
+    assert chosen("fedtrail", 5_999, "k", "alpha0", "lam") == (32, 0.3, 0.01)
+    assert chosen("fedtrail", 6_000, "k", "alpha0", "lam") == (64, 0.05, 0.02)
+    assert plan(Settings(method="fedtrail", data="mine.csv", set={"parts": "trail"}), ranking(6_000)).scaled == {}
+
+
 def test_a_few_items_still_bound_k():
     assert chosen("fedals", 20, "k", "lam") == (20, 0.02)
 
