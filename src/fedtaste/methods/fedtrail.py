@@ -257,7 +257,7 @@ def _notes(context: RunContext) -> tuple[str, ...]:
 
 
 def ranking_defaults(facts: PublicFacts) -> Values:
-    """k, alpha0 and lam of the factors, for FedALS's reasons, chosen on validation (docs/defaults.md). k costs no upload
+    """k, alpha0 and lam of the factors, for FedALS's reasons, chosen on validation (docs/defaults.md). k adds no upload
     here: people send counts."""
     if facts.items < 6_000:
         return {"k": 32, "alpha0": 0.3, "lam": 0.01}
