@@ -16,7 +16,7 @@ from fedtaste.methods import METHODS
 from fedtaste.methods.registry import PublicFacts
 from fedtaste.tasks.base import Facts
 
-SIZES = (20, 100, 800, 1_682, 2_499, 2_500, 3_706, 9_990, 17_612, 30_000, 30_999, 31_000, 10**6)
+SIZES = (20, 100, 800, 1_682, 2_499, 2_500, 3_706, 5_999, 6_000, 9_990, 17_612, 30_000, 30_999, 31_000, 10**6)
 
 
 def ranking(items: int, people: int = 1_000, timed: bool = True) -> Facts:
@@ -35,13 +35,21 @@ def chosen(method: str, items: int, *names: str, **settings) -> tuple[object, ..
         (2_499, (32, 0.2, 0.02)),
         (2_500, (64, 0.1, 0.01)),
         (3_706, (64, 0.1, 0.01)),
-        (9_990, (64, 0.1, 0.01)),
-        (17_612, (64, 0.1, 0.01)),
-        (40_000, (32, 0.1, 0.01)),
+        (5_999, (64, 0.1, 0.01)),
+        (6_000, (64, 0.05, 0.02)),
+        (17_612, (64, 0.05, 0.02)),
+        (31_000, (32, 0.05, 0.02)),
     ],
 )
 def test_fedals_by_the_number_of_items(items, expected):
     assert chosen("fedals", items, "k", "alpha0", "lam") == expected
+    assert chosen("centralised", items, "k", "alpha0", "lam") == expected  # the same model from pooled data
+
+
+def test_fedtrail_by_the_number_of_items():
+    assert chosen("fedtrail", 5_999, "k", "alpha0", "lam") == (32, 0.3, 0.01)
+    assert chosen("fedtrail", 6_000, "k", "alpha0", "lam") == (64, 0.05, 0.02)
+    assert plan(Settings(method="fedtrail", data="mine.csv", set={"parts": "trail"}), ranking(6_000)).scaled == {}
 
 
 def test_a_few_items_still_bound_k():
@@ -49,13 +57,13 @@ def test_a_few_items_still_bound_k():
 
 
 @pytest.mark.parametrize("name", sorted(n for n, spec in METHODS.items() if spec.scaled))
-def test_rules_are_bounded_monotone_and_read_public_sizes_only(name):
+def test_rules_are_bounded_and_alpha0_only_falls(name):
     rule = METHODS[name].scaled["ranking"]
     values = [rule(PublicFacts(1_000, items, True)) for items in SIZES]
     assert all(set(v) == set(values[0]) for v in values)
-    for setting, low, high in (("lam", 0.003, 0.03), ("alpha0", 0.03, 0.3)):
-        falling = [v.get(setting, high) for v in values]
-        assert falling == sorted(falling, reverse=True) and low <= falling[-1] <= falling[0] <= high
+    alpha0 = [v.get("alpha0", 0.3) for v in values]
+    assert alpha0 == sorted(alpha0, reverse=True) and 0.03 <= alpha0[-1] <= alpha0[0] <= 0.3
+    assert all(0.01 <= v.get("lam", 0.01) <= 0.02 for v in values)
     for items, value in zip(SIZES, values):
         k = value.get("k", 32)
         assert 32 <= k <= 64
@@ -85,7 +93,7 @@ def test_set_beats_a_preset_beats_a_rule_beats_the_defaults(monkeypatch):
 def test_a_note_names_only_what_the_size_changed():
     notes = plan(Settings(data="mine.csv", set={"lam": "0.05"}), ranking(9_990)).notes
     assert [note for note in notes if "Defaults" in note] == [
-        "Defaults for 9,990 items and 1,000 people: alpha0=0.1, k=64 (docs/defaults.md)."
+        "Defaults for 9,990 items and 1,000 people: alpha0=0.05, k=64 (docs/defaults.md)."
     ]
     assert not plan(Settings(), ranking(1_682)).notes  # the values of ML-100K are the defaults
 

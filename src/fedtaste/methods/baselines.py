@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload, step_by_mean
 from fedtaste.errors import SettingError
 from fedtaste.methods.descent import change, descend, flat_examples, item_counts, unsent
-from fedtaste.methods.fedals import FedALS, unread_by_solver
+from fedtaste.methods.fedals import DEFAULTS, FedALS, ranking_defaults, unread_by_solver
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import SOLVES, Around, LogRange
 from fedtaste.methods.server_optimizers import SERVER
@@ -122,10 +122,8 @@ def _unread_by_centralised(task: str, values: Values) -> dict[str, str]:
 
 
 @define(
-    defaults={
-        "ranking": {"rounds": 8, "patience": 0},
-        "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
-    },
+    defaults=DEFAULTS,
+    scaled={"ranking": ranking_defaults},
     unread=_unread_by_centralised,
     search={**SOLVES, "lr": Around(10)},
 )
