@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from dp_accounting.pld import PLDAccountant
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from dp_accounting.pld.pld_pmf import PLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 INTERVAL = 1e-4  # between two values of the privacy loss; dp-accounting's default
 KEPT = 32  # distributions, of at most a few MB each
