@@ -7,7 +7,7 @@ import io
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import CompletedProcess
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import polars as pl
@@ -390,7 +390,7 @@ def test_a_million_rows_are_read_in_a_few_seconds(tmp_path):
     people, items = rng.integers(50_000, size=n), rng.integers(9_000, size=n)
     table = pl.DataFrame({"user": people, "item": items, "timestamp": np.arange(n)})
     table.write_csv(tmp_path / "big.csv")
-    start = perf_counter()
+    start = process_time()
     data = read_interactions(tmp_path / "big.csv")
-    assert perf_counter() - start < 8
+    assert process_time() - start < 8
     assert len(data) == table.select("user", "item").n_unique()

@@ -37,8 +37,8 @@ def gradient_and_extra(
             name: torch.zeros_like(value) if slope is None else slope
             for (name, value), slope in zip(inputs.items(), values)
         }
-        result: tuple[Params, Tensor, Params] = _undo_create_differentiable((gradient, output, extra), level)
-    return result
+        result = (gradient, output, extra)
+        return _undo_create_differentiable(result, level)  # type: ignore[type-var]
 
 
 def gradient_and_value(function: Callable[[Params], Tensor], params: Params) -> tuple[Params, Tensor]:

@@ -31,6 +31,8 @@ def loss_accountant() -> type[PLDAccountant]:
     from dp_accounting.pld import PLDAccountant
 
     class LossAccountant(PLDAccountant):  # type: ignore[misc]
+        _pld: PrivacyLossDistribution
+
         def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
             sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
             release = event.event if sampled else event
