@@ -200,7 +200,7 @@ def test_a_quarter_of_the_noise_is_refuted(method, wire, epsilon, values, quiet_
 
 def test_local_noise_and_noise_of_secure_groups_are_audited(quiet_noise):
     for wire in ("clip=1.0,local", "clip=1.0,secure=10", "clip=1.0,secure"):
-        member = audit_result("popularity", wire, 3.0, data=NARROW).membership
+        member = audit_result("popularity", wire, 3.0).membership
         assert member.noise_ratio[0] == pytest.approx(0.25, rel=0.05), wire
         assert member.epsilon_lower > 1.0, wire
 
