@@ -29,6 +29,7 @@ from fedtaste.experiment.tune import (
     begin_study,
     best_settings,
     choose,
+    conclude,
     gain_over_defaults,
     prepare_tuning,
     scores_of,
@@ -212,6 +213,49 @@ def test_a_trial_that_is_worse_than_the_median_is_pruned_but_never_the_defaults(
     with pytest.raises(Pruned):
         trial.report(4, 0.5)
     assert queue.next_trial(6) is None  # six have been begun
+
+
+RECORD = TuneTrial(
+    number=0, settings={}, state="complete", valid=0.5, best_round=1, rounds=1, up_bytes=0, down_bytes=0, seconds=0
+)
+
+
+def test_a_trial_that_is_run_again_keeps_its_number_and_the_defaults_are_number_0(tmp_path):
+    """Two processes were killed while the defaults and trial 2 were running."""
+
+    def opened():
+        return TrialQueue(tmp_path, {"lam": Range(0.0, 1.0)}, {"lam": 0.5}, seed=0, rounds=6)
+
+    queue = opened()
+    queue.recover()
+    begun = [queue.next_trial(9) for _ in range(4)]
+    assert [trial.number for trial in begun] == [0, 1, 2, 3]
+    for trial in (begun[1], begun[3]):
+        queue.finish(trial, RECORD.model_copy(update={"number": trial.number, "settings": trial.values}), 0.5)
+    assert [trial.number for trial in queue.finished()] == [1, 3]
+    queue = opened()
+    queue.recover()
+    again = [queue.next_trial(9) for _ in range(3)]
+    assert [trial.number for trial in again] == [0, 2, 4]
+    assert again[0].values == {} and again[1].values == begun[2].values
+    for trial in again:
+        queue.finish(trial, RECORD.model_copy(update={"settings": trial.values}), 0.5)
+    assert [trial.number for trial in queue.finished()] == [0, 1, 2, 3, 4]
+
+
+def test_a_study_whose_defaults_have_not_ended_says_nothing_of_them(small_plan):
+    header = StudyHeader(space=small_plan.words(), own_space={}, trials=3, minutes=1.0, final=None)
+    folder = begin_study(Path("study"), small_plan, header, __version__)
+    queue = small_plan.queue(folder)
+    queue.recover()
+    _, *others = [queue.next_trial(3) for _ in range(3)]
+    for valid, trial in zip((0.2, 0.1), others):
+        update = {"number": trial.number, "settings": trial.values, "valid": valid}
+        queue.finish(trial, RECORD.model_copy(update=update), valid)
+    result = conclude(small_plan, queue, folder, "the 1 minutes were over")
+    assert (result.best, result.valid, result.valid_of_defaults) == (1, 0.2, None)
+    assert result.tuning().settings == result.settings == others[0].values
+    assert best_settings(small_plan, result).set == {"k": "4"} | {n: str(v) for n, v in others[0].values.items()}
 
 
 def test_a_trial_that_diverges_fails_and_the_study_goes_on(small_plan, monkeypatch):

@@ -316,6 +316,11 @@ def best_trial(trials: list[TuneTrial], sign: int) -> TuneTrial | None:
     return max(complete, key=lambda trial: sign * (trial.valid or 0.0), default=None)
 
 
+def trial_of_defaults(trials: list[TuneTrial]) -> TuneTrial | None:
+    """The trial with the defaults, where it is complete."""
+    return next((trial for trial in trials if trial.number == 0 and trial.state == "complete"), None)
+
+
 def scores_of(folder: RunFolder, number: int) -> Path:
     """Where the validation scores of a trial are kept."""
     return folder.path / "scores" / str(number)
@@ -339,7 +344,8 @@ def gain_over_defaults(folder: RunFolder, number: int, metric: str) -> tuple[flo
 def choose(plan: TunePlan, folder: RunFolder, trials: list[TuneTrial]) -> tuple[TuneTrial | None, tuple[str, ...]]:
     """(the trial whose settings are taken, notes): the best one, or the defaults where it is hardly better."""
     best, name = best_trial(trials, plan.sign), plan.base.task.selection[0]
-    if best is None or best.number == 0 or trials[0].state != "complete":
+    defaults = trial_of_defaults(trials)
+    if best is None or best is defaults or defaults is None:
         return best, ()
     gain = gain_over_defaults(folder, best.number, name)
     if gain is None or plan.sign * gain[0] > gain[1]:
@@ -348,7 +354,7 @@ def choose(plan: TunePlan, folder: RunFolder, trials: list[TuneTrial]) -> tuple[
         f"The best trial, {best.number}, is {abs(gain[0]):.4f} better than the defaults in {name} on validation data, "
         f"within the standard error of this difference ({gain[1]:.4f}): the defaults are kept."
     )
-    return trials[0], (note,)
+    return defaults, (note,)
 
 
 def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str) -> TuneResult:
@@ -362,7 +368,7 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
         trials=len(trials), rounds=sum(t.rounds for t in trials), up_bytes=sum(t.up_bytes for t in trials),
         down_bytes=sum(t.down_bytes for t in trials), seconds=round(sum(t.seconds for t in trials), 3),
     )  # fmt: skip
-    defaults = next((t for t in trials if t.number == 0 and t.state == "complete"), None)
+    defaults = trial_of_defaults(trials)
     config = folder.path / "run.toml"
     return TuneResult(
         data=base.settings.data_name, task=base.task.facts.kind, method=base.settings.method, seed=base.settings.seed,
@@ -377,7 +383,7 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
 
 def best_settings(plan: TunePlan, result: TuneResult) -> Settings:
     """The settings of a run with the best values; the defaults stay defaults where nothing was better."""
-    settings = plan.settings(result.trials[result.best].settings)
+    settings = plan.settings(result.best_trial.settings)
     return settings.model_copy(update={"tuned_on": fingerprint(plan.data)})
 
 
