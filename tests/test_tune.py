@@ -317,6 +317,21 @@ def test_tune_writes_a_study_whose_best_settings_run_reads():
     assert fedtaste("report", "study").code == 0
 
 
+def test_a_final_run_with_other_settings_is_trained_in_a_new_folder():
+    """The defaults are the best of one trial, but not of ten (test_the_best_complete_trial_is_chosen)."""
+
+    def tuned(trials: int) -> tuple[dict, dict]:
+        result = fedtaste("tune", *QUICK, "--trials", str(trials), "--final", "--out", "study").json
+        return result, RunFolder(Path(result["final"])).read("result.json")
+
+    first, defaults = tuned(1)
+    result, final = tuned(10)
+    assert result["best"] and result["final"] == str(Path("study/final-2").resolve())
+    assert {name: final["settings"][name] for name in result["settings"]} == result["settings"]
+    assert first["final"] == str(Path("study/final").resolve()) and defaults["settings"] != final["settings"]
+    assert RunFolder(Path("study")).tune_result().final == tuned(10)[0]["final"] == result["final"]
+
+
 def test_run_with_tune_states_the_cost_of_the_search_apart_from_its_traffic():
     run = fedtaste("run", *QUICK, "--tune", "3", "--out", "run").json
     study = RunFolder(Path("run-study")).tune_result()

@@ -305,6 +305,9 @@ def tune(plan: TunePlan, folder: RunFolder, listener: ProgressListener, workers:
                 raise tuner.clock.too_short()
         stopped = tuner.run(trials, show)
         result = conclude(plan, tuner.queue, folder, stopped)
+        if result.final is not None:
+            final = final_folder(Path(result.final), best_settings(plan, result))
+            result = result.model_copy(update={"final": str(final)})
         folder.write("result.json", result.dump())
         write_atomically(folder.path / "run.toml", run_toml(best_settings(plan, result), result).encode())
         return result
@@ -385,6 +388,18 @@ def best_settings(plan: TunePlan, result: TuneResult) -> Settings:
     """The settings of a run with the best values; the defaults stay defaults where nothing was better."""
     settings = plan.settings(result.best_trial.settings)
     return settings.model_copy(update={"tuned_on": fingerprint(plan.data)})
+
+
+def final_folder(path: Path, settings: Settings) -> Path:
+    """The folder of the final run: `path`, or the first of path-2, path-3 and so on that is free, where an earlier one
+    was begun with other settings than these."""
+    wanted, number, folder = settings.model_dump(exclude={"data"}), 1, path
+    while (folder / "settings.json").exists():
+        if RunFolder.open(folder).settings().model_dump(exclude={"data"}) == wanted:
+            break
+        number += 1
+        folder = path.with_name(f"{path.name}-{number}")
+    return folder
 
 
 def run_toml(settings: Settings, result: TuneResult) -> str:
