@@ -465,6 +465,28 @@ def test_a_recommender_searches_the_values_that_it_is_given_and_continues_a_stud
         Recommender("fedmf", epsilon=1.0, wire="clip=1").tune(data, trials=1)
 
 
+def test_a_recommender_keeps_the_data_that_its_settings_were_tuned_on(data):
+    settings = {"k": 4, "rounds": 2, "threads": 1}
+    model = Recommender("fedmf", **settings).tune(data, trials=2, progress=False).fit(data, progress=False)
+    model.save("model")
+    tuned_on = model.tuning.tuned_on
+    assert tuned_on and f"tuned_on={tuned_on!r}" in repr(model) and tuned_on in repr(Recommender.load("model"))
+    private = Recommender("fedmf", **settings, epsilon=5.0, wire="clip=1", tuned_on=tuned_on, ledger=False)
+    with pytest.raises(SettingError, match="without noise"):
+        private.fit(data, progress=False)
+
+
+def test_a_second_tune_searches_again(data):
+    model = Recommender("fedals", k=4, rounds=3, threads=1).tune(data, 10, path="study", progress=False)
+    chosen = model.tuning.settings
+    assert model.tuning.best
+    model.tune(data, 1, progress=False)
+    assert (model.tuning.best, model.tuning.space.keys()) == (0, chosen.keys())
+    assert "lam" not in repr(model)  # the defaults were the only trial
+    model.tune(data, 10, path="study", progress=False)
+    assert model.tuning.settings == chosen and f"lam={chosen['lam']}" in repr(model)
+
+
 def test_the_code_of_the_page_runs():
     text = (Path(__file__).parents[1] / "docs" / "tuning.md").read_text("utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -380,14 +380,14 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
         trials=tuple(trials), best=best.number, defaults=plan.defaults, settings=plan.defaults | best.settings,
         valid=best.valid, valid_of_defaults=defaults.valid if defaults else None, importances=queue.importances(),
         cost=cost, notes=(*kept, OPTIMISTIC, *base.plan.notes), study=str(folder.path),
-        config=str(config), **({"final": header.final} if header.final else {}),
+        config=str(config), tuned_on=fingerprint(plan.data), **({"final": header.final} if header.final else {}),
     )  # fmt: skip
 
 
 def best_settings(plan: TunePlan, result: TuneResult) -> Settings:
     """The settings of a run with the best values; the defaults stay defaults where nothing was better."""
     settings = plan.settings(result.best_trial.settings)
-    return settings.model_copy(update={"tuned_on": fingerprint(plan.data)})
+    return settings.model_copy(update={"tuned_on": result.tuned_on})
 
 
 def final_folder(path: Path, settings: Settings) -> Path:

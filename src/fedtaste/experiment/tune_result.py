@@ -113,6 +113,8 @@ class TuneResult(ResultPart):
     """The folder of the study."""
     config: str
     """The file run.toml with the best settings, for `fedtaste run --config`."""
+    tuned_on: str = ""
+    """The fingerprint of the data: a run with noise on the same data and with this setting is refused."""
     final: str | None = None
     """The folder of the run that was trained with the best settings, where one was asked for."""
 
