@@ -19,6 +19,7 @@ import pytest
 from fedtaste import Recommender, __version__, load
 from fedtaste.errors import DivergedError, SettingError
 from fedtaste.evaluation.protocol import RankingMetrics
+from fedtaste.experiment import tracking
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.optuna_study import JOURNAL, Pruned, TrialQueue, remove_half_line
 from fedtaste.experiment.progress import Silent
@@ -343,6 +344,24 @@ def test_run_with_tune_states_the_cost_of_the_search_apart_from_its_traffic():
     again = fedtaste("resume", "run-study", "--json").json
     assert again["trials"] == study.dump()["trials"]
     fedtaste("run", *QUICK, "--tune", "3", "--out", "run").refused("holds a run already")
+
+
+def test_the_final_run_of_run_with_tune_is_tracked_also_when_the_study_was_interrupted(monkeypatch):
+    options = ("run", *QUICK, "--tune", "1", "--out", "run")
+    fedtaste(*options, "--track-to", "there").refused("Add --track mlflow")
+    fedtaste(*options, "--seeds", "2").refused("--seeds and --tune cannot stand together")
+    monkeypatch.setattr(tracking, "_import", lambda name: None)  # as if the package were installed
+    opened = []
+    monkeypatch.setattr(tracking, "open_tracker", lambda path, note, settings: opened.append((path.name, note)))
+
+    def interrupt(training):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "search", interrupt)
+        fedtaste(*options, "--track", "tensorboard").refused("Stopped")
+    assert fedtaste("resume", "run-study", "--json").code == 0
+    assert opened == [("run", {"tracker": "tensorboard", "address": None})]
 
 
 def test_the_table_shows_defaults_and_best_settings():
