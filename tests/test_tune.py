@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedtaste import Recommender, __version__, load
+from fedtaste.data.sources import absolute_source
 from fedtaste.errors import DivergedError, SettingError
 from fedtaste.evaluation.protocol import RankingMetrics
 from fedtaste.experiment import tracking
@@ -33,6 +35,7 @@ from fedtaste.experiment.tune import (
     conclude,
     gain_over_defaults,
     prepare_tuning,
+    run_toml,
     scores_of,
     tune,
 )
@@ -346,6 +349,20 @@ def test_run_with_tune_states_the_cost_of_the_search_apart_from_its_traffic():
     fedtaste("run", *QUICK, "--tune", "3", "--out", "run").refused("holds a run already")
 
 
+def test_run_with_tune_takes_the_working_folder(monkeypatch):
+    Path("run").mkdir()
+    monkeypatch.chdir("run")
+    assert fedtaste("run", *QUICK, "--tune", "1", "--out", ".").json["tuning"]["cost"]["trials"] == 1
+    assert Path("result.json").exists() and Path("../run-study/run.toml").exists()
+
+
+def test_run_toml_holds_any_path_of_the_data(small_plan):
+    result = search(small_plan, "study", 1)
+    name = 'films \U0001f3ac "\x7f\\.csv'
+    text = run_toml(small_plan.base.settings.model_copy(update={"data": name}), result)
+    assert tomllib.loads(text)["data"] == absolute_source(name)
+
+
 def test_the_final_run_of_run_with_tune_is_tracked_also_when_the_study_was_interrupted(monkeypatch):
     options = ("run", *QUICK, "--tune", "1", "--out", "run")
     fedtaste(*options, "--track-to", "there").refused("Add --track mlflow")
@@ -504,6 +521,18 @@ def test_a_second_tune_searches_again(data):
     assert "lam" not in repr(model)  # the defaults were the only trial
     model.tune(data, 10, path="study", progress=False)
     assert model.tuning.settings == chosen and f"lam={chosen['lam']}" in repr(model)
+
+
+@pytest.mark.parametrize("argument", [{"minutes": x} for x in (math.inf, math.nan, "abc", -1)])
+def test_a_recommender_refuses_minutes_that_are_no_limit(argument):
+    with pytest.raises(SettingError, match="minutes must be a number above 0, got"):
+        Recommender("fedals").tune(DATA, **argument)
+
+
+@pytest.mark.parametrize("space", [["lam"], {5: (1, 2)}, "lam=0.1..1"])
+def test_a_recommender_refuses_a_space_that_names_no_settings(space):
+    with pytest.raises(SettingError, match="space must be a dictionary of settings"):
+        Recommender("fedals").tune(DATA, space=space)
 
 
 def test_the_code_of_the_page_runs():

@@ -9,6 +9,7 @@ which only serves a bundle starts fast; what needs torch is imported when it is 
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 import sys
 import tempfile
@@ -95,8 +96,7 @@ class Recommender:
         `tuning`. A second `tune` searches again. With noise, `fit` refuses the data that the settings were tuned on.
         Needs Optuna (pip install 'fedtaste[tune]').
         """
-        if not isinstance(trials, int) or trials < 1:
-            raise SettingError(f"trials must be a whole number of at least 1, got {trials}.")
+        _check_search(trials, space, minutes)
         work = _operations()
         interactions = work.as_interactions(data)
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
@@ -251,6 +251,19 @@ class Recommender:
 
 def _operations() -> types.ModuleType:
     return importlib.import_module("fedtaste.serving.folder_recommender")
+
+
+def _check_search(trials: object, space: object, minutes: object) -> None:
+    """Raise SettingError for arguments of `tune` that name no search."""
+    if not isinstance(trials, int) or trials < 1:
+        raise SettingError(f"trials must be a whole number of at least 1, got {trials}.")
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
+        raise SettingError(f"minutes must be a number above 0, got {minutes!r}. Leave it out for no limit.")
+    if space is not None and not (isinstance(space, Mapping) and all(isinstance(name, str) for name in space)):
+        raise SettingError(
+            'space must be a dictionary of settings and the values to try, as in {"lam": (0.001, 0.1)}, got '
+            f"{space!r}."
+        )
 
 
 def _space_text(values: object) -> str:

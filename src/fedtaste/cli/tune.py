@@ -68,10 +68,10 @@ def run_tuned(settings: Settings, options: RunOptions) -> None:
     require_tracker(options.track, options.track_to, adds_noise(settings))
     plan = prepare_tuning(settings, load_data(settings), {})
     check_ledger(options.ledger, [plan.base], plan.data)
-    path = options.out or new_folder(plan.data.name, settings.method)
+    path = (options.out or new_folder(plan.data.name, settings.method)).resolve()  # also "." has a name then
     if (path / "settings.json").exists():
         raise RunError(f"{path} holds a run already. Choose another --out.")
-    header = StudyHeader(space=plan.words(), own_space={}, trials=options.tune, minutes=None, final=str(path.resolve()))
+    header = StudyHeader(space=plan.words(), own_space={}, trials=options.tune, minutes=None, final=str(path))
     folder = begin_study(path.with_name(f"{path.name}-study"), plan, header, __version__)
     remember_tracking(folder, options.track, options.track_to)
     run = train_best(plan, search(plan, folder, jobs=1))

@@ -309,7 +309,7 @@ def tune(plan: TunePlan, folder: RunFolder, listener: ProgressListener, workers:
             final = final_folder(Path(result.final), best_settings(plan, result))
             result = result.model_copy(update={"final": str(final)})
         folder.write("result.json", result.dump())
-        write_atomically(folder.path / "run.toml", run_toml(best_settings(plan, result), result).encode())
+        write_atomically(folder.path / "run.toml", run_toml(best_settings(plan, result), result).encode("utf-8", "replace"))
         return result
 
 
@@ -422,7 +422,7 @@ def run_toml(settings: Settings, result: TuneResult) -> str:
 
 def _toml(value: object) -> str:
     """A plain value of TOML; its strings are those of JSON, except for the character 127."""
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def require_same_study(folder: RunFolder, plan: TunePlan) -> None:
