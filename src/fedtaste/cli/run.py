@@ -34,8 +34,8 @@ def run(settings: Settings, options: RunOptions) -> None:
             raise SettingError("--seeds and --from cannot stand together: a model is continued once. Leave one out.")
         if options.tune is not None:
             raise SettingError(
-                "--seeds and --tune cannot stand together: settings are searched for one seed. Use `fedtaste tune`, and "
-                "then `fedtaste run --seeds` with --config STUDY/run.toml."
+                "--seeds and --tune cannot stand together: settings are searched for one seed. Use `fedtaste tune`, "
+                "and then `fedtaste run --seeds` with --config STUDY/run.toml."
             )
         load_function("compare:run_seeds")(settings, options)
         return

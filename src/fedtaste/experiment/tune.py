@@ -309,7 +309,8 @@ def tune(plan: TunePlan, folder: RunFolder, listener: ProgressListener, workers:
             final = final_folder(Path(result.final), best_settings(plan, result))
             result = result.model_copy(update={"final": str(final)})
         folder.write("result.json", result.dump())
-        write_atomically(folder.path / "run.toml", run_toml(best_settings(plan, result), result).encode("utf-8", "replace"))
+        config = run_toml(best_settings(plan, result), result)
+        write_atomically(folder.path / "run.toml", config.encode("utf-8", "replace"))
         return result
 
 

@@ -120,8 +120,8 @@ def tune_settings(
     settings: Settings, data: Interactions | UserSplit, spaces: Mapping[str, str], limits: TuneLimits,
     path: Path | None, listener: ProgressListener | None,
 ) -> tuple[TuneResult, dict[str, object]]:  # fmt: skip
-    """Search the settings on validation data; (the result, the chosen values with `tuned_on`). The study is kept in `path`, and
-    continued if it is there already; without a path it is removed."""
+    """Search the settings on validation data; (the result, the chosen values with `tuned_on`). The study is kept in
+    `path`, and continued if it is there already; without a path it is removed."""
     import_module("fedtaste.experiment.optuna_extra").require_optuna()
     work = import_module("fedtaste.experiment.tune")
     settings = settings.model_copy(update={"data": data.name})
