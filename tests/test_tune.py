@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 
 from fedtaste import Recommender, __version__, load
+from fedtaste.data.sources import absolute_source
 from fedtaste.errors import DivergedError, SettingError
 from fedtaste.evaluation.protocol import RankingMetrics
+from fedtaste.experiment import tracking
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.optuna_study import JOURNAL, Pruned, TrialQueue, remove_half_line
 from fedtaste.experiment.progress import Silent
@@ -29,8 +32,10 @@ from fedtaste.experiment.tune import (
     begin_study,
     best_settings,
     choose,
+    conclude,
     gain_over_defaults,
     prepare_tuning,
+    run_toml,
     scores_of,
     tune,
 )
@@ -214,6 +219,49 @@ def test_a_trial_that_is_worse_than_the_median_is_pruned_but_never_the_defaults(
     assert queue.next_trial(6) is None  # six have been begun
 
 
+RECORD = TuneTrial(
+    number=0, settings={}, state="complete", valid=0.5, best_round=1, rounds=1, up_bytes=0, down_bytes=0, seconds=0
+)
+
+
+def test_a_trial_that_is_run_again_keeps_its_number_and_the_defaults_are_number_0(tmp_path):
+    """Two processes were killed while the defaults and trial 2 were running."""
+
+    def opened():
+        return TrialQueue(tmp_path, {"lam": Range(0.0, 1.0)}, {"lam": 0.5}, seed=0, rounds=6)
+
+    queue = opened()
+    queue.recover()
+    begun = [queue.next_trial(9) for _ in range(4)]
+    assert [trial.number for trial in begun] == [0, 1, 2, 3]
+    for trial in (begun[1], begun[3]):
+        queue.finish(trial, RECORD.model_copy(update={"number": trial.number, "settings": trial.values}), 0.5)
+    assert [trial.number for trial in queue.finished()] == [1, 3]
+    queue = opened()
+    queue.recover()
+    again = [queue.next_trial(9) for _ in range(3)]
+    assert [trial.number for trial in again] == [0, 2, 4]
+    assert again[0].values == {} and again[1].values == begun[2].values
+    for trial in again:
+        queue.finish(trial, RECORD.model_copy(update={"settings": trial.values}), 0.5)
+    assert [trial.number for trial in queue.finished()] == [0, 1, 2, 3, 4]
+
+
+def test_a_study_whose_defaults_have_not_ended_says_nothing_of_them(small_plan):
+    header = StudyHeader(space=small_plan.words(), own_space={}, trials=3, minutes=1.0, final=None)
+    folder = begin_study(Path("study"), small_plan, header, __version__)
+    queue = small_plan.queue(folder)
+    queue.recover()
+    _, *others = [queue.next_trial(3) for _ in range(3)]
+    for valid, trial in zip((0.2, 0.1), others):
+        update = {"number": trial.number, "settings": trial.values, "valid": valid}
+        queue.finish(trial, RECORD.model_copy(update=update), valid)
+    result = conclude(small_plan, queue, folder, "the 1 minutes were over")
+    assert (result.best, result.valid, result.valid_of_defaults) == (1, 0.2, None)
+    assert result.tuning().settings == result.settings == others[0].values
+    assert best_settings(small_plan, result).set == {"k": "4"} | {n: str(v) for n, v in others[0].values.items()}
+
+
 def test_a_trial_that_diverges_fails_and_the_study_goes_on(small_plan, monkeypatch):
     train, calls = Training.search, []
 
@@ -273,6 +321,21 @@ def test_tune_writes_a_study_whose_best_settings_run_reads():
     assert fedtaste("report", "study").code == 0
 
 
+def test_a_final_run_with_other_settings_is_trained_in_a_new_folder():
+    """The defaults are the best of one trial, but not of ten (test_the_best_complete_trial_is_chosen)."""
+
+    def tuned(trials: int) -> tuple[dict, dict]:
+        result = fedtaste("tune", *QUICK, "--trials", str(trials), "--final", "--out", "study").json
+        return result, RunFolder(Path(result["final"])).read("result.json")
+
+    first, defaults = tuned(1)
+    result, final = tuned(10)
+    assert result["best"] and result["final"] == str(Path("study/final-2").resolve())
+    assert {name: final["settings"][name] for name in result["settings"]} == result["settings"]
+    assert first["final"] == str(Path("study/final").resolve()) and defaults["settings"] != final["settings"]
+    assert RunFolder(Path("study")).tune_result().final == tuned(10)[0]["final"] == result["final"]
+
+
 def test_run_with_tune_states_the_cost_of_the_search_apart_from_its_traffic():
     run = fedtaste("run", *QUICK, "--tune", "3", "--out", "run").json
     study = RunFolder(Path("run-study")).tune_result()
@@ -284,6 +347,38 @@ def test_run_with_tune_states_the_cost_of_the_search_apart_from_its_traffic():
     again = fedtaste("resume", "run-study", "--json").json
     assert again["trials"] == study.dump()["trials"]
     fedtaste("run", *QUICK, "--tune", "3", "--out", "run").refused("holds a run already")
+
+
+def test_run_with_tune_takes_the_working_folder(monkeypatch):
+    Path("run").mkdir()
+    monkeypatch.chdir("run")
+    assert fedtaste("run", *QUICK, "--tune", "1", "--out", ".").json["tuning"]["cost"]["trials"] == 1
+    assert Path("result.json").exists() and Path("../run-study/run.toml").exists()
+
+
+def test_run_toml_holds_any_path_of_the_data(small_plan):
+    result = search(small_plan, "study", 1)
+    name = 'films \U0001f3ac "\x7f\\.csv'
+    text = run_toml(small_plan.base.settings.model_copy(update={"data": name}), result)
+    assert tomllib.loads(text)["data"] == absolute_source(name)
+
+
+def test_the_final_run_of_run_with_tune_is_tracked_also_when_the_study_was_interrupted(monkeypatch):
+    options = ("run", *QUICK, "--tune", "1", "--out", "run")
+    fedtaste(*options, "--track-to", "there").refused("Add --track mlflow")
+    fedtaste(*options, "--seeds", "2").refused("--seeds and --tune cannot stand together")
+    monkeypatch.setattr(tracking, "_import", lambda name: None)  # as if the package were installed
+    opened = []
+    monkeypatch.setattr(tracking, "open_tracker", lambda path, note, settings: opened.append((path.name, note)))
+
+    def interrupt(training):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "search", interrupt)
+        fedtaste(*options, "--track", "tensorboard").refused("Stopped")
+    assert fedtaste("resume", "run-study", "--json").code == 0
+    assert opened == [("run", {"tracker": "tensorboard", "address": None})]
 
 
 def test_the_table_shows_defaults_and_best_settings():
@@ -404,6 +499,40 @@ def test_a_recommender_searches_the_values_that_it_is_given_and_continues_a_stud
         Recommender("fedals").tune(data, trials=0)
     with pytest.raises(SettingError, match="cannot be tuned with noise"):
         Recommender("fedmf", epsilon=1.0, wire="clip=1").tune(data, trials=1)
+
+
+def test_a_recommender_keeps_the_data_that_its_settings_were_tuned_on(data):
+    settings = {"k": 4, "rounds": 2, "threads": 1}
+    model = Recommender("fedmf", **settings).tune(data, trials=2, progress=False).fit(data, progress=False)
+    model.save("model")
+    tuned_on = model.tuning.tuned_on
+    assert tuned_on and f"tuned_on={tuned_on!r}" in repr(model) and tuned_on in repr(Recommender.load("model"))
+    private = Recommender("fedmf", **settings, epsilon=5.0, wire="clip=1", tuned_on=tuned_on, ledger=False)
+    with pytest.raises(SettingError, match="without noise"):
+        private.fit(data, progress=False)
+
+
+def test_a_second_tune_searches_again(data):
+    model = Recommender("fedals", k=4, rounds=3, threads=1).tune(data, 10, path="study", progress=False)
+    chosen = model.tuning.settings
+    assert model.tuning.best
+    model.tune(data, 1, progress=False)
+    assert (model.tuning.best, model.tuning.space.keys()) == (0, chosen.keys())
+    assert "lam" not in repr(model)  # the defaults were the only trial
+    model.tune(data, 10, path="study", progress=False)
+    assert model.tuning.settings == chosen and f"lam={chosen['lam']}" in repr(model)
+
+
+@pytest.mark.parametrize("argument", [{"minutes": x} for x in (math.inf, math.nan, "abc", -1)])
+def test_a_recommender_refuses_minutes_that_are_no_limit(argument):
+    with pytest.raises(SettingError, match="minutes must be a number above 0, got"):
+        Recommender("fedals").tune(DATA, **argument)
+
+
+@pytest.mark.parametrize("space", [["lam"], {5: (1, 2)}, "lam=0.1..1"])
+def test_a_recommender_refuses_a_space_that_names_no_settings(space):
+    with pytest.raises(SettingError, match="space must be a dictionary of settings"):
+        Recommender("fedals").tune(DATA, space=space)
 
 
 def test_the_code_of_the_page_runs():

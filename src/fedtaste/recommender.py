@@ -9,6 +9,7 @@ which only serves a bundle starts fast; what needs torch is imported when it is 
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 import sys
 import tempfile
@@ -60,11 +61,12 @@ class Recommender:
     ) -> None:  # fmt: skip
         self._method, self._ledger = method, ledger
         self._settings: dict[str, object] = {"seed": seed, **settings}
+        self._tuned: dict[str, object] = {}  # what `tune` chose; apart, so that the next one searches it again
         self._model: OpenModel | BundleRecommender | None = None
         self.tuning: TuneResult | None = None  # of the last `tune`
 
     def __repr__(self) -> str:
-        arguments = ", ".join([repr(self._method), *(f"{name}={value!r}" for name, value in self._settings.items())])
+        arguments = ", ".join([repr(self._method), *(f"{name}={value!r}" for name, value in self._values.items())])
         return f"Recommender({arguments}){'' if self._model is not None else ', not fitted'}"
 
     # Training
@@ -78,7 +80,7 @@ class Recommender:
         """
         work = _operations()
         interactions = work.as_interactions(data)
-        settings = work.settings_of_fit(self._method, interactions.name, self._settings)
+        settings = work.settings_of_fit(self._method, interactions.name, self._values)
         self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars, self._ledger), progress)
         return self
 
@@ -91,19 +93,18 @@ class Recommender:
 
         `space` names values to try in place of the method's own: {"lam": (0.001, 0.1), "k": [16, 32, 64]}, a range or a
         list. `path` keeps the study, its report and run.toml; a study that is there is continued. The result is
-        `tuning`. Needs Optuna (pip install 'fedtaste[tune]').
+        `tuning`. A second `tune` searches again. With noise, `fit` refuses the data that the settings were tuned on.
+        Needs Optuna (pip install 'fedtaste[tune]').
         """
-        if not isinstance(trials, int) or trials < 1:
-            raise SettingError(f"trials must be a whole number of at least 1, got {trials}.")
+        _check_search(trials, space, minutes)
         work = _operations()
         interactions = work.as_interactions(data)
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
         with _bars(progress) as bars:
-            self.tuning, chosen = work.tune_settings(
+            self.tuning, self._tuned = work.tune_settings(
                 settings, interactions, {name: _space_text(values) for name, values in (space or {}).items()},
                 {"trials": trials, "minutes": minutes}, None if path is None else Path(path), bars,
             )  # fmt: skip
-        self._settings |= chosen
         return self
 
     @keyword_errors()
@@ -220,6 +221,11 @@ class Recommender:
 
     # Inside
 
+    @property
+    def _values(self) -> dict[str, object]:
+        """The settings of a training: the user's, and what `tune` chose."""
+        return self._settings | self._tuned
+
     def _trained(self, what: str) -> OpenModel:
         if self._model is None:
             raise SettingError(NOT_FITTED)
@@ -245,6 +251,19 @@ class Recommender:
 
 def _operations() -> types.ModuleType:
     return importlib.import_module("fedtaste.serving.folder_recommender")
+
+
+def _check_search(trials: object, space: object, minutes: object) -> None:
+    """Raise SettingError for arguments of `tune` that name no search."""
+    if not isinstance(trials, int) or trials < 1:
+        raise SettingError(f"trials must be a whole number of at least 1, got {trials}.")
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
+        raise SettingError(f"minutes must be a number above 0, got {minutes!r}. Leave it out for no limit.")
+    if space is not None and not (isinstance(space, Mapping) and all(isinstance(name, str) for name in space)):
+        raise SettingError(
+            'space must be a dictionary of settings and the values to try, as in {"lam": (0.001, 0.1)}, got '
+            f"{space!r}."
+        )
 
 
 def _space_text(values: object) -> str:

@@ -32,6 +32,11 @@ def run(settings: Settings, options: RunOptions) -> None:
     if options.seeds > 1:
         if options.from_model is not None:
             raise SettingError("--seeds and --from cannot stand together: a model is continued once. Leave one out.")
+        if options.tune is not None:
+            raise SettingError(
+                "--seeds and --tune cannot stand together: settings are searched for one seed. Use `fedtaste tune`, "
+                "and then `fedtaste run --seeds` with --config STUDY/run.toml."
+            )
         load_function("compare:run_seeds")(settings, options)
         return
     began = time.perf_counter()

@@ -20,9 +20,11 @@ from fedtaste.cli.run import check_ledger, load_data, new_folder, train_folder
 from fedtaste.errors import RunError, SettingError, was_interrupted
 from fedtaste.experiment.compare import WorkerPool
 from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import copy_tracking, remember_tracking, require_tracker
 from fedtaste.experiment.train import prepare
 from fedtaste.experiment.tune import (
     Clock,
@@ -63,13 +65,15 @@ def run_tuned(settings: Settings, options: RunOptions) -> None:
     if options.from_model is not None:
         raise SettingError("--tune and --from cannot be combined: a continued model keeps its settings.")
     allow_method(settings.method)
+    require_tracker(options.track, options.track_to, adds_noise(settings))
     plan = prepare_tuning(settings, load_data(settings), {})
     check_ledger(options.ledger, [plan.base], plan.data)
-    path = options.out or new_folder(plan.data.name, settings.method)
+    path = (options.out or new_folder(plan.data.name, settings.method)).resolve()  # also "." has a name then
     if (path / "settings.json").exists():
         raise RunError(f"{path} holds a run already. Choose another --out.")
-    header = StudyHeader(space=plan.words(), own_space={}, trials=options.tune, minutes=None, final=str(path.resolve()))
+    header = StudyHeader(space=plan.words(), own_space={}, trials=options.tune, minutes=None, final=str(path))
     folder = begin_study(path.with_name(f"{path.name}-study"), plan, header, __version__)
+    remember_tracking(folder, options.track, options.track_to)
     run = train_best(plan, search(plan, folder, jobs=1))
     assert run is not None
     show_result(run, path / "report.html", options.as_json)
@@ -147,6 +151,7 @@ def train_best(plan: TunePlan, result: TuneResult) -> RunResult | None:
     else:
         more = {"tuning": result.tuning().dump()}
         folder = RunFolder.create(path, settings.model_dump(), plan.data, __version__, more=more)
+        copy_tracking(RunFolder(Path(result.study)), folder)
     with Bars() as bars:
         return train_folder(folder, prepared, plan.data, bars)
 

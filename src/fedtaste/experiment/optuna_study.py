@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class JournalLock:
 class Trial:
     """One trial that is running: its settings, and whether it should go on."""
 
-    number: int  # counted without abandoned trials
+    number: int  # 0: the defaults; a trial that is run again keeps its number
     rounds: int  # at most
     values: dict[str, object]  # of the searched settings; empty for the defaults
     _trial: optuna.Trial
@@ -118,7 +118,8 @@ class TrialQueue:
             seed = int(np.random.SeedSequence([self.seed, begun]).generate_state(1)[0])
             self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
             trial = self._study.ask()
-            return Trial(begun, self.rounds, self._suggest(trial), trial)
+            number = _numbers(self._study.get_trials(deepcopy=False))[_first(trial)]
+            return Trial(number, self.rounds, self._suggest(trial), trial)
 
     def _suggest(self, trial: optuna.Trial) -> dict[str, object]:
         by_default = bool(trial.user_attrs.get("defaults"))
@@ -136,9 +137,9 @@ class TrialQueue:
         self._study.tell(trial._trial, score if record.state == "complete" else None, state=state)
 
     def finished(self) -> list[TuneTrial]:
-        """The trials that have ended, in the order in which they were begun."""
-        records = [trial.user_attrs["record"] for trial in self._ended()]
-        return [TuneTrial(**record | {"number": number}) for number, record in enumerate(records)]
+        """The trials that have ended, in the order in which they were begun; the numbers of others are left out."""
+        numbers = _numbers(self._study.get_trials(deepcopy=False))
+        return [TuneTrial(**t.user_attrs["record"] | {"number": numbers[_first(t)]}) for t in self._ended()]
 
     def _ended(self) -> list[FrozenTrial]:
         return sorted((t for t in self._study.get_trials(deepcopy=False) if t.state in FINISHED), key=_first)
@@ -155,9 +156,15 @@ class TrialQueue:
         return {name: round(float(share), 4) for name, share in shares.items()}
 
 
-def _first(trial: FrozenTrial) -> int:
-    """The number of a trial, or of the abandoned one that it is the repetition of."""
+def _first(trial: FrozenTrial | optuna.Trial) -> int:
+    """Optuna's number of a trial, or of the abandoned one that it is the repetition of."""
     return int(trial.user_attrs.get("again", trial.number))
+
+
+def _numbers(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """Our number of each trial by `_first`: trials counted without repetitions. The defaults, queued first, have 0."""
+    firsts = sorted(trial.number for trial in trials if "again" not in trial.user_attrs)
+    return {first: number for number, first in enumerate(firsts)}
 
 
 def _sample(trial: optuna.Trial, name: str, space: Space) -> object:

@@ -81,6 +81,12 @@ def remember_tracking(folder: RunFolder, name: TrackerName | None, address: str 
         folder.write(NOTE, {"tracker": name, "address": address})
 
 
+def copy_tracking(study: RunFolder, folder: RunFolder) -> None:
+    """Track the final run of a study where the study's folder has a note that says so."""
+    if (study.path / NOTE).exists():
+        folder.write(NOTE, study.read(NOTE))
+
+
 class TrackedRun:
     """A ProgressListener that passes everything on to another one, and to the tracker that the folder names, if any."""
 

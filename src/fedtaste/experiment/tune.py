@@ -305,8 +305,12 @@ def tune(plan: TunePlan, folder: RunFolder, listener: ProgressListener, workers:
                 raise tuner.clock.too_short()
         stopped = tuner.run(trials, show)
         result = conclude(plan, tuner.queue, folder, stopped)
+        if result.final is not None:
+            final = final_folder(Path(result.final), best_settings(plan, result))
+            result = result.model_copy(update={"final": str(final)})
         folder.write("result.json", result.dump())
-        write_atomically(folder.path / "run.toml", run_toml(best_settings(plan, result), result).encode())
+        config = run_toml(best_settings(plan, result), result)
+        write_atomically(folder.path / "run.toml", config.encode("utf-8", "replace"))
         return result
 
 
@@ -314,6 +318,11 @@ def best_trial(trials: list[TuneTrial], sign: int) -> TuneTrial | None:
     """The complete trial with the best validation metric, the first of equal ones."""
     complete = [trial for trial in trials if trial.state == "complete" and trial.valid is not None]
     return max(complete, key=lambda trial: sign * (trial.valid or 0.0), default=None)
+
+
+def trial_of_defaults(trials: list[TuneTrial]) -> TuneTrial | None:
+    """The trial with the defaults, where it is complete."""
+    return next((trial for trial in trials if trial.number == 0 and trial.state == "complete"), None)
 
 
 def scores_of(folder: RunFolder, number: int) -> Path:
@@ -339,7 +348,8 @@ def gain_over_defaults(folder: RunFolder, number: int, metric: str) -> tuple[flo
 def choose(plan: TunePlan, folder: RunFolder, trials: list[TuneTrial]) -> tuple[TuneTrial | None, tuple[str, ...]]:
     """(the trial whose settings are taken, notes): the best one, or the defaults where it is hardly better."""
     best, name = best_trial(trials, plan.sign), plan.base.task.selection[0]
-    if best is None or best.number == 0 or trials[0].state != "complete":
+    defaults = trial_of_defaults(trials)
+    if best is None or best is defaults or defaults is None:
         return best, ()
     gain = gain_over_defaults(folder, best.number, name)
     if gain is None or plan.sign * gain[0] > gain[1]:
@@ -348,7 +358,7 @@ def choose(plan: TunePlan, folder: RunFolder, trials: list[TuneTrial]) -> tuple[
         f"The best trial, {best.number}, is {abs(gain[0]):.4f} better than the defaults in {name} on validation data, "
         f"within the standard error of this difference ({gain[1]:.4f}): the defaults are kept."
     )
-    return trials[0], (note,)
+    return defaults, (note,)
 
 
 def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str) -> TuneResult:
@@ -362,7 +372,7 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
         trials=len(trials), rounds=sum(t.rounds for t in trials), up_bytes=sum(t.up_bytes for t in trials),
         down_bytes=sum(t.down_bytes for t in trials), seconds=round(sum(t.seconds for t in trials), 3),
     )  # fmt: skip
-    defaults = next((t for t in trials if t.number == 0 and t.state == "complete"), None)
+    defaults = trial_of_defaults(trials)
     config = folder.path / "run.toml"
     return TuneResult(
         data=base.settings.data_name, task=base.task.facts.kind, method=base.settings.method, seed=base.settings.seed,
@@ -371,14 +381,26 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
         trials=tuple(trials), best=best.number, defaults=plan.defaults, settings=plan.defaults | best.settings,
         valid=best.valid, valid_of_defaults=defaults.valid if defaults else None, importances=queue.importances(),
         cost=cost, notes=(*kept, OPTIMISTIC, *base.plan.notes), study=str(folder.path),
-        config=str(config), **({"final": header.final} if header.final else {}),
+        config=str(config), tuned_on=fingerprint(plan.data), **({"final": header.final} if header.final else {}),
     )  # fmt: skip
 
 
 def best_settings(plan: TunePlan, result: TuneResult) -> Settings:
     """The settings of a run with the best values; the defaults stay defaults where nothing was better."""
-    settings = plan.settings(result.trials[result.best].settings)
-    return settings.model_copy(update={"tuned_on": fingerprint(plan.data)})
+    settings = plan.settings(result.best_trial.settings)
+    return settings.model_copy(update={"tuned_on": result.tuned_on})
+
+
+def final_folder(path: Path, settings: Settings) -> Path:
+    """The folder of the final run: `path`, or the first of path-2, path-3 and so on that is free, where an earlier one
+    was begun with other settings than these."""
+    wanted, number, folder = settings.model_dump(exclude={"data"}), 1, path
+    while (folder / "settings.json").exists():
+        if RunFolder.open(folder).settings().model_dump(exclude={"data"}) == wanted:
+            break
+        number += 1
+        folder = path.with_name(f"{path.name}-{number}")
+    return folder
 
 
 def run_toml(settings: Settings, result: TuneResult) -> str:
@@ -401,7 +423,7 @@ def run_toml(settings: Settings, result: TuneResult) -> str:
 
 def _toml(value: object) -> str:
     """A plain value of TOML; its strings are those of JSON, except for the character 127."""
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def require_same_study(folder: RunFolder, plan: TunePlan) -> None:

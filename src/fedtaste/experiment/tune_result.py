@@ -24,6 +24,7 @@ class TuneTrial(ResultPart):
     """One trial: a training with these settings on the training part, measured on the validation data."""
 
     number: Count
+    """Trials are counted as they are begun; the number of one that has not ended is left out."""
     settings: dict[str, object]
     """The settings that were chosen for this trial; none for trial 0, which has the defaults."""
     state: Literal["complete", "pruned", "failed"]
@@ -112,8 +113,15 @@ class TuneResult(ResultPart):
     """The folder of the study."""
     config: str
     """The file run.toml with the best settings, for `fedtaste run --config`."""
+    tuned_on: str = ""
+    """The fingerprint of the data: a run with noise on the same data and with this setting is refused."""
     final: str | None = None
     """The folder of the run that was trained with the best settings, where one was asked for."""
+
+    @property
+    def best_trial(self) -> TuneTrial:
+        """The trial whose settings were chosen."""
+        return next(trial for trial in self.trials if trial.number == self.best)
 
     def tuning(self) -> Tuning:
         """What the result of a run with the best settings says about the study."""

@@ -120,8 +120,8 @@ def tune_settings(
     settings: Settings, data: Interactions | UserSplit, spaces: Mapping[str, str], limits: TuneLimits,
     path: Path | None, listener: ProgressListener | None,
 ) -> tuple[TuneResult, dict[str, object]]:  # fmt: skip
-    """Search the settings on validation data; (the result, the chosen values). The study is kept in `path`, and
-    continued if it is there already; without a path it is removed."""
+    """Search the settings on validation data; (the result, the chosen values with `tuned_on`). The study is kept in
+    `path`, and continued if it is there already; without a path it is removed."""
     import_module("fedtaste.experiment.optuna_extra").require_optuna()
     work = import_module("fedtaste.experiment.tune")
     settings = settings.model_copy(update={"data": data.name})
@@ -136,8 +136,9 @@ def tune_settings(
             write_tuning_report(result, path)
         else:
             result = result.model_copy(update={"study": "", "config": ""})
-    chosen = work.best_settings(plan, result).set
-    return result, {name: value for name, value in result.settings.items() if name in chosen}
+    chosen = work.best_settings(plan, result)
+    values = {name: value for name, value in result.settings.items() if name in chosen.set}
+    return result, values | {"tuned_on": chosen.tuned_on}
 
 
 def update_model(
