@@ -82,6 +82,7 @@ def test_a_budget_too_small_for_the_least_comparison_is_refused(tmp_path: Path):
     ("options", "says"),
     [
         (("--methods", "auto", "--wire", "clip=1,noise=1"), "--methods popularity,fedveil"),
+        (("--methods", "auto", "--protocol", "published"), "--protocol published chooses the round on the test data"),
         (("--methods", "auto", "--set", "k=8"), "--set does not go with --methods auto"),
         (("--methods", "fedals", "--minutes", "3"), "--minutes is the budget of --methods auto"),
         (("--methods", "auto", "--minutes", "0"), "minutes"),
