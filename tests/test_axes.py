@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedtaste.errors import SettingError
+from fedtaste.report.html import headline
 from fedtaste.report.pareto import epsilon_of, parse_axes
 from fedtaste.report.style import quiet_style
 from fedtaste.report.trade_off import trade_off
-from fedtaste.report.trade_off_plots import surface_plot
+from fedtaste.report.trade_off_plots import front_plot, surface_plot
 from support.command import fedtaste
 from support.reports import make_result
 
@@ -63,6 +64,7 @@ def test_no_advice_is_given_by_test_figures_of_several_settings_without_validati
     swept = [changed_lam(0.3, 0.01), changed_lam(0.5, 0.1), changed_lam(0.4, 1.0)]
     alone = trade_off(swept, axes=AXES)
     assert "Highest" not in alone.advice and not any(alone.fronts.values()) and not alone.surface.front
+    assert front_plot(alone) is None and headline(swept, alone).startswith("Of 3 runs none is chosen")
     assert "Several settings of FedALS were tried without validation figures, so none of them is advised" in alone.advice
     both = trade_off([*swept, RUNS[2]])
     assert "Highest test NDCG@10 with epsilon 3: FedVeil (0.400). Several settings of FedALS" in both.advice
