@@ -252,6 +252,28 @@ def test_a_comparison_is_resumed_with_its_own_data_version_and_plan(seeds):
     fedtaste("resume", "copy").refused("copy is a comparison", "no comparison.json", "earlier version")
 
 
+def test_folders_of_other_runs_are_not_taken_for_those_of_a_comparison(seeds):
+    """A comparison reads only the run folders that its comparison.json describes."""
+    _, path = seeds
+    shutil.copytree(path, "copy")
+    folder, other = Path("copy/fedals-seed=3"), Path("copy/fedals-seed=4")
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)  # a finished run of another seed
+    for command in ("resume", "report"):
+        fedtaste(command, "copy").refused("copy/fedals-seed=3 holds a run with other settings or data")
+    fedtaste("compare", "--runs", "copy").refused("copy/fedals-seed=3 holds a run with other settings or data")
+    (folder / "result.json").unlink()  # an unfinished one would be continued
+    fedtaste("resume", "copy").refused("copy/fedals-seed=3 holds a run with other settings or data")
+    shutil.rmtree(folder)
+    folder.symlink_to((path / "fedals-seed=3").resolve())
+    for command in ("resume", "report"):
+        fedtaste(command, "copy").refused("copy/fedals-seed=3 is a symbolic link")
+    content = json.loads(Path("copy/comparison.json").read_text())
+    content["runs"]["fedals-seed=3"]["folder"] = "fedals-seed=4"
+    Path("copy/comparison.json").write_text(json.dumps(content))
+    fedtaste("report", "copy").refused("comparison.json has no usable runs")
+
+
 def test_report_of_a_comparison_of_an_earlier_version_reads_its_runs(seeds):
     _, path = seeds
     shutil.copytree(path, "old")
