@@ -163,6 +163,21 @@ def test_runs_that_do_not_compare_are_refused(seeds):
     fedtaste("compare", "--runs", f"{first},else").refused("their data differ")
 
 
+def test_runs_that_differ_in_their_cohort_are_other_configurations(seeds):
+    """Such runs are neither called equal nor averaged over seeds."""
+    _, path = seeds
+    fedtaste("run", "--method", "fedals", "--seed", 3, "--cohort", 20, *QUICK, "--out", "part")
+    shutil.copytree("part", "threads")
+    header = json.loads(Path("threads/settings.json").read_text())
+    header["settings"] |= {"threads": 2, "set": {}}
+    Path("threads/settings.json").write_text(json.dumps(header))
+    first = f"{path}/fedals-seed=3"
+    later = fedtaste("compare", "--runs", f"{first},part", "--out", "later", "--json").json
+    assert len(later["results"]) == 2 and later["differences"] and later.get("seeds") is None
+    fedtaste("compare", "--runs", f"{path}/fedals-seed=4,part").refused("has seed 3", "has 4")
+    fedtaste("compare", "--runs", "part,threads").refused("same settings and seed")
+
+
 # Resuming
 
 FOUR = ("--methods", "popularity,fedavg,fedals,fedmf", "--data", "synthetic:80x60x1200", "--threads", "1",
