@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedtaste.errors import SettingError
+from fedtaste.report.html import headline
 from fedtaste.report.pareto import epsilon_of, parse_axes
 from fedtaste.report.style import quiet_style
 from fedtaste.report.trade_off import trade_off
-from fedtaste.report.trade_off_plots import surface_plot
+from fedtaste.report.trade_off_plots import front_plot, surface_plot
 from support.command import fedtaste
 from support.reports import make_result
 
@@ -57,6 +58,23 @@ def test_the_advice_names_the_best_run_for_every_epsilon():
     advice = trade_off(RUNS).advice
     assert "Highest test NDCG@10 with epsilon 1: FedVeil (0.300); with 3: FedVeil (0.400)." in advice
     assert "epsilon" in trade_off(RUNS).fronts and "epsilon" not in trade_off([RUNS[0], RUNS[5]]).fronts
+
+
+def test_no_advice_is_given_by_test_figures_of_several_settings_without_validation():
+    swept = [changed_lam(0.3, 0.01), changed_lam(0.5, 0.1), changed_lam(0.4, 1.0)]
+    alone = trade_off(swept, axes=AXES)
+    assert "Highest" not in alone.advice and not any(alone.fronts.values()) and not alone.surface.front
+    assert front_plot(alone) is None and headline(swept, alone).startswith("Of 3 runs none is chosen")
+    assert "Several settings of FedALS were tried without validation figures, so none of them is advised" in alone.advice
+    both = trade_off([*swept, RUNS[2]])
+    assert "Highest test NDCG@10 with epsilon 3: FedVeil (0.400). Several settings of FedALS" in both.advice
+    assert both.fronts["bytes"] == [3]
+    assert "Several settings" not in trade_off(RUNS).advice  # one setting for each epsilon
+
+
+def changed_lam(value, lam):
+    """A private run of FedALS, which has no validation figures."""
+    return result("fedals", value, 900, 3.0).model_copy(update={"settings": {"lam": lam}})
 
 
 def test_the_alternative_text_of_the_plot_names_every_run():

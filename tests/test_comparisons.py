@@ -163,6 +163,21 @@ def test_runs_that_do_not_compare_are_refused(seeds):
     fedtaste("compare", "--runs", f"{first},else").refused("their data differ")
 
 
+def test_runs_that_differ_in_their_cohort_are_other_configurations(seeds):
+    """Such runs are neither called equal nor averaged over seeds."""
+    _, path = seeds
+    fedtaste("run", "--method", "fedals", "--seed", 3, "--cohort", 20, *QUICK, "--out", "part")
+    shutil.copytree("part", "threads")
+    header = json.loads(Path("threads/settings.json").read_text())
+    header["settings"] |= {"threads": 2, "set": {}}
+    Path("threads/settings.json").write_text(json.dumps(header))
+    first = f"{path}/fedals-seed=3"
+    later = fedtaste("compare", "--runs", f"{first},part", "--out", "later", "--json").json
+    assert len(later["results"]) == 2 and later["differences"] and later.get("seeds") is None
+    fedtaste("compare", "--runs", f"{path}/fedals-seed=4,part").refused("has seed 3", "has 4")
+    fedtaste("compare", "--runs", "part,threads").refused("same settings and seed")
+
+
 # Resuming
 
 FOUR = ("--methods", "popularity,fedavg,fedals,fedmf", "--data", "synthetic:80x60x1200", "--threads", "1",
@@ -250,6 +265,28 @@ def test_a_comparison_is_resumed_with_its_own_data_version_and_plan(seeds):
     Path("copy/comparison.json").unlink()
     Path("copy/compare.json").unlink()
     fedtaste("resume", "copy").refused("copy is a comparison", "no comparison.json", "earlier version")
+
+
+def test_folders_of_other_runs_are_not_taken_for_those_of_a_comparison(seeds):
+    """A comparison reads only the run folders that its comparison.json describes."""
+    _, path = seeds
+    shutil.copytree(path, "copy")
+    folder, other = Path("copy/fedals-seed=3"), Path("copy/fedals-seed=4")
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)  # a finished run of another seed
+    for command in ("resume", "report"):
+        fedtaste(command, "copy").refused("copy/fedals-seed=3 holds a run with other settings or data")
+    fedtaste("compare", "--runs", "copy").refused("copy/fedals-seed=3 holds a run with other settings or data")
+    (folder / "result.json").unlink()  # an unfinished one would be continued
+    fedtaste("resume", "copy").refused("copy/fedals-seed=3 holds a run with other settings or data")
+    shutil.rmtree(folder)
+    folder.symlink_to((path / "fedals-seed=3").resolve())
+    for command in ("resume", "report"):
+        fedtaste(command, "copy").refused("copy/fedals-seed=3 is a symbolic link")
+    content = json.loads(Path("copy/comparison.json").read_text())
+    content["runs"]["fedals-seed=3"]["folder"] = "fedals-seed=4"
+    Path("copy/comparison.json").write_text(json.dumps(content))
+    fedtaste("report", "copy").refused("comparison.json has no usable runs")
 
 
 def test_report_of_a_comparison_of_an_earlier_version_reads_its_runs(seeds):

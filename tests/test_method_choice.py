@@ -10,10 +10,13 @@ import pytest
 from fedtaste.cli import compare_auto
 from fedtaste.errors import SettingError
 from fedtaste.experiment.method_choice import candidates, choose, require_budget
-from fedtaste.experiment.result import MethodTrial
+from fedtaste.experiment.result import MethodChoice, MethodTrial
+from fedtaste.experiment.seeds import FinishedRun
 from fedtaste.methods import METHODS
+from fedtaste.report.comparison import compare_runs
 from fedtaste.tasks.base import Facts
 from support.command import WORLD, fedtaste
+from support.reports import Page, make_result
 
 TASKS = {
     "ranking": (Facts("ranking", items=50, timed=True), ["popularity", "fedals", "fedtrail", "fedrecon", "fedmf"]),
@@ -67,6 +70,26 @@ def test_auto_advises_by_validation_and_stays_in_its_budget(tmp_path: Path, monk
         assert tried["bytes_per_person"] == round(sent / run["members"])
     assert choice["take"] in seconds and choice["sentence"].startswith(f"Take {choice['take']}: ")
     assert "minutes are left" in choice["left_out"]["fedmf"] and result["left_out"] == choice["left_out"]
+    assert result["tradeoff"]["advice"] == choice["sentence"]
+    assert result["tradeoff"]["choice"].lower() == choice["take"]
+    for _ in range(2):  # as it was written, and as `fedtaste report` writes it again
+        text = " ".join(Page((tmp_path / "auto/report.html").read_text()).text.split())
+        assert choice["sentence"] in text and "Choose " not in text
+        fedtaste("report", tmp_path / "auto")
+    refused = fedtaste("resume", tmp_path / "auto")
+    refused.refused("`compare --methods auto`", "cannot be resumed as a whole", f"fedtaste resume {tmp_path / 'auto'}/")
+
+
+def test_the_report_of_auto_shows_its_choice_rather_than_the_best_validation():
+    """The cheaper method is taken; the advice of the trade-off would be the other one."""
+    runs = [make_result(method=m, seen={"sampled": {"ndcg@10": v}}, valid={"ndcg@10": v}, run=m)
+            for m, v in (("fedtrail", 0.4), ("fedmf", 0.5))]  # fmt: skip
+    compared = compare_runs([FinishedRun(r.method, Path(r.method), r, "") for r in runs])
+    assert compared.tradeoff.choice == 1
+    choice = MethodChoice(take="fedtrail", sentence="Take it.", metric="ndcg@10", minutes=1.0, trials=(), left_out={})
+    advised = compared.advised(choice)
+    assert (advised.tradeoff.choice, advised.tradeoff.advice) == (0, "Take it.")
+    assert advised.study.reference == "FedTrail"
 
 
 def test_a_budget_too_small_for_the_least_comparison_is_refused(tmp_path: Path):
@@ -82,6 +105,7 @@ def test_a_budget_too_small_for_the_least_comparison_is_refused(tmp_path: Path):
     ("options", "says"),
     [
         (("--methods", "auto", "--wire", "clip=1,noise=1"), "--methods popularity,fedveil"),
+        (("--methods", "auto", "--protocol", "published"), "--protocol published chooses the round on the test data"),
         (("--methods", "auto", "--set", "k=8"), "--set does not go with --methods auto"),
         (("--methods", "fedals", "--minutes", "3"), "--minutes is the budget of --methods auto"),
         (("--methods", "auto", "--minutes", "0"), "minutes"),

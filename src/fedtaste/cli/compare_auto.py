@@ -39,10 +39,10 @@ def compare_auto(settings: Settings, options: CompareOptions) -> None:
         results = try_methods(plan, data, path, options, bars)
         runs = [FinishedRun(result.method, Path(result.run), result, fingerprint(data)) for result in results]
         measured = heterogeneity(plan.task, settings.seed)
-        compared = compare_runs(runs, measured)
+        choice = choose(plan, results, minutes)
+        RunFolder(path).write("choice.json", choice.dump())
+        compared = compare_runs(runs, measured).advised(choice)
         report = write_comparison(compared, path, shape(data), measured, plan.left_out)
-    choice = choose(plan, results, minutes)
-    RunFolder(path).write("choice.json", choice.dump())
     if options.as_json:
         emit(compared.result(report, plan.left_out).model_copy(update={"choice": choice}).dump())
     else:

@@ -12,7 +12,7 @@ from fedtaste.errors import FedtasteError, RunError
 from fedtaste.experiment.compare import finished_runs
 from fedtaste.experiment.comparison_record import is_comparison, read_record
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.experiment.result import Comparison
+from fedtaste.experiment.result import Comparison, MethodChoice
 from fedtaste.experiment.seeds import FinishedRun
 from fedtaste.report.comparison import compare_runs
 from fedtaste.report.curves import DataShape
@@ -47,6 +47,8 @@ def report_comparison(options: ReportOptions) -> None:
     compared = compare_runs(
         runs, found.heterogeneity if found else None, found.axes if found else read_record(path).axes
     )
+    if (path / "choice.json").exists():  # of --methods auto
+        compared = compared.advised(RunFolder(path).validated("choice.json", MethodChoice))
     page = compared.write_report(path, data_shape(RunFolder.open(runs[0].folder)))
     if options.as_json:
         emit({"report": str(page)})

@@ -73,8 +73,8 @@ class ComparisonPlan:
 
 
 def finished_runs(path: Path, record: ComparisonRecord) -> list[FinishedRun]:
-    """The runs of a comparison that have finished, in the order of the plan."""
-    folders = [(run, RunFolder(path / run.folder)) for run in record.runs.values()]
+    """The runs of a comparison that have finished, in the order of the plan; RunError where a folder holds another."""
+    folders = [(run, record.require_own_folder(path, label)) for label, run in record.runs.items()]
     return [
         FinishedRun(run.configuration, folder.path, folder.result(), run.data_hash)
         for run, folder in folders
@@ -153,7 +153,7 @@ def plan_rest(path: Path, record: ComparisonRecord, data: Mapping[int, Data]) ->
     for label, settings in requested.items():
         record.require_same_data(path, label, hashes[settings.seed])
     tasks = make_tasks(requested.values(), data)
-    left = {n: s for n, s in requested.items() if not RunFolder(path / record.runs[n].folder).finished}
+    left = {n: s for n, s in requested.items() if not record.require_own_folder(path, n).finished}
     if left:
         record.require_same_version(path, __version__)
     runs = {n: prepare(s, data[s.seed], task=tasks[s.seed]) for n, s in left.items()}

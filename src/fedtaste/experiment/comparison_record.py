@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedtaste.data.sources import absolute_source
 from fedtaste.errors import RunError
@@ -46,6 +46,13 @@ class ComparisonRecord(ResultPart):
     track: TrackerName | None = None
     track_to: str | None = None
 
+    @field_validator("runs")
+    @classmethod
+    def _one_folder_each(cls, runs: dict[str, RecordedRun]) -> dict[str, RecordedRun]:
+        if len({run.folder for run in runs.values()}) < len(runs):
+            raise ValueError("two runs have the same folder")
+        return runs
+
     def settings(self, label: str) -> Settings:
         """The settings of a run."""
         try:
@@ -53,6 +60,24 @@ class ComparisonRecord(ResultPart):
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise RunError(f"{FILE} holds no settings of this fedtaste for {label} ({reason}). Run again.") from error
+
+    def require_own_folder(self, path: Path, label: str) -> RunFolder:
+        """The folder of a run, which may be missing; RunError where it is a link, or holds a run of other settings or
+        data than this comparison planned."""
+        run, folder = self.runs[label], RunFolder(path / self.runs[label].folder)
+        if folder.path.is_symlink():
+            raise RunError(f"{folder.path} is a symbolic link; a comparison needs the folder of {label} itself.")
+        if not (folder.path / "settings.json").exists():
+            if folder.finished:
+                raise RunError(f"{folder.path} has a result but no settings.json. Restore it, or compare again.")
+            return folder
+        header = folder.read("settings.json")
+        if header.get("settings") != run.settings or header.get("data_hash") != run.data_hash:
+            raise RunError(
+                f"{folder.path} holds a run with other settings or data than {FILE} says for {label}. Restore the "
+                "folder of this comparison, or remove it and train it again with `fedtaste resume`."
+            )
+        return folder
 
     @property
     def methods(self) -> list[str]:

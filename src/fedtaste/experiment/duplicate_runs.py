@@ -16,6 +16,7 @@ import numpy as np
 
 from fedtaste.core import Examples, Params
 from fedtaste.engine.run import run
+from fedtaste.experiment.comparison_record import recorded_settings
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.train import Prepared
 from fedtaste.files.folders import replace_folder
@@ -46,7 +47,7 @@ def copy_run(original: RunFolder, folder: RunFolder, prepared: Prepared) -> None
     def fill(new: Path) -> None:
         copy = RunFolder(new)
         shutil.copytree(original.path, new, dirs_exist_ok=True)
-        copy.write("settings.json", copy.read("settings.json") | {"settings": settings.model_dump()})
+        copy.write("settings.json", copy.read("settings.json") | {"settings": recorded_settings(settings)})
         copy.write("plan.json", shown)
         copy.write("result.json", result.model_copy(update=changes).dump())
 

@@ -115,6 +115,11 @@ def candidates(facts: Facts) -> tuple[Reasons, Reasons]:
 def plan_choice(settings: Settings, data: Data, task: Task) -> ChoicePlan:
     """Prepare the candidates; those that do not fit the settings (a wire, a cohort) are left out with the reason."""
     kind = task_kind(task.facts)
+    if settings.protocol == "published":
+        raise SettingError(
+            "--protocol published chooses the round on the test data, and --methods auto would choose the method on "
+            "them, too. Leave it out, or compare by name: --methods popularity,fedals."
+        )
     if adds_noise(settings):
         raise SettingError(
             "--methods auto chooses on validation, which a run with noise does not have: it would spend more of the "

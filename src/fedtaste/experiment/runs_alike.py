@@ -11,7 +11,7 @@ import numpy as np
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.compare import finished_runs
 from fedtaste.experiment.comparison_record import is_comparison, read_record
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import NOT_IN_RUN_ID, RunFolder
 from fedtaste.experiment.scores import PersonScores
 from fedtaste.experiment.seeds import FinishedRun, configurations
 
@@ -48,10 +48,12 @@ def _open(path: Path) -> list[FinishedRun]:
 
 
 def _labelled(folder: RunFolder) -> FinishedRun:
-    """A run whose configuration is its method with every setting in force."""
-    result = folder.result()
-    settings = json.dumps([result.method, result.settings, result.wire, result.epsilon], sort_keys=True, default=str)
-    return FinishedRun(settings, folder.path, result, str(folder.read("settings.json").get("data_hash")))
+    """A run whose configuration is all that it was asked for but the seed: runs are averaged over seeds only where
+    everything else is equal."""
+    settings = folder.settings().model_dump(mode="json", exclude=NOT_IN_RUN_ID | {"seed"})
+    configuration = json.dumps([settings, str(folder.continues)], sort_keys=True)
+    data_hash = str(folder.read("settings.json").get("data_hash"))
+    return FinishedRun(configuration, folder.path, folder.result(), data_hash)
 
 
 def _require_alike(first: FinishedRun, run: FinishedRun) -> None:

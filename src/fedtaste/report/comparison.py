@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.experiment.result import Comparison, ComparisonResult, Heterogeneity, RunResult
+from fedtaste.experiment.result import Comparison, ComparisonResult, Heterogeneity, MethodChoice, RunResult
 from fedtaste.experiment.seeds import FinishedRun, configurations, differences, seed_summary
 from fedtaste.report.curves import DataShape
 from fedtaste.report.differences import Study
@@ -26,6 +26,14 @@ class Compared:
     folders: list[Path]  # of the rows: the first seed's
     tradeoff: Tradeoff | None
     study: Study
+
+    def advised(self, choice: MethodChoice) -> Compared:
+        """The same with the method that `--methods auto` takes, and its sentence as the advice."""
+        if self.tradeoff is None:
+            return self
+        place = [row.method for row in self.rows].index(choice.take)
+        tradeoff = replace(self.tradeoff, choice=place, advice=choice.sentence)
+        return replace(self, tradeoff=tradeoff, study=replace(self.study, reference=tradeoff.names[place]))
 
     def write_report(self, path: Path, shape: DataShape | None) -> Path:
         """Write report.html and its plots into a folder."""

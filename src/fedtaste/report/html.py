@@ -144,6 +144,8 @@ def headline(results: Sequence[RunResult], tradeoff: Tradeoff | None = None) -> 
     shown = columns(results, METRICS)
     if not shown:
         return f"{', '.join(labels(results))}: no results on held-out data."
+    if tradeoff and len(tradeoff.undecided) == len(results):
+        return f"Of {len(results)} runs none is chosen: they have no validation figures to choose settings by."
     best = shown[0].best(results)
     i = next(i for i, r in enumerate(results) if shown[0].value(r) is not None and best in (None, shown[0].value(r)))
     start = f"Best of {len(results)}: " if best is not None else ""

@@ -76,18 +76,34 @@ def surface(axes: tuple[str, ...], tradeoff: Tradeoff, results: Sequence[RunResu
     costs = tradeoff.costs | {"epsilon": [epsilon_of(result) for result in results], "accuracy": tradeoff.levels}
     points = [{axis: costs[axis][i] for axis in axes} for i in range(len(results))]
     sign = {axis: -tradeoff.quality.better if axis == "accuracy" else 1 for axis in axes}
-    signed = [[None if v is None else sign[a] * v for a, v in point.items()] for point in points]
+    signed = [
+        [None if v is None or i in tradeoff.undecided else sign[a] * v for a, v in point.items()]
+        for i, point in enumerate(points)
+    ]
     return Surface(axes, points, undominated(signed))
 
 
 def by_epsilon(tradeoff: Tradeoff, results: Sequence[RunResult]) -> str:
-    """The best test figure for every promised epsilon: `Highest test NDCG@10 with epsilon 1: FedVeil (0.280); ...`."""
+    """The best test figure for every promised epsilon: `Highest test NDCG@10 with epsilon 1: FedVeil (0.280); ...`.
+    Several settings of a method without validation figures take no part, and a sentence says so."""
     groups: dict[float, list[tuple[float, str]]] = {}
     better = tradeoff.quality.better
-    for result, value in zip(results, tradeoff.values):
-        if result.epsilon is not None and value is not None:
+    for i, (result, value) in enumerate(zip(results, tradeoff.values)):
+        if result.epsilon is not None and value is not None and i not in tradeoff.undecided:
             groups.setdefault(float(f"{result.epsilon:.2g}"), []).append((value, method_name(result.method)))
     best = {epsilon: max(runs, key=lambda run: better * run[0]) for epsilon, runs in sorted(groups.items())}
     words = [f"{epsilon:g}: {name} ({decimals(value)})" for epsilon, (value, name) in best.items()]
     figure = f"{'Highest' if better > 0 else 'Lowest'} test {tradeoff.quality.title}"
-    return f"{figure} with epsilon {'; with '.join(words)}." if words else ""
+    best_figures = f"{figure} with epsilon {'; with '.join(words)}." if words else ""
+    return " ".join(filter(None, [best_figures, _undecided_sentence(tradeoff, results)]))
+
+
+def _undecided_sentence(tradeoff: Tradeoff, results: Sequence[RunResult]) -> str:
+    """Which methods were tried with several settings that only test figures could choose between."""
+    methods = dict.fromkeys(method_name(results[i].method) for i in sorted(tradeoff.undecided))
+    if not methods:
+        return ""
+    return (
+        f"Several settings of {', '.join(methods)} were tried without validation figures, so none of them is advised "
+        "or on a front: their test figures must not choose between them."
+    )

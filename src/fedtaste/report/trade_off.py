@@ -3,7 +3,8 @@
 The choice goes by validation figures and never by test figures. Where several settings of a method were tried, the test
 figures of all but the one that validation chose are withheld, and fronts and rivals go by validation, too; the width of
 the choice's interval on test then stands in for the noise of validation, which is measured on about as many people.
-Different methods are compared on test.
+Different methods are compared on test. Several settings of a method without validation figures, as those of runs with
+noise, are on no front and take no part in the advice: the best of their test figures would flatter it.
 
 A run is on the front of a cost where no other run is at least as good and as cheap, and better in one of the two. The
 advice claims a difference only where intervals allow it: a run whose value lies inside the best run's 95 % interval is
@@ -63,6 +64,7 @@ class Tradeoff:
     choice: int | None
     advice: str = ""
     surface: Surface | None = None  # over all requested axes at once
+    undecided: frozenset[int] = frozenset()  # several settings of a method without validation figures to choose by
 
     def summary(self) -> TradeoffSummary:
         """The part of it that `--json` prints."""
@@ -153,12 +155,13 @@ def trade_off(
     withheld = not_chosen(results, valid, costs, quality.better) if sweeps else frozenset()
     values = [None if i in withheld else quality.value(result) for i, result in enumerate(results)]
     intervals = [None if i in withheld else quality.interval(result) for i, result in enumerate(results)]
-    levels = valid if withheld else values
+    undecided = undecided_settings(results, valid) if sweeps else frozenset()
+    levels = [None if i in undecided else level for i, level in enumerate(valid if withheld else values)]
     fronts = {cost: front(levels, paid, quality.better) for cost, paid in costs.items()}
     choice = _choose(results, values, valid, costs, quality.better)
     sweep = find_sweep(results, choice)
     tradeoff = Tradeoff(
-        quality, labels(results), values, intervals, valid, withheld, costs, fronts, sweep, choice
+        quality, labels(results), values, intervals, valid, withheld, costs, fronts, sweep, choice, undecided=undecided
     )  # fmt: skip
     advice = " ".join(filter(None, [advise(tradeoff, results, heterogeneity), by_epsilon(tradeoff, results)]))
     return replace(tradeoff, advice=advice, surface=surface(axes, tradeoff, results) if axes else None)
@@ -176,6 +179,16 @@ def not_chosen(
             tried.setdefault(method_key(result), []).append(i)
     kept = {_best(places, valid, costs, better) for places in tried.values()}
     return frozenset(i for places in tried.values() for i in places if i not in kept)
+
+
+def undecided_settings(results: Sequence[RunResult], valid: Sequence[float | None]) -> frozenset[int]:
+    """The runs without validation figures that share method and epsilon: several settings were tried, and only their
+    test figures could choose between them. They are on no front, and no advice names them."""
+    tried: dict[tuple[str, str], list[int]] = {}
+    for i, result in enumerate(results):
+        if valid[i] is None:
+            tried.setdefault((method_key(result), f"{epsilon_of(result):.2g}"), []).append(i)
+    return frozenset(i for places in tried.values() if len(places) > 1 for i in places)
 
 
 def front(values: Sequence[float | None], paid: Sequence[float | None], better: int = 1) -> list[int]:

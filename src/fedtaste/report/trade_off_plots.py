@@ -39,7 +39,7 @@ def front_plot(tradeoff: Tradeoff) -> Plot | None:
     title = f"{tradeoff.basis} {tradeoff.quality.title}"
     places = [i for i, (cost, value) in enumerate(zip(paid, values)) if cost is not None and value is not None]
     sent = [cost for i in places if (cost := paid[i])]
-    if len(places) < 2 or not sent:
+    if len(places) < 2 or not sent or not tradeoff.fronts["bytes"]:
         return None
     drawing, axes = figure(f"Trade-off: {title} against bytes", "bytes up and down, all people and rounds", title)
     log_axis(axes, "x", min(sent), max(sent), short_bytes)
