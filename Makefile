@@ -64,6 +64,7 @@ bench: .venv/ready
 
 evidence: .venv/ready notebooks
 	$(BIN)/python benchmarks/evidence.py
+	for example in examples/*.py; do $(BIN)/python $$example || exit 1; done
 
 notebooks: .venv/ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[notebooks]'

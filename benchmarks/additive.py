@@ -1,10 +1,13 @@
 """Measure additive personalisation (item = common + own) under the clean protocol; write docs/evidence/additive.json.
 
-python benchmarks/additive.py [--quick] [--amazon FILE] [--out FILE]      --quick: a smoke test, writes only to --out
+python benchmarks/additive.py [--quick] [--study fedrap] [--amazon FILE] [--tweetings FILE] [--out FILE] [--table]
 
-The study compares FedRAP with common + own tables and with the common table alone, each tuned, and then private
-additions to FedALS's shared factors. Every choice is made on validation; the test of each choice is read once.
-docs/additive.md has the results.
+--study runs one of the three studies (fedrap, released, factors) and leaves the figures of the others; --quick is a
+smoke test and writes only to --out; --table prints the first two as the tables of docs/additive.md, without a run.
+
+The studies compare FedRAP with common + own tables and with the common table alone, with its clean defaults and with
+the released settings, and try private additions to FedALS's shared factors. Every choice is made on validation; the
+test of each choice is read once. docs/additive.md has the results.
 """
 
 from __future__ import annotations
@@ -13,144 +16,109 @@ import argparse
 import datetime
 import json
 import os
-import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-from additive_factors import SHAPES, Pair, average, difference, study_factors, train
+from additive_factors import study_factors
+from additive_fedrap import BASE, FIXED, LABELS, SEEDS, STRENGTHS, study_fedrap, study_released
 
 import fedtaste
-from fedtaste.engine.run import State, begin, run
-from fedtaste.errors import FedtasteError
-from fedtaste.experiment.plan import plan
 from fedtaste.experiment.resources import set_threads
-from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import make_task
-from fedtaste.tasks.base import Served
 
+STUDIES = ("fedrap", "released", "factors")
 ROOT = Path(__file__).parents[1]
-AMAZON = os.environ.get("FEDTASTE_AMAZON", str(ROOT.parent / "shared" / "data" / "amazon-video.csv.gz"))
-RELEASED = {"table_lr": 200, "lr": 0.5, "passes": 10, "lam": 0.1, "mu": 0.1, "weight_decay": 1e-4, "released": True}
-SPACE = {
-    "table_lr": [100, 500, 2500], "lr": [0.02, 0.1, 0.5, 2.0], "passes": [1, 3, 10], "lam": [0.0, 0.01, 0.1],
-    "mu": [0.0, 0.01, 0.1], "weight_decay": [1e-5, 1e-4, 3e-4], "released": [True, False], "own_zero": [True, False],
-}  # fmt: skip
+SHARED = ROOT.parent / "shared" / "data"
+AMAZON = os.environ.get("FEDTASTE_AMAZON", str(SHARED / "amazon-video.csv.gz"))
+TWEETINGS = os.environ.get("FEDTASTE_TWEETINGS", str(SHARED / "movietweetings.csv.gz"))
 
 
-def fedrap(name, task, parts, trial):
-    """(method, model, sampling) of one trial; `own_zero` starts own rows at zero and not at N(0, 1)."""
-    unread = {"own_zero"} | ({"lam"} if parts != "both" else set()) | ({"mu"} if parts == "own" else set())
-    unread |= set() if trial["released"] else {"weight_decay"}
-    values = {n: str(v).lower() for n, v in trial.items() if n not in unread} | {"parts": parts}
-    run_plan = plan(Settings(data=name, method="fedrap", new_people=0.0, set=values), task.facts)
-    model = run_plan.model
-    if trial.get("own_zero") and parts == "both":
-        model = replace(model, init=lambda g: (p := run_plan.model.init(g)) | {"own": torch.zeros_like(p["own"])})
-    return run_plan.method, model, run_plan.sampling
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("0.", ".")
 
 
-def search(task, built, state, rounds, patience):
-    """(best validation NDCG@10, its round); a given state counts as a round."""
-    method, model, sampling = built
-    federation = task.federation("search", method, sampling, None)
-    first = state.round if state else 0
-    best = (task.validation(Served(method, model, state, sampling)).exact()["ndcg@10"], first) if state else (0.0, 1)
-    try:
-        for result in run(method, model, federation, rounds=first + rounds, state=state):
-            validation = task.validation(Served(method, model, result.state, sampling))
-            best = max(best, (validation.exact()["ndcg@10"], result.number))
-            if result.number - best[1] >= patience:
-                break
-    except FedtasteError:  # the training diverged: the rounds before count
-        pass
-    return best
+def print_tables(page: dict) -> None:
+    """The studies of FedRAP: test levels, both - common with intervals, and validation by strength of the own part."""
+    print("| data | settings | NDCG common, both | both - common: HR | NDCG | HR full |\n|---|---|---|---|---|---|")
+    for name, data in page["data"].items():
+        results = {**data.get("released", {}).get("results", {}), **data.get("fedrap", {}).get("results", {})}
+        for label, words in LABELS.items():
+            if f"{label} both - common" not in results:
+                continue
+            levels = [f"{results[f'{label} {parts}']['test']['ndcg']:.3f}"[1:] for parts in ("common", "both")]
+            gaps = results[f"{label} both - common"]["difference"]
+            cells = [gap_cell(gaps[n]["all"]) if n in gaps else "" for n in ("hr", "ndcg", "hr_full")]
+            print("|", " | ".join([name, words, ", ".join(levels), *cells]), "|")
+    for name, data in page["data"].items():
+        for parts, trials in data.get("fedrap", {}).get("validation", {}).items():
+            for trial in trials:
+                rate = trial["settings"]["own_rate"] if parts == "both" else 0
+                print(f"{name}: own_rate {rate}, validation NDCG@10 {trial['ndcg']:.4f} in round {trial['round']}")
 
 
-def warm_start(built, state):
-    """A trained common model as the start of `built`; its own rows, if it has any, are zero."""
-    method, model, _ = built
-    start = begin(method, model, type("People", (), {"people": state.private.people})())
-    start.private.stacked |= {n: v.clone() for n, v in state.private.stacked.items() if n != "scale"}
-    return State({n: v.clone() for n, v in state.shared.items()}, {}, start.private, state.round)
+def gap_cell(gap: dict) -> str:
+    """A difference with its interval; bold where the interval is without 0."""
+    low, high = gap["ci"]
+    mean = f"**{signed(gap['mean'])}**" if low > 0 or high < 0 else signed(gap["mean"])
+    return f"{mean} [{signed(low)}, {signed(high)}]"
 
 
-def evaluate(task, built, state) -> Pair:
-    method, model, sampling = built
-    raw = task.evaluate(Served(method, model, state, sampling), task.evaluated, None).kinds
-    return {"ndcg": np.array(raw["sampled"]["ndcg@10"]), "hr_full": np.array(raw["full"]["hr@10"])}
-
-
-def study_fedrap(data, name, draws, rounds, seeds):
-    task = make_task(Settings(data=name, method="fedrap", new_people=0.0), data)
-    chance = random.Random(1)
-    trials = [RELEASED] + [{n: chance.choice(v) for n, v in SPACE.items()} for _ in range(draws)]
-    results, tests, tuned = {}, {}, {}
-    for parts in ("common", "both", "own"):
-        tried = trials if parts != "own" else trials[: 1 + draws // 3]
-        scores = [search(task, fedrap(name, task, parts, t), None, rounds, 6) for t in tried]
-        for label, at in (("released", 0), ("tuned", max(range(len(tried)), key=lambda i: scores[i]))):
-            built = fedrap(name, task, parts, tried[at])
-            states = [train(task, built, "final", scores[at][1], s) for s in range(seeds)]
-            tests[f"{label} {parts}"] = average([evaluate(task, built, s) for s in states])
-            tuned[parts] = (built, scores[at][1], states)
-            results[f"{label} {parts}"] = {
-                "trials": len(tried), "settings": tried[at], "rounds": scores[at][1], "valid_ndcg": scores[at][0],
-            }  # fmt: skip
-    base, base_rounds, states = tuned[
-        "common"
-    ]  # own rows added to the tuned common model, compared with further training without them
-    for parts in ("common", "both"):
-        options = []
-        for table_lr in (1.0, 10.0, 100.0):
-            trial = {"table_lr": table_lr, "lr": 0.1, "passes": 3, "lam": 0.0, "mu": 0.0, "released": False}
-            built = fedrap(name, task, parts, trial | {"own_zero": True})
-            start = warm_start(built, train(task, base, "search", base_rounds, 0))
-            options.append((search(task, built, start, 10, 5), trial, built))
-        (score, last), trial, built = max(options, key=lambda o: o[0])
-        results[f"warm {parts}"] = {"trials": 3, "settings": trial, "rounds": last - base_rounds, "valid_ndcg": score}
-        ends = [train(task, built, "final", last, s, warm_start(built, state)) for s, state in enumerate(states)]
-        tests[f"warm {parts}"] = average([evaluate(task, built, end) for end in ends])
-    for label in ("released", "tuned", "warm"):
-        results[f"{label} both - common"] = difference(tests[f"{label} both"], tests[f"{label} common"], data)
-    for label, pair in tests.items():
-        results[label]["test"] = {n: round(float(v.mean()), 4) for n, v in pair.items()}
-    return results
-
-
-def name_of(name):
-    return name if name in SHAPES else "amazon-video"
+def paths(arguments: argparse.Namespace, study: str) -> dict[str, str]:
+    """The data sets of a study that are there, by name."""
+    wanted = {"ml-100k": "ml-100k", "amazon-video": arguments.amazon}
+    wanted |= {"movietweetings": arguments.tweetings} if study != "factors" else {}
+    missing = [name for name, path in wanted.items() if name != path and not Path(path).exists()]
+    for name in missing:
+        print(f"SKIPPED: {name} was not found; name its file with --amazon or --tweetings.", flush=True)
+    return {name: path for name, path in wanted.items() if name not in missing}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--study", choices=STUDIES)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--amazon", default=AMAZON)
+    parser.add_argument("--tweetings", default=TWEETINGS)
     parser.add_argument("--out")
-    arguments, start = parser.parse_args(), time.perf_counter()
-    set_threads(1)
-    out = arguments.out or (None if arguments.quick else ROOT / "docs" / "evidence" / "additive.json")
-    draws, rounds = (3, 8) if arguments.quick else (15, 40)
-    seeds = {"ml-100k": 1, "amazon-video": 1} if arguments.quick else {"ml-100k": 3, "amazon-video": 2}
-    command = "python benchmarks/additive.py" + " --quick" * arguments.quick
-    page = {"date": datetime.date.today().isoformat(), "command": command}
-    page |= {"seeds": seeds, "fedrap": {"space": SPACE, "draws": draws, "rounds": rounds, "patience": 6}, "data": {}}
-    for name in ("ml-100k", arguments.amazon):
-        if name not in SHAPES and not Path(name).exists():
-            print("SKIPPED: Amazon Video was not found; name its file with --amazon.", flush=True)
-            continue
-        data = fedtaste.load(name)
-        results = {"people": len(data.people), "items": len(data.items), "interactions": len(data)}
-        results["fedrap"] = study_fedrap(data, name, draws, rounds, seeds[name_of(name)])
-        print(name_of(name), "FedRAP", round(time.perf_counter() - start), "s", flush=True)
-        results["factors"] = study_factors(data, name, seeds[name_of(name)])
-        print(name_of(name), "factors", round(time.perf_counter() - start), "s", flush=True)
-        page["data"][name_of(name)] = results
-        page["minutes"] = round((time.perf_counter() - start) / 60, 1)
+    arguments = parser.parse_args()
+    evidence = ROOT / "docs" / "evidence" / "additive.json"
+    out = Path(arguments.out or evidence) if arguments.out or not arguments.quick else None
+    page = json.loads(out.read_text()) if out and out.exists() else {"data": {}}
+    studies = () if arguments.table else (arguments.study,) if arguments.study else STUDIES
+    for study in studies:
+        start, names = time.perf_counter(), paths(arguments, study)
+        facts, figures = run_study(study, names, arguments.quick)
+        page[study] = {"date": datetime.date.today().isoformat(), **facts}
+        page[study]["minutes"] = round((time.perf_counter() - start) / 60, 1)
+        for name in names:
+            page["data"].setdefault(name, {}).update(figures[name])
         if out:
-            Path(out).write_text(json.dumps(page, indent=1) + "\n")
+            out.write_text(json.dumps(page, indent=1) + "\n")
+    print_tables(page)
+
+
+def run_study(study: str, names: dict[str, str], quick: bool) -> tuple[dict, dict[str, dict]]:
+    """(how the study was made, its figures by data set)."""
+    set_threads(1)
+    command = f"python benchmarks/additive.py --study {study}" + " --quick" * quick
+    if study == "fedrap":
+        rounds = 2 if quick else 80
+        results = study_fedrap(list(names.values()), rounds)
+        facts: dict = {"settings": FIXED | BASE, "strengths": STRENGTHS, "rounds": rounds, "seeds": SEEDS}
+        figures = {name: {"fedrap": results[path]} for name, path in names.items()}
+    elif study == "released":
+        rounds = 2 if quick else 80
+        results = study_released(list(names.values()), rounds)
+        facts = {"rounds": rounds, "seeds": SEEDS}
+        figures = {name: {"released": results[path]} for name, path in names.items()}
+    else:
+        seeds = {"ml-100k": 1, "amazon-video": 1} if quick else {"ml-100k": 3, "amazon-video": 2}
+        facts = {"seeds": seeds}
+        figures = {name: {"factors": study_factors(fedtaste.load(p), p, seeds[name])} for name, p in names.items()}
+    for name, path in names.items():
+        data = fedtaste.load(path)
+        figures[name] |= {"people": len(data.people), "items": len(data.items), "interactions": len(data)}
+    return {"command": command, **facts}, figures
 
 
 if __name__ == "__main__":

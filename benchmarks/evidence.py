@@ -36,7 +36,10 @@ COMPARE = "popularity,local,fedavg,fedrecon,fedals,centralised"
 JOBS = {  # name -> commands, each of which prints one JSON object
     "main": ["run", "run --set recency=1"],
     "folds": ["run --new-people folds"],
-    "seeds": [f"run --seed {seed}" for seed in range(1, 6)],
+    "seeds": [
+        "compare --methods fedals,fedtrail --seeds 5 --threads 1 --jobs 1",
+        "compare --method fedals --sweep lam=0.003,0.01,0.03 --sweep k=16,32 --threads 1 --jobs 1",
+    ],
     "ratings": [
         "run --task ratings --method fedrecon --set solver=exact",
         "run --task ratings --method fedrecon",
@@ -50,7 +53,8 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "honest-amazon": [f"compare --methods {STUDY} --data {AMAZON} --protocol {p} --threads 1" for p in PROTOCOLS],
     "fedrap": [
         "run --method fedrap --protocol published --rounds 100",
-        "run --method fedrap --rounds 100",
+        "run --method fedrap --set released=true --rounds 100",
+        "run --method fedrap",
         "run --method pfedrec --protocol published --rounds 60",
     ],
     "fedtrail": [
@@ -114,7 +118,7 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "update": ["update.py --methods fedals,fedtrail --out docs/evidence/update.json"],
     "tables": ["honest.py"],  # the tables of README and docs/honest.md, from the files of the other jobs
 }
-DROPPED = ("run", "report", "scale")  # fields that depend on the machine or are not needed
+DROPPED = ("run", "runs", "report", "scale")  # fields that depend on the machine or are not needed
 THIN = 10  # of a curve, every tenth round and the first two are kept
 
 

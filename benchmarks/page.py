@@ -1,6 +1,6 @@
-"""Measure the exported page on ML-100K. Run `python benchmarks/page.py [int8|fedtrail|speed|api|lists|shots ...]`.
+"""Measure the exported page on ML-100K: `python benchmarks/page.py [int8|fedtrail|speed|api|lists|shots|report ...]`.
 
-Without arguments it runs all parts but `shots`. It prints a JSON object for each part and writes it to
+Without arguments it runs all parts but the pictures. It prints a JSON object for each part and writes it to
 docs/evidence/page.json.
 
 lists    200 random people: the first twenty titles in chromium (float32), in Python and of `fedtaste recommend`
@@ -8,7 +8,8 @@ int8     the effect of 8-bit tables: NDCG@10 of everybody's held-out item, and t
 fedtrail the same as lists and int8 for FedTrail, whose trail table is also pruned, and the size of its bundle
 speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
 api      2,000 requests that schemathesis generates, and 100 at once, to `fedtaste serve --api` (page_api.py)
-shots    the pictures in the README
+shots    the pictures of the page in the README
+report   the picture of a report in the README: six methods on ML-100K
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import datetime
 import io
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -79,9 +81,7 @@ def export(run: Path, precision: str) -> tuple[BundleRecommender, dict[str, byte
 
 
 def random_person(rng: np.random.Generator, python: BundleRecommender) -> Taste:
-    own = [
-        at for at, title in enumerate(python.bundle.titles) if python.titles.get(title) == at
-    ]  # some titles occur twice
+    own = np.unique(python.titles.groups)  # some titles occur twice
     likes = rng.permutation(own)[: rng.integers(1, 60)]
     low, high = python.scale
     values = rng.integers(low, high + 1, len(likes)).astype(float) if python.task == "ratings" else np.ones(len(likes))
@@ -289,6 +289,17 @@ def shots(folder: Path) -> list[str]:
     return list(SHOTS)
 
 
+def report(folder: Path) -> list[str]:
+    """Write docs/report.png."""
+    options = ["--methods", "popularity,local,fedavg,fedrecon,fedals,centralised", "--out", str(folder / "report")]
+    subprocess.run([sys.executable, "-m", "fedtaste", "compare", "--data", "ml-100k", *options], check=True)
+    with Browser() as chromium:
+        page = chromium.chromium.new_page(viewport={"width": 1280, "height": 1450})
+        page.goto((folder / "report" / "report.html").as_uri())
+        page.screenshot(path=ROOT / "docs" / "report.png")
+    return ["report.png"]
+
+
 TIMED = """() => {
   addEventListener("keydown", () => (window.began = performance.now()), { capture: true, once: true });
   new MutationObserver((_, seen) => { window.ended = performance.now(); seen.disconnect(); })
@@ -301,14 +312,15 @@ PARTS: dict[str, Callable[[Path], Any]] = {
     "api": lambda folder: api(),
     "lists": lists,
 }
+PICTURES = {"shots": shots, "report": report}
 
 
 def main() -> None:
     evidence = json.loads(EVIDENCE.read_text()) if EVIDENCE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or PARTS:
-            if name == "shots":
-                print(json.dumps({name: shots(Path(folder))}))
+            if name in PICTURES:
+                print(json.dumps({name: PICTURES[name](Path(folder))}))
                 continue
             result = PARTS[name](Path(folder))
             today = datetime.date.today().isoformat()

@@ -16,6 +16,7 @@ from pydantic_core import core_schema
 from fedtaste.audit.result import AuditResult
 from fedtaste.bench.result import BenchResult
 from fedtaste.experiment.result import ComparisonResult, FitResult, RunResult
+from fedtaste.experiment.tune_result import TuneResult
 from fedtaste.poisoning.result import PoisonResult
 from fedtaste.serving.recommendation import RecommendResult, SimilarItems
 
@@ -24,6 +25,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "run": RunResult,
     "fit": FitResult,
     "compare": ComparisonResult,
+    "tune": TuneResult,
     "recommend": RecommendResult,
     "similar": SimilarItems,
     "audit": AuditResult,

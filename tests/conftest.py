@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.modules import DRAWN, INTEGRATION, PLOTTED
 settings.register_profile("fedtaste", deadline=None)
 settings.load_profile("fedtaste")
 
+NUMBERS = count()  # of the tests' ledgers
 SAVEFIG, ADD_SUBPLOT = Figure.savefig, Figure.add_subplot
 PIXEL = bytes.fromhex(  # a PNG file
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a4944415478da63600000000200"
@@ -104,9 +106,18 @@ def real_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def ledgers(tmp_path_factory):
-    """Keep private runs of tests out of the user's privacy ledgers, in subprocesses as well."""
+    """Keep private runs of fixtures out of the user's privacy ledgers, in subprocesses as well."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTASTE_LEDGERS", str(tmp_path_factory.mktemp("ledgers")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_ledgers(ledgers, tmp_path_factory):
+    """Each test has ledgers of its own. In shared ones a run would be composed with the runs of all earlier tests, and
+    this would take longer with every test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTASTE_LEDGERS", str(tmp_path_factory.getbasetemp() / "ledgers-of-tests" / str(next(NUMBERS))))
         yield
 
 

@@ -79,8 +79,8 @@ def test_fedrecon_reveals_only_the_query_half_of_a_list():
 
 
 def fedrap_world():
-    """(plan, federation, initial state) of FedRAP on sparse data."""
-    settings, task, _ = audit_inputs(SPARSE, method="fedrap")
+    """(plan, federation, initial state) of FedRAP as released, on sparse data."""
+    settings, task, _ = audit_inputs(SPARSE, method="fedrap", set={"released": "true"})
     prepared = plan(settings, task.facts)
     federation = task.federation("final", prepared.method, prepared.sampling, None)
     state = begin(prepared.method, prepared.model, federation, 0)

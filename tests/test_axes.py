@@ -55,7 +55,7 @@ def test_epsilon_is_infinite_without_privacy_and_zero_without_uploads():
 
 def test_the_advice_names_the_best_run_for_every_epsilon():
     advice = trade_off(RUNS).advice
-    assert "Best with epsilon 1, FedVeil (0.300); with 3, FedVeil (0.400)." in advice
+    assert "Highest test NDCG@10 with epsilon 1: FedVeil (0.300); with 3: FedVeil (0.400)." in advice
     assert "epsilon" in trade_off(RUNS).fronts and "epsilon" not in trade_off([RUNS[0], RUNS[5]]).fronts
 
 

@@ -18,7 +18,7 @@ from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.serving.bundle import FORMAT, UNPINNED, Manifest, parse, read_bundle, sha256
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files, export, popularity
-from fedtaste.serving.filters import Candidates, genre_items
+from fedtaste.serving.item_lists import genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.recommend import recommend
@@ -79,7 +79,7 @@ def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
         taste = Taste(likes[:, 0].astype(np.int64), likes[:, 1], np.array(case["dislikes"], np.int64), case["timed"])
         genres = [catalogue.genre_names[number] for number in case.get("genres", [])]
         allowed = genre_items(catalogue, genres) if genres else None
-        ranking = films.rank(taste, 20, case["adventurous"], Candidates(allowed))
+        ranking = films.rank(taste, 20, case["adventurous"], allowed)
         assert ranking.items.tolist() == case["items"] and ranking.popular == case["popular"]
         assert np.allclose(ranking.scores, case["scores"], rtol=1e-12)
         assert ranking.because == case["because"]
@@ -240,7 +240,7 @@ def test_nothing_is_recommended_to_a_person_who_likes_everything(films):
         (lambda r: r.recommend(n=True), "at least 1"),
         (lambda r: r.recommend(adventurous=2), "from -1 to 1"),
         (lambda r: r.recommend(adventurous=float("nan")), "from -1 to 1"),
-        (lambda r: r.recommend("Toy Story"), "a list of titles"),
+        (lambda r: r.recommend("Toy Story"), "likes must be a list"),
         (lambda r: r.recommend([r.bundle.titles[0]], dislikes=[r.bundle.titles[0]]), "Choose one"),
         (lambda r: r.recommend(ratings={r.bundle.titles[0]: 1.0}), "liked or not"),
     ],

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
@@ -22,7 +23,6 @@ import fedtaste.flower.cluster as cluster_module
 from fedtaste.errors import RunError, SettingError
 from fedtaste.flower.certificates import (
     LOOPBACK,
-    expiry,
     issue_server,
     load_node_key,
     make_authority,
@@ -35,6 +35,10 @@ from fedtaste.flower.superlink_client import SuperLinkClient, Unreachable
 from support.tls import handshake
 
 # --------------------------------------------------------------------------------------------- certificates
+
+
+def expiry(certificate: Path) -> datetime:
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def mode(path: Path) -> int:

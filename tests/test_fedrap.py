@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from fedtaste.core import Download, Examples, Fast
+from fedtaste.core import Download, Examples, Fast, Upload
 from fedtaste.data.synthetic import synthetic
 from fedtaste.engine.checkpoint import same_bytes
 from fedtaste.engine.run import begin, run
@@ -24,6 +24,7 @@ from fedtaste.federation import of_histories
 from fedtaste.kernels.row_pages import PAGE, Pages
 from fedtaste.methods import build
 from fedtaste.methods.fedrap import SCHEDULES
+from fedtaste.methods.server_optimizers import with_server
 from fedtaste.models import additive, factorization
 from support.states import assert_close, everything
 
@@ -59,6 +60,10 @@ VARIANTS = [
     {"parts": "own"},
     {"bound": 2.0, "lam": 0.5},
     {"prox": 0.05, "mu": 0.0},
+    {"own_rate": 0.1, "own_start": 0.0, "start": 0.3},
+    {"own_rate": 0.1, "penalty": "l2", "weight_decay": 0.01},
+    {"own_rate": 0.5, "parts": "own", "weight_decay": 0.01},
+    {"weights": "examples"},
     {"weight_decay": 0.002, "step_decay": 0.9, "round_decay": 0.5},
     {"lr": 0.1, "table_lr": 40.0, "passes": 3},
     *({"released": False, "schedule": name} for name in SCHEDULES),
@@ -164,6 +169,46 @@ def test_prox_sets_entries_of_the_item_table_to_exactly_zero():
     without_prox, with_prox = train(rounds=4)[-1].state.shared, train(rounds=4, prox=0.2)[-1].state.shared
     assert float((without_prox["item"] == 0).float().mean()) == 0
     assert float((with_prox["item"] == 0).float().mean()) > 0.3
+
+
+def test_a_server_optimiser_steps_by_the_mean_change_with_its_decay():
+    """sgd with rate 1 is the plain server; adagrad divides the same change by its size, before the threshold."""
+    plain, model = fedrap_of(prox=0.01, weight_decay=0.01)
+    shared, private = plain.init(model.init(torch.Generator().manual_seed(5)))
+    change, decay = torch.randn(ITEMS, 8, generator=torch.Generator().manual_seed(6)), torch.tensor(-0.2)
+    upload = Upload({"item": 3 * change, "decay": 3 * decay, "loss": torch.ones(())}, torch.tensor(3.0))
+    same = with_server(plain, "fedrap", {"server": "sgd", "server_lr": 1.0})
+    assert torch.equal(plain.server(shared, {}, upload)[0]["item"], same.server(shared, {}, upload)[0]["item"])
+    adaptive = with_server(plain, "fedrap", {"server": "adagrad", "server_lr": 0.5, "tau": 0.1})
+    moved, memory = adaptive.server(shared, {}, upload)
+    total = change + decay * shared["item"]
+    item = shared["item"] + 0.5 * total / ((0.1**2 + total**2).sqrt() + 0.1)
+    torch.testing.assert_close(moved["item"], item.sign() * (item.abs() - 0.01).clamp(min=0))
+    torch.testing.assert_close(memory["v.item"], 0.1**2 + total**2)
+    with pytest.raises(SettingError, match="no use for a server optimiser"):
+        with_server(fedrap_of(parts="own")[0], "fedrap", {"server": "adagrad"})
+
+
+def test_an_own_part_that_starts_at_nothing_and_stands_still_is_the_common_part_alone():
+    nothing = {"lam": 0.0, "released": False, "schedule": "fixed", "weights": "examples"}
+    both = train(own_start=0.0, own_rate=0.0, **nothing)[-1].state
+    common = train(parts="common", **nothing)[-1].state
+    torch.testing.assert_close(both.shared["item"], common.shared["item"], rtol=1e-5, atol=1e-6)
+    assert both.private.gather(np.arange(PEOPLE))["own"].abs().max() < 1e-5
+
+
+def test_weights_by_examples_give_the_mean_over_examples():
+    """With passes=1 and batch=0 the change of C is the gradient of the mean over all examples of all people."""
+    settings = {"passes": 1, "released": False, "lam": 0.0, "mu": 0.0, "weights": "examples", "parts": "common"}
+    method, model = fedrap_of(**settings)
+    start = model.init(torch.Generator().manual_seed(2))
+    moved = next(run(method, model, federation(0), rounds=1, seed=2)).state.shared["item"]
+    examples = federation(0).examples(federation(0).members, 0, "samples")
+    c, items = start["item"].double().requires_grad_(), torch.from_numpy(examples.inputs).long()
+    logits = c[items] @ start["user"].double() + start["bias"]
+    targets = torch.from_numpy(examples.targets).double()
+    (gradient,) = torch.autograd.grad(torch.nn.functional.binary_cross_entropy_with_logits(logits, targets), c)
+    np.testing.assert_allclose(moved, (c - BASE_SETTINGS["table_lr"] * gradient).detach(), atol=1e-5)
 
 
 def test_bound_limits_the_distance_of_private_and_common_tables():

@@ -117,7 +117,7 @@ def test_errors_send_no_control_codes_to_a_terminal(tmp_path):
     rows = [f"\x1b[2Jann{u},i{(u * 7 + j) % 30}" for u in range(30) for j in range(6)]
     (tmp_path / "nasty.csv").write_text("user,item\n" + "\n".join(rows))
     fedtaste("fit", "--data", tmp_path / "nasty.csv", *FIT[2:], "--out", tmp_path / "model")
-    output = fedtaste("recommend", tmp_path / "model", "--person", "zzz").refused("is nobody", "ann")
+    output = fedtaste("recommend", tmp_path / "model", "--person", "zzz").refused("is not a person", "ann")
     assert "\x1b" not in output.err
 
 

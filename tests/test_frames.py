@@ -63,6 +63,11 @@ GOOD = {
         {"user": "who"},
         {"people": ("p", "q"), "notes": ("Columns not used: user.",)},
     ),
+    "a misspelt optional column": (
+        {**PAIR, "raiting": [1, 2]},
+        {},
+        {"value": None, "notes": ('Columns not used: raiting (if it is the rating: rating="raiting").',)},
+    ),
     "no ratings wanted": ({**PAIR, "rating": [1, 2]}, {"rating": None}, {"value": None}),
     "leading zeros": (
         {"user": ["007", "7"], "item": ["1.0", "NA"]},
@@ -178,12 +183,6 @@ BAD = {
         {"user": "usr"},
         DataError,
         ['"usr" is not a column', 'Did you mean "user"?', 'user="usr"'],
-    ),
-    "a misspelt optional column": (
-        {**PAIR, "raiting": [1, 2]},
-        {},
-        DataError,
-        ['unknown column "raiting"', 'rating="raiting"', "rating=None"],
     ),
     "a misspelt keyword": (PAIR, {"tme": "x"}, SettingError, ['"tme" is not a keyword', 'Did you mean "time"?']),
     "one column for two": (PAIR, {"user": "user", "item": "user"}, SettingError, ["user and item both name", '"user"']),

@@ -7,7 +7,7 @@ import io
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import CompletedProcess
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import polars as pl
@@ -100,6 +100,13 @@ def test_titles_are_read_and_unused_columns_noted(tmp_path):
     data = read_interactions(write(tmp_path / "x.csv", text))
     assert data.titles == ("Fifth", 'Story, The "Long" One', "7")
     assert data.notes == ("Columns not used: price.",)
+
+
+@pytest.mark.parametrize(("column", "role"), [("raiting", "rating"), ("timestmp", "time")])
+def test_a_column_that_resembles_an_optional_one_is_noted(tmp_path, column, role):
+    data = read_interactions(write(tmp_path / "x.csv", f"user,item,{column}\n1,5,3\n2,6,4\n"))
+    assert data.value is None and data.time is None
+    assert data.notes == (f"Columns not used: {column} (if it is the {role}: --columns {role}={column}).",)
 
 
 SECONDS = datetime(1997, 12, 4, 15, 55, 49, tzinfo=UTC).timestamp()
@@ -214,8 +221,6 @@ def test_save_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
 BAD = {
     "missing column": ("item,rating\n1,2\n", ["no column user", "Got: item, rating", "Expected: user and item"]),
     "misnamed column": ("usr,item\n1,2\n", ["no column user", 'Is "usr" the user column?', "--columns user=usr"]),
-    "misnamed optional": ("user,item,raiting\n1,2,3\n", ['"raiting"', "the rating column", "--columns rating=raiting"]),
-    "misnamed time": ("user,item,timestmp\n1,2,3\n", ['"timestmp"', "the time column", "--columns time=timestmp"]),
     "no header": ("196\t242\t3\t881250949\n", ["no column user", "Got: 196, 242", "first line"]),
     "empty": ("", ["is empty", "user,item"]),
     "blank": ("\n\n", ["is empty"]),
@@ -385,7 +390,7 @@ def test_a_million_rows_are_read_in_a_few_seconds(tmp_path):
     people, items = rng.integers(50_000, size=n), rng.integers(9_000, size=n)
     table = pl.DataFrame({"user": people, "item": items, "timestamp": np.arange(n)})
     table.write_csv(tmp_path / "big.csv")
-    start = perf_counter()
+    start = process_time()
     data = read_interactions(tmp_path / "big.csv")
-    assert perf_counter() - start < 8
+    assert process_time() - start < 8
     assert len(data) == table.select("user", "item").n_unique()

@@ -109,8 +109,9 @@ def test_imports_are_at_the_top_of_files():
     assert not unexpected, "import at the top of the file"
 
 
-# Files outside cli that read the environment: for child processes, the wait policy of thread pools and the XDG cache.
-ENVIRONMENT = {"flower/processes.py", "data/archives.py"}
+# Files outside cli that read the environment: for child processes, the wait policy of thread pools, MLflow's telemetry
+# and the XDG cache.
+ENVIRONMENT = {"flower/processes.py", "data/archives.py", "experiment/tracking.py"}
 
 
 def test_only_the_command_line_reads_the_environment():

@@ -415,7 +415,7 @@ def test_the_report_has_a_table_and_a_plot_of_the_lists(tmp_path):
     assert second["beyond.seen.gap.ndcg@10"]["ends"] == [0.1, 0.3]
     assert not any(key.startswith(("beyond.new", "beyond.seen.gini")) for key in first)  # nobody measured them
     alt = next(tag["alt"] for name, tag in page.tags if name == "img" and "length of history" in tag["alt"])
-    assert "FedMF: 0.300 with 1–9 interactions, 0.100 with 10–40 interactions" in alt
+    assert "FedMF: 0.300 for 1–9, 0.100 for 10–40" in alt
     assert (tmp_path / "plots" / "groups.png").exists()
     page_of([ranking()], tmp_path)
     assert not (tmp_path / "plots" / "groups.png").exists()  # of an earlier report

@@ -9,10 +9,15 @@ import pytest
 from fedtaste.audit.page import write_audit
 from fedtaste.audit.run import AuditScope, audit
 from fedtaste.data.sources import load
+from fedtaste.experiment.result import Difference, SeedsOfMethod, SeedSpread, SeedSummary
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
+from fedtaste.experiment.tune_result import TuneCost, TuneResult, TuneTrial
+from fedtaste.report.differences import Study
 from fedtaste.report.html import write_report
+from fedtaste.report.tables import withhold
 from fedtaste.report.trade_off import trade_off
+from fedtaste.report.tuning import write_tuning_report
 from support.pages import BROKEN_WORDS
 from support.reports import changed, ranking
 
@@ -34,6 +39,21 @@ def write_trade_off(folder: Path) -> Path:
     return write_report(results, folder, tradeoff=trade_off(results))
 
 
+def write_seeds(folder: Path) -> Path:
+    results = [ranking("fedals", 0.7, settings={"lam": lam}) for lam in (0.1, 0.2)] + [ranking("fedtrail", 0.72)]
+    tradeoff = trade_off(results)
+    names = [name for i, name in enumerate(tradeoff.names) if i not in tradeoff.withheld]
+    spread = SeedSpread(mean=0.7, sd=0.01, values=(0.69, 0.71))
+    key = tradeoff.quality.key
+    methods = tuple(SeedsOfMethod(name=name, runs=(), metrics={key: spread}) for name in names)
+    pair = Difference(
+        first=names[0], second=names[1], metric=key, difference=-0.0123, interval=(-0.02, -0.004), p=0.0001,
+        p_holm=0.0001, people=849, by_seed=(-0.01, -0.015),
+    )  # fmt: skip
+    study = Study(key, names[0], SeedSummary(seeds=(0, 1), methods=methods), (pair,))
+    return write_report(withhold(results, tradeoff.withheld), folder, tradeoff=tradeoff, study=study)
+
+
 def write_small_audit(folder: Path) -> Path:
     settings = Settings(data="synthetic:60x80x900", method="fedmf", wire="clip=1.0,noise=1000.0,secure=10")
     data = load(settings.data)
@@ -41,7 +61,31 @@ def write_small_audit(folder: Path) -> Path:
     return write_audit(result.model_copy(update={"report": ""}), folder)
 
 
-REPORTS = {"run": write_run, "comparison": write_comparison, "trade-off": write_trade_off, "audit": write_small_audit}
+def write_tuning(folder: Path) -> Path:
+    names = ("alpha0", "from_power", "k", "lam", "negatives", "recency", "recon_passes", "server_lr", "window")
+    trials = tuple(
+        TuneTrial(
+            number=n, settings={name: 0.0123 * (n + at) for at, name in enumerate(names)} if n else {}, best_round=3,
+            state="pruned" if n % 5 == 4 else "complete", valid=0.3 + 0.01 * n, rounds=8, up_bytes=10**9 * n,
+            down_bytes=10**8, seconds=2.5,
+        )
+        for n in range(12)
+    )  # fmt: skip
+    cost = TuneCost(trials=12, rounds=96, up_bytes=6_600_000_000_000, down_bytes=1_200_000_000, seconds=30.0)
+    result = TuneResult(
+        data="a-shop_log_with_a_name_that_is_long_2026", task="ranking", method="fedrecon", seed=0, metric="ndcg@10",
+        better="higher", space=dict.fromkeys(names, "0.000123..0.0123 (log)"), requested=12, trials=trials, best=11,
+        stopped="all 12 trials were run", defaults=dict.fromkeys(names, 0.5), settings=trials[11].settings, valid=0.41,
+        valid_of_defaults=0.3, importances=dict.fromkeys(names, 1 / 9), cost=cost, notes=("A note.",),
+        study="/home/somebody/runs/a-shop_log_with_a_name_that_is_long_2026-fedrecon-tune-1", config="run.toml",
+    )  # fmt: skip
+    return write_tuning_report(result, folder)
+
+
+REPORTS = {
+    "run": write_run, "comparison": write_comparison, "trade-off": write_trade_off, "seeds": write_seeds,
+    "audit": write_small_audit, "tuning": write_tuning,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("report", REPORTS)

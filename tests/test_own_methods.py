@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 
 import pytest
 
 import fedtaste
+from fedtaste.cli.own_methods import allow_method
 from fedtaste.core import Method, Model
 from fedtaste.errors import SettingError
 from fedtaste.experiment.folder import RunFolder
@@ -70,6 +73,19 @@ def run(*options: object, out: object = "run") -> dict:
     return command("run", "--data", DATA, "--rounds", 2, "--json", "--out", out, *options).json
 
 
+def test_a_comparison_imports_only_methods_that_the_user_names_again(mine):
+    options = ("--data", DATA, "--rounds", 2, "--methods", "mine:plain,fedavg", "--out", "both", "--json")
+    whole = command("compare", *options).json
+    shutil.rmtree("both/mine-plain")
+    forget()
+    command("resume", "both", "--json").refused("mine:plain", "--method")
+    assert "mine" not in sys.modules
+    command("resume", "both", "--method", "mine:other", "--json").refused("--method must be one of mine:plain, fedavg")
+    assert "mine" not in sys.modules
+    again = command("resume", "both", "--method", "mine:plain", "--json").json
+    assert [result["seen"] for result in again["results"]] == [result["seen"] for result in whole["results"]]
+
+
 def test_a_function_is_run_compared_and_audited(mine):
     result = run("--method", "mine:plain", "--set", "lr=5", "--set", "passes=2")
     assert result["method"] == "mine:plain" and result["settings"]["lr"] == 5.0 and result["settings"]["passes"] == 2
@@ -82,6 +98,20 @@ def test_a_function_is_run_compared_and_audited(mine):
         assert first["method"] == "mine:plain" and first["seen"] == second["seen"]
     audit = command("audit", "--data", DATA, "--method", "mine:plain", "--set", "lr=5", "--canaries", 0, "--json")
     assert audit.json["method"] == "mine:plain"
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["python -m fedtaste", "fedtaste"])
+@pytest.mark.parametrize("inherited", ["", "."])
+def test_processes_that_work_elsewhere_find_the_module(mine, monkeypatch, first, inherited):
+    """As the processes of a federation: they inherit the environment and have folders of their own."""
+    monkeypatch.setenv("PYTHONPATH", inherited)
+    if first:
+        monkeypatch.setattr(sys, "path", [str(mine), *sys.path])
+    allow_method("mine:plain")
+    (mine / "elsewhere").mkdir()
+    search = "import importlib.util; print(importlib.util.find_spec('mine').origin)"
+    answer = subprocess.run([sys.executable, "-c", search], cwd=mine / "elsewhere", capture_output=True, text=True)
+    assert answer.stdout.strip() == str(mine / "mine.py"), answer.stderr
 
 
 def test_a_folder_imports_nothing_until_the_user_names_the_method_again(mine):

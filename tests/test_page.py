@@ -14,7 +14,7 @@ import pytest
 
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files
-from fedtaste.serving.filters import Filter
+from fedtaste.serving.item_lists import Filter
 from support import browser
 from support.bundles import bundle_of, export_source
 from support.pages import (

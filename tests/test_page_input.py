@@ -75,7 +75,7 @@ SHAPES = {  # file -> content, the user's list after the import, a part of the p
     "semicolons and a mark": ("\ufeffTitle;Rating\r\n{0};5\r\n\"{1}\";1\r\n", {0: "1", 1: "0"}, "1 liked, 1 disliked"),
     "imdb": (IMDB, {0: "1", 1: "0"}, "No Such Film"),
     "letterboxd": (LETTERBOXD, {0: "1", 1: "0"}, "1 left out"),
-    "json titles": ('["{0}", "{1}", null, 7]', {0: "1", 1: "1"}, "2 liked"),
+    "json titles": ('["{0}", "{1}", null, 7]', {0: "1", 1: "1", 6: "1"}, "3 liked"),
     "json objects": ('{{"list": [{{"title": "{0}", "liked": true}}, {{"title": "{1}", "liked": false}}]}}',
                      {0: "1", 1: "0"}, "1 liked, 1 disliked"),
     "plain": ("{0}\n\n  {1}  \n{2}", {0: "1", 1: "1", 2: "1"}, "3 liked"),

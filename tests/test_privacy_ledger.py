@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import stat
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,8 +72,8 @@ def run_private(out: str, *more: object, epsilon: float = 1):
 def independent_epsilon(events, delta: float = 1e-6) -> float:
     """Epsilon of these events by the PLD accountant of dp_accounting."""
     accountant = pld.PLDAccountant()
-    for event in events:
-        accountant.compose(event)
+    for event, count in Counter(events).items():
+        accountant.compose(event, count)
     return accountant.get_epsilon(delta)
 
 

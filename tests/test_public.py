@@ -67,6 +67,13 @@ def test_readme_names_every_method():
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_examples_run(example, tmp_path, monkeypatch):
+    """With three rounds of each training; `make evidence` runs them in full."""
+    train = fedtaste.run
+
+    def short_run(*args, rounds, **options):
+        return train(*args, rounds=min(rounds, 3), **options)
+
+    monkeypatch.setattr(fedtaste, "run", short_run)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example)])
     with contextlib.redirect_stdout(io.StringIO()):

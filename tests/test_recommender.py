@@ -120,14 +120,14 @@ def test_people_with_nothing_left_are_named_in_a_warning(model, data):
         (lambda m: m.personal("5"), SettingError, ["history must be a list"]),
         (lambda m: m.update(DATA, rounds="no"), SettingError, ["rounds", "no"]),
         (lambda m: m.recommend(["1"], n=0), SettingError, ["n must be", "0"]),
-        (lambda m: m.recommend(["1"], only=["no such thing"]), DataError, ["only", "no such thing"]),
-        (lambda m: m.recommend(["1"], only=[]), SettingError, ["No item is left"]),
+        (lambda m: m.recommend(["1"], only=["no such thing"]), SettingError, ["only", "no such thing"]),
+        (lambda m: m.recommend(["1"], only=[]), SettingError, ["only names no item"]),
         (lambda m: m.recommend(["1"], exclude="text"), SettingError, ["exclude must be a list"]),
         (lambda m: m.recommend(["1"], on_unknown="maybe"), SettingError, ["on_unknown", "maybe"]),
         (lambda m: m.recommend_for(), SettingError, ["likes names no items"]),
-        (lambda m: m.recommend_for(["5"], ["5"]), SettingError, ["both in likes and in dislikes"]),
+        (lambda m: m.recommend_for(["5"], ["5"]), SettingError, ["among the likes and the dislikes"]),
         (lambda m: m.recommend_for(["5"], ratings={"6": 3}), SettingError, ["no ratings"]),
-        (lambda m: m.similar_items("no such thing"), DataError, ["no such thing"]),
+        (lambda m: m.similar_items("no such thing"), SettingError, ["no such thing"]),
         (lambda m: m.similar_items("5", n=True), SettingError, ["n must be"]),
         (lambda m: m.personal([]), SettingError, ["history names no items"]),
         (lambda m: m.update(DATA, method="fedmf"), SettingError, ["method", "rounds"]),
@@ -203,6 +203,38 @@ def test_a_private_fit_states_its_epsilon_and_updates_add_up(data, tmp_path):
     assert model.result.privacy.epsilon == pytest.approx(first.privacy.epsilon + 2.0, rel=0.02)
     assert model.result.privacy.delta == pytest.approx(2 * first.privacy.delta)
     assert "epsilon 7" in model.result.notes[0]
+
+
+def test_private_trainings_are_entered_into_the_ledger_unless_told_otherwise(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTASTE_LEDGERS", str(tmp_path / "ledgers"))
+    private = {"k": 4, "rounds": 1, "epsilon": 5.0, "wire": "clip=1"}
+    for runs in (1, 2):
+        model = ft.Recommender("fedmf", **private).fit(data, progress=False)
+        assert model.result.privacy.ledger.runs == runs
+    assert ft.evaluate("fedmf", data, **private).privacy.ledger.runs == 3
+    assert ft.Recommender("fedmf", ledger=False, **private).fit(data, progress=False).result.privacy.ledger is None
+    own = ft.Recommender("fedmf", ledger=tmp_path / "own.json", **private).fit(data, progress=False)
+    assert own.result.privacy.ledger.runs == 1 and (tmp_path / "own.json").exists()
+    with pytest.raises(SettingError, match="ledger would change nothing"):
+        ft.Recommender("fedmf", rounds=1, ledger="own.json").fit(data, progress=False)
+
+
+@pytest.mark.parametrize(
+    "settings, part",
+    [
+        ({"wire": "noise=1,clip=1"}, 'wire="clip=1,noise=1"'),
+        ({"epsilon": 3.0}, 'wire="clip=1.0"'),
+        ({"k": "many"}, "Example: k="),
+        ({"delta": 1e-6}, "delta would change nothing"),
+        ({"method": "centralised", "cohort": 5}, "cohort and dropout"),
+    ],
+)
+def test_errors_in_python_name_keywords(settings, part):
+    method = settings.pop("method", "fedmf")
+    for call in (lambda: ft.Recommender(method, **settings).fit(DATA), lambda: ft.evaluate(method, DATA, **settings)):
+        with pytest.raises(SettingError) as caught:
+            call()
+        assert part in str(caught.value) and "--" not in str(caught.value)
 
 
 def test_a_private_update_of_a_model_without_noise_promises_nothing(data):
@@ -316,7 +348,7 @@ def test_a_model_saved_without_people_holds_none(model, data, tmp_path):
 def test_a_model_is_not_saved_over_something_else(model, tmp_path):
     model.save(tmp_path / "shop")
     (tmp_path / "shop" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="not a model .*notes.txt"):
+    with pytest.raises(RunError, match="a model that save wrote and also notes.txt"):
         model.save(tmp_path / "shop")
     (tmp_path / "link").symlink_to(tmp_path / "shop")
     with pytest.raises(RunError, match="symbolic link"):

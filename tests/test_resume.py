@@ -137,10 +137,13 @@ def test_runs_of_an_interrupted_comparison_can_be_resumed(tmp_path, monkeypatch)
     monkeypatch.setattr(Bars, "round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     args = ("--methods", "fedals,fedavg", "--data", WORLD, "--set", "k=3", "--rounds", "2", "--out", "both")
     output = fedtaste("compare", *args)
-    assert output.code == 2 and "fedtaste resume both/fedals" in output.err and "Traceback" not in output.err
+    assert output.code == 2 and "fedtaste resume both`" in output.err and "Traceback" not in output.err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert json.loads(fedtaste("resume", "both/fedals", "--json").out)["method"] == "fedals"
+    fedtaste("report", "both", "--json")  # of the run that has finished
+    assert "FedALS" in Path("both/report.html").read_text()
+    assert [result["method"] for result in fedtaste("resume", "both", "--json").json["results"]] == ["fedals", "fedavg"]
 
 
 def test_an_interruption_before_training_leaves_no_files(tmp_path, monkeypatch):

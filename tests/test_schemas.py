@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedtaste.experiment.result import ComparisonResult, RunResult
+from fedtaste.experiment.tune_result import TuneResult
 from fedtaste.result_part import ResultPart
 from support.command import fedtaste
 
@@ -70,6 +71,14 @@ def test_the_output_of_run_validates(options, tmp_path, monkeypatch):
     assert json.loads(Path("run/result.json").read_text()) == json.loads(output.out)
     present = set(json.loads(output.out)) & {"secure", "federation", "by_client", "weights", "true_weights"}
     assert present == ({"secure"} if "secure" in options else set())
+
+
+def test_the_output_of_tune_validates(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = fedtaste("tune", *TINY, "--trials", "2", "--final", "--out", "study")
+    validates(output.out, TuneResult, "tune")
+    assert json.loads(Path("study/result.json").read_text()) == json.loads(output.out)
+    validates(Path("study/final/result.json").read_text(), RunResult, "run")
 
 
 def test_the_output_of_compare_validates(tmp_path, monkeypatch):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedtaste.engine.run import run
 from fedtaste.errors import SettingError
 from fedtaste.experiment.plan import plan
 from fedtaste.experiment.settings import Settings
 from fedtaste.federation import of_histories
-from fedtaste.methods import METHODS
+from fedtaste.methods import METHODS, build
 from fedtaste.tasks.base import Facts
 from support.worlds import ITEMS, histories
 
@@ -19,14 +20,47 @@ RANKING, RATINGS = Facts("ranking", ITEMS), Facts("ratings", ITEMS, scale=(1.0, 
 
 
 def test_a_preset_overrides_defaults_and_set_overrides_a_preset(monkeypatch):
-    spec = replace(METHODS["fedavg"], presets={("ranking", "ml-100k"): {"lr": 3.0, "rounds": 7}})
+    presets = {("ranking", ""): {"k": 9}, ("ranking", "ml-100k"): {"lr": 3.0, "rounds": 7}}
+    spec = replace(METHODS["fedavg"], presets=presets)
     monkeypatch.setitem(METHODS, "fedavg", spec)
-    preset = plan(Settings(method="fedavg", data="ml-100k"), RANKING)
+    published = {"method": "fedavg", "data": "ml-100k", "protocol": "published"}
+    preset = plan(Settings(**published), RANKING)
     assert (preset.settings["lr"], preset.rounds, preset.settings["server"]) == (3.0, 7, "adagrad")
-    assert plan(Settings(method="fedavg", data="ml-100k", set={"lr": "2"}), RANKING).settings["lr"] == 2.0
-    for others in ({"data": "mine.csv"}, {"method": "fedprox"}):
-        assert plan(Settings(**{"method": "fedavg", **others}), RANKING).settings["lr"] == 10.0
-    assert plan(Settings(method="fedavg", data="ml-100k"), RATINGS).settings["lr"] == 0.2
+    assert plan(Settings(**published, set={"lr": "2"}), RANKING).settings["lr"] == 2.0
+    for others, k in (({"data": "mine.csv"}, 9), ({"method": "fedprox"}, 32), ({"protocol": "clean"}, 32)):
+        settings = plan(Settings(**published | others), RANKING).settings
+        assert (settings["lr"], settings["k"]) == (10.0, k)
+    assert plan(Settings(**published), RATINGS).settings["lr"] == 0.2
+
+
+def test_fedrap_has_its_released_settings_under_the_published_protocol_only():
+    clean = plan(Settings(method="fedrap", data="ml-1m"), RANKING)
+    assert not clean.notes and not clean.settings["released"]
+    assert (clean.settings["server"], clean.settings["own_start"]) == ("adagrad", 0.0)
+    released = plan(Settings(method="fedrap", set={"released": "true", "lr": "0.25"}), RANKING)
+    published = plan(Settings(method="fedrap", protocol="published", set={"lr": "0.25"}), RANKING)
+    assert released.settings == published.settings and released.rounds == published.rounds == 100
+    for data, table_lr, notes in (("ml-100k", 200.0, 0), ("ml-1m", 1000.0, 0), ("mine.csv", 200.0, 1)):
+        published = plan(Settings(method="fedrap", data=data, protocol="published"), RANKING)
+        params, settings = published.model.init(torch.Generator()), published.settings
+        start, released = published.method.init(params), build("fedrap", published.model, {}).init(params)
+        assert all(torch.equal(a[name], b[name]) for a, b in zip(start, released) for name in a)
+        assert (settings["server"], settings["server_lr"], settings["batch"]) == ("sgd", 1.0, 2048)
+        assert (settings["passes"], settings["table_lr"], settings["own_rate"]) == (10, table_lr, 1.0)
+        assert (published.rounds, published.patience, len(published.notes)) == (100, 0, notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "unread"),
+    [
+        ({"mu": "0", "schedule": "sin"}, "schedule"), ({"mu": "0", "penalty": "l1"}, "penalty"),
+        ({"lam": "0", "bound": "3"}, "bound"), ({"parts": "common", "own_rate": "2"}, "own_rate"),
+        ({"parts": "own", "start": "2"}, "start"), ({"weight_decay": "0.01"}, "weight_decay"),
+    ],
+)  # fmt: skip
+def test_settings_of_fedrap_that_would_change_nothing_are_refused(given, unread):
+    with pytest.raises(SettingError, match=f"{unread} would change nothing here"):
+        plan(Settings(method="fedrap", set=given), RANKING)
 
 
 NO_OTHER_MODEL = {"fedbn", "fedveil", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedtrail"}

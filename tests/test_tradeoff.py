@@ -34,7 +34,8 @@ def result_of(method: str, level: float, shared: float | None = None, *, lam: fl
     half_bytes = round(mb * 1e6 / 2)
     curve = [
         {"round": n, "up_bytes": half_bytes * n // rounds, "down_bytes": half_bytes * n // rounds,
-         "gradients": passes * n, "valid": {"accuracy": level - 0.25 / n**0.7}, "loss": 1.2 - level + 0.3 / n}
+         "gradients": passes * n, "valid": {"accuracy": level - 0.025 * rounds / n} |
+         ({"global_accuracy": shared - 0.025 * rounds / n} if shared else {}), "loss": 1.2 - level + 0.3 / n}
         for n in range(1, rounds + 1)
     ]  # fmt: skip
     result = {
@@ -97,17 +98,20 @@ def test_the_best_value_of_a_sweep_is_chosen_between_local_and_fedavg():
     assert outcome.sweep.key == "lam" and outcome.sweep.places == [0, 1, 2, 3, 4, 5] and outcome.sweep.degree
     assert outcome.fronts == {"rounds": [0, 1, 2, 3], "bytes": [0, 1, 2, 3, 6], "gradients": [2, 3]}
     assert outcome.advice == (
-        "Choose lam=1 (the smaller lam, the more personal): accuracy 0.840 [0.820–0.860], 3.6 MB sent; lam=10 is "
-        "within the noise of that at a third of the bytes (1.2 MB). Both ends, Local 0.700 and FedAvg 0.620, are "
-        "worse. Clients differ by R = 0.42 while a client’s own n = 40 examples leave an error of 0.16: R is above "
-        "that, so personalisation should pay; theory would take lam near 0.74."
+        "Choose lam=1 (the smaller lam, the more personal) by validation accuracy 0.815: test accuracy 0.840 "
+        "[0.820–0.860], 3.6 MB sent; on validation, lam=10 is within the noise of that at a third of the bytes "
+        "(1.2 MB). Both ends, Local 0.675 and FedAvg 0.595, are worse. Clients differ by R = 0.42 while a client’s own "
+        "n = 40 examples leave an error of 0.16: R is above that, so personalisation should pay; theory would take lam "
+        "near 0.74."
     )
     summary = outcome.summary().dump()
     assert json.loads(json.dumps(summary)) == summary and summary["choice"] == "FedCLUP lam=1"
     assert summary["metric"] == "seen.accuracy" and "Local" in summary["front"]["bytes"]
-    assert list(summary) == ["metric", "front", "choice", "advice"]
+    assert list(summary) == ["metric", "front", "choice", "advice", "basis", "validation", "not_chosen"]
+    assert summary["basis"] == "validation" and summary["validation"]["FedCLUP lam=1"] == pytest.approx(0.815)
+    assert summary["not_chosen"] == [f"FedCLUP lam={lam}" for lam in (0.01, 0.1, 10, 100, 1000)]
     shuffled = trade_off(EIGHT[::-1], MEASURED)
-    assert shuffled.advice.replace("FedAvg 0.620 and Local 0.700", "Local 0.700 and FedAvg 0.620") == outcome.advice
+    assert shuffled.advice.replace("FedAvg 0.595 and Local 0.675", "Local 0.675 and FedAvg 0.595") == outcome.advice
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,8 @@ def test_the_advice_claims_no_difference_where_intervals_overlap():
         result_of(name, level, half=0.05) for name, level in (("fedavg", 0.80), ("fedper", 0.81), ("fedrep", 0.82))
     ]
     advice = trade_off(close).advice
-    assert advice.startswith("Choose FedRep: accuracy 0.820") and "worse" not in advice
+    assert advice.startswith("Choose FedRep by validation accuracy 0.795: test accuracy 0.820")
+    assert "worse" not in advice
     assert "within the noise of that, but no cheaper" in advice
     ends = [*sweep(half=0.2), changed(LOCAL, intervals={"seen": {}})]
     assert "worse" not in trade_off(ends).advice
@@ -155,10 +160,10 @@ def test_the_advice_calls_a_run_worse_only_outside_the_interval(runs):
     results = [result_of("fedclup", level, lam=10.0**i, half=half) for i, (level, half) in enumerate(runs[1:])]
     results.append(result_of("local", runs[0][0], half=runs[0][1]))
     outcome = trade_off(results)
-    best, (low, high) = outcome.values[outcome.choice], outcome.intervals[outcome.choice]
-    assert best == max(outcome.values)
+    best, (low, high) = outcome.levels[outcome.choice], outcome.spreads[outcome.choice]
+    assert best == max(outcome.levels) and outcome.valid[outcome.choice] == max(outcome.valid)
     if "worse" in outcome.advice.replace("not clearly worse", ""):
-        assert not low <= results[-1].metric("seen.accuracy") <= high
+        assert not low <= outcome.levels[-1] <= high
 
 
 some = st.none() | st.floats(0.1, 0.9)
@@ -181,32 +186,37 @@ def test_any_set_of_results_gives_a_complete_advice(results, measured):
     assert not any(word in outcome.advice for word in ("None", "nan", "  ", " ,", ";."))
     assert all(i in range(len(results)) for places in outcome.fronts.values() for i in places)
     pooled = any(result.method == "centralised" for result in results)
-    if outcome.costs["bytes"][outcome.choice] is not None and not pooled:
-        assert outcome.choice in outcome.fronts["bytes"]
+    if outcome.choice is None:
+        assert "No choice is made" in outcome.advice
+    elif outcome.costs["bytes"][outcome.choice] is not None and not pooled:
+        assert outcome.withheld == frozenset() or outcome.choice in outcome.fronts["bytes"]
 
 
 def test_local_or_fedavg_may_be_the_choice():
     outcome = trade_off([*sweep(), LOCAL, result_of("fedavg", 0.9, 0.9)], MEASURED.model_copy(update={"R": 0.1}))
-    assert outcome.advice.startswith("Choose FedAvg (one model for all): accuracy 0.900")
-    assert "next comes lam=1 with 0.840" in outcome.advice and "sharing should pay; theory" in outcome.advice
+    assert outcome.advice.startswith(
+        "Choose FedAvg (one model for all) by validation accuracy 0.875: test accuracy 0.900"
+    )
+    assert "next comes lam=1 with 0.815" in outcome.advice and "sharing should pay; theory" in outcome.advice
     outcome = trade_off([*sweep(), LOCAL, result_of("fedavg", 0.9, 0.9)], MEASURED)
     assert "which these runs do not show" in outcome.advice
     outcome = trade_off([*sweep(), result_of("local", 0.85, mb=0)])
-    assert outcome.advice.startswith("Choose Local (nothing shared): accuracy 0.850 [0.830–0.870], nothing sent; ")
+    assert "Choose Local (nothing shared) by validation accuracy 0.825: test accuracy 0.850 [0.830–" in outcome.advice
+    assert "nothing sent; " in outcome.advice
     mixed = trade_off([*sweep(), result_of("local", 0.825, mb=0), FEDAVG]).advice
-    assert "Local is within the noise of that and sends nothing. FedAvg 0.620 is worse." in mixed
+    assert "Local is within the noise of that and sends nothing. FedAvg 0.595 is worse." in mixed
 
 
 def test_several_methods_are_compared_by_name():
     outcome = trade_off([result_of("fedper", 0.8, mb=1), result_of("ditto", 0.81, mb=4), result_of("fedavg", 0.6)])
     assert outcome.sweep is None and outcome.advice == (
-        "Choose Ditto: accuracy 0.810 [0.790–0.830], 4.0 MB sent; FedPer is within the noise of that at a quarter of "
-        "the bytes (1.0 MB)."
+        "Choose Ditto by validation accuracy 0.785: test accuracy 0.810 [0.790–0.830], 4.0 MB sent; on test, FedPer is "
+        "within the noise of that at a quarter of the bytes (1.0 MB)."
     )
     outcome = trade_off([*sweep(), result_of("fedper", 0.95)])  # another method beside a sweep: names in full
-    assert "next comes FedCLUP lam=1 with 0.840" in outcome.advice
+    assert "next comes FedCLUP lam=1 with 0.815" in outcome.advice
     pooled = trade_off([LOCAL, FEDAVG, result_of("centralised", 0.9)])
-    assert pooled.choice == 0 and "Centralised, which pools the data, has 0.900." in pooled.advice
+    assert pooled.choice == 0 and "Centralised, which pools the data, has 0.900 on test." in pooled.advice
     tie = trade_off([result_of("fedper", 0.8, mb=3), result_of("fedrep", 0.8, mb=2)])
     assert tie.choice == 1
 
@@ -214,14 +224,16 @@ def test_several_methods_are_compared_by_name():
 def test_rankings_and_ratings_use_their_own_metrics():
     outcome = trade_off([ranking("fedals", 0.74), ranking("fedrecon", 0.73, 60, 10_000)])
     assert outcome.quality.key == "seen.sampled.ndcg@10" and outcome.fronts["gradients"] == []
-    assert "Choose FedALS: NDCG@10 0.370 [0.350–0.390]" in outcome.advice
+    assert "Choose FedALS by validation NDCG@10 0.360: test NDCG@10 0.370 [0.350–0.390]" in outcome.advice
     assert "FedRecon is within the noise" in outcome.advice
-    outcome = trade_off([RATINGS, changed(RATINGS, method="fedavg", seen={"rmse": 1.2, "accuracy": 0.9})])
+    rated = changed(RATINGS, best_round=2, rounds=2)
+    worse = changed(rated, method="fedavg", valid={"rmse": 1.9}, seen={"rmse": 1.2, "accuracy": 0.9})
+    outcome = trade_off([rated, worse])
     assert outcome.quality.key == "seen.rmse" and outcome.choice == 0  # less error is better
     ks = [ranking(settings={"k": k, "lam": 0.1}, level=level) for k, level in ((8, 0.5), (16, 0.7), (32, 0.6))]
     outcome = trade_off(ks)
     assert outcome.sweep.key == "k" and not outcome.sweep.degree
-    assert outcome.advice.startswith("Choose k=16: NDCG@10 0.350")
+    assert outcome.advice.startswith("Choose k=16 by validation NDCG@10 0.340: test NDCG@10 0.350")
     ridge = [ranking(settings={"lam": lam}, level=level) for lam, level in ((0.1, 0.5), (1, 0.7))]
     assert "personal" not in trade_off(ridge).advice  # lam of FedALS has another meaning
 
@@ -243,6 +255,36 @@ def test_results_with_missing_parts_are_rendered(key):
     assert outcome is not None
     tables.text_table(results, outcome)
     assert Page(report.render(results, tradeoff=outcome)).text
+
+
+def test_the_choice_goes_by_validation_where_test_says_otherwise():
+    """A setting that is best on test is not chosen, and its test figures are in no table, page or plot."""
+    lucky = changed(result_of("fedclup", 0.9123, lam=1), valid={"accuracy": 0.6})
+    sound = changed(result_of("fedclup", 0.8, lam=2), valid={"accuracy": 0.7})
+    outcome = trade_off([lucky, sound])
+    assert outcome.choice == 1 and outcome.withheld == {0} and outcome.values == [None, 0.8]
+    rows = tables.withhold([lucky, sound], outcome.withheld)
+    console = Console(width=120, file=io.StringIO())
+    console.print(tables.text_table(rows, outcome))
+    page = report.render(rows, plots.draw(rows, tradeoff=outcome), outcome)
+    for text in (console.file.getvalue(), page, outcome.advice):
+        assert "0.912" not in text and "0.9123" not in text
+    assert "0.600" in console.file.getvalue() and "0.700" in page and "0.800" in page
+    methods = [changed(lucky, method="ditto"), changed(sound, method="apfl")]  # methods are compared on test
+    outcome = trade_off(methods)
+    assert outcome.choice == 1 and outcome.withheld == frozenset() and outcome.basis == "test"
+    assert "on test, Ditto lam=1 is ahead with 0.912" in outcome.advice.replace("Ditto is", "Ditto lam=1 is")
+
+
+def test_no_choice_is_made_on_test_figures():
+    private = changed(result_of("fedavg", 0.9), curve=[], privacy={"epsilon": 1.0, "delta": 1e-6})
+    outcome = trade_off([private, LOCAL])
+    assert outcome.choice is None and "No choice is made: FedAvg has no validation figures" in outcome.advice
+    assert outcome.values == [0.9, 0.7]  # methods are shown on test all the same
+    outcome = trade_off([private, *sweep()])
+    assert outcome.choice is None and "Of the settings tried, validation accuracy chose FedCLUP lam=1 (0.815)." in (
+        outcome.advice
+    )
 
 
 def test_find_sweep_finds_the_varied_number():
@@ -295,10 +337,14 @@ def test_the_page_shows_the_advice_the_fronts_and_the_clients(tmp_path):
 def test_plots_have_alternative_texts_with_their_values():
     by_name = {plot.name: plot for plot in plots.draw(EIGHT, tradeoff=trade_off(EIGHT))}
     assert list(by_name)[:4] == ["tradeoff", "sweep", "convergence", "bytes"]
-    assert "FedCLUP lam=10: 0.830 [0.810–0.850] at 1.2 MB, on the front" in by_name["tradeoff"].alt
-    assert "FedAvg: 0.620 [0.600–0.640] at 4.5 MB." in by_name["tradeoff"].alt
-    assert "Local sends nothing and has 0.700" in by_name["tradeoff"].alt
-    assert "lam=1: 0.840, shared model 0.660" in by_name["sweep"].alt and "Local 0.700" in by_name["sweep"].alt
+    assert "of validation accuracy by bytes. " in by_name["tradeoff"].alt
+    assert "FedCLUP lam=10: 0.805 at 1.2 MB, on the front" in by_name["tradeoff"].alt
+    assert "FedAvg: 0.595 at 4.5 MB." in by_name["tradeoff"].alt
+    assert "Local sends nothing and has 0.675" in by_name["tradeoff"].alt
+    assert "lam=1: 0.815, shared model 0.635" in by_name["sweep"].alt and "Local 0.675" in by_name["sweep"].alt
+    methods = [result_of("fedper", 0.8, mb=1), result_of("ditto", 0.81, mb=4)]
+    (tested,) = (plot for plot in plots.draw(methods, tradeoff=trade_off(methods)) if plot.name == "tradeoff")
+    assert "of test accuracy by bytes. " in tested.alt and "Ditto: 0.810 [0.790–0.830] at 4.0 MB" in tested.alt
     assert "FedAvg ends at 150 with" in by_name["gradients"].alt
     for plot in by_name.values():
         assert plot.light.rstrip().endswith(b"</svg>") and plot.light != plot.dark and plot.caption.endswith(".")

@@ -18,7 +18,7 @@ from fedtaste.data.sampling import SERVE, key_of, mix, samples
 from fedtaste.serving.bundle import Manifest, parse
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files
-from fedtaste.serving.filters import Candidates, genre_items
+from fedtaste.serving.item_lists import genre_items
 from fedtaste.serving.rebuild import Tables, Taste
 from fedtaste.serving.similar import similar_items
 from support import browser
@@ -146,7 +146,7 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     for (taste, lean, wanted), answer in zip(people, answers):
         assert answer["type"] == "ranked", answer
         allowed = genre_items(python.bundle.items, [names[at] for at in wanted]) if wanted else None
-        known = python.rank(taste, SHOWN, lean, Candidates(allowed))
+        known = python.rank(taste, SHOWN, lean, allowed)
         assert [item["item"] for item in answer["items"]] == known.items.tolist()
         assert [item["because"] for item in answer["items"]] == known.because
         assert [item["score"] for item in answer["items"]] == pytest.approx(known.scores.tolist(), rel=1e-9, abs=1e-12)

@@ -118,6 +118,9 @@ def recipe_loss(model: Model) -> Literal["bce", "squared"]:
     return "bce" if model.loss_name == "bce" else "squared"
 
 
+ServerStep = Callable[[Params, Params, Upload], tuple[Params, Params]]  # (shared, memory, upload)
+
+
 def step_by_mean(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
     """The plain server step: add the mean change."""
     change = upload.mean()
@@ -183,7 +186,7 @@ class Method:
 
     init: Callable[[Params], tuple[Params, Params]]
     client: Callable[[Download, Params, Examples], tuple[Upload, Params]]
-    server: Callable[[Params, Params, Upload], tuple[Params, Params]] = step_by_mean
+    server: ServerStep = step_by_mean
     personalize: Callable[[Params, Params, Examples], Params] = merge
     examples: Literal["samples", "history"] = "samples"  # shuffled with drawn negatives, or the bare history in order
     rows: tuple[str, ...] = ()  # names, in shared, private or upload, whose first axis is the catalogue
@@ -195,6 +198,8 @@ class Method:
     tables: Callable[[Params], Params] | None = None  # shared parameters as the tables that the recipe reads ("item",
     # "trail"), where they are kept in another form
     stage: Stage | None = None  # the method's own first stage of uploads, such as rounding to 8 bits
+    server_with: Callable[[ServerStep], ServerStep] | None = None  # the server with another step in place of adding the
+    # mean change, for methods whose server does more than that
     pooled: bool = False  # a baseline that sees everybody's data in one place
     resolved: Mapping[str, object] = field(default_factory=dict)  # settings that the method chose itself
 

@@ -15,11 +15,11 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import RunError, SettingError, keyword_errors
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.filters import Filter
+from fedtaste.serving.item_lists import Filter, OnUnknown, TasteArguments
 from fedtaste.serving.recommendation import Recommendations, SimilarItems
 from fedtaste.text import did_you_mean
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     import types
 
     from fedtaste.core import Method
+    from fedtaste.experiment.privacy_ledger import LedgerChoice
     from fedtaste.experiment.progress import ProgressListener
     from fedtaste.experiment.result import FitResult, RunResult
+    from fedtaste.experiment.tune_result import TuneResult
+    from fedtaste.serving.folder_recommender import PersonalModel
     from fedtaste.serving.open_model import OpenModel
-    from fedtaste.serving.operations import PersonalModel
 
-OnUnknown = Literal["raise", "warn", "ignore"]
 NOT_FITTED = "This Recommender is not fitted. Call fit(data) first, or Recommender.load(path)."
 BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the saved model that it was exported from."
 
@@ -40,7 +41,9 @@ BUNDLE = "holds nobody's data and cannot {what}. Load the run folder or the save
 class Recommender:
     """A recommender that learns from everybody's data by federated rounds and serves each person.
 
-    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...).
+    Settings are those of `fedtaste run` (rounds, cohort, wire, epsilon, task, ...) and of the method (k, lam, ...). A
+    private training is entered into the privacy ledger of the data, as on the command line, before it begins; `ledger`
+    names another file. With ledger=False it is in no ledger, and nobody adds its epsilon to that of other trainings.
 
     >>> import fedtaste
     >>> data = fedtaste.load("synthetic:60x40x900")
@@ -51,10 +54,14 @@ class Recommender:
     2
     """
 
-    def __init__(self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, **settings: object) -> None:
-        self._method = method
+    def __init__(
+        self, method: str | Callable[..., Method] = "fedals", *, seed: int = 0, ledger: LedgerChoice = None,
+        **settings: object,
+    ) -> None:  # fmt: skip
+        self._method, self._ledger = method, ledger
         self._settings: dict[str, object] = {"seed": seed, **settings}
         self._model: OpenModel | BundleRecommender | None = None
+        self.tuning: TuneResult | None = None  # of the last `tune`
 
     def __repr__(self) -> str:
         arguments = ", ".join([repr(self._method), *(f"{name}={value!r}" for name, value in self._settings.items())])
@@ -62,6 +69,7 @@ class Recommender:
 
     # Training
 
+    @keyword_errors()
     def fit(self, data: object, *, progress: bool | None = None) -> Recommender:
         """Learn from everything and everybody. `data` are Interactions, a frame, or the name or path of data.
 
@@ -71,9 +79,34 @@ class Recommender:
         work = _operations()
         interactions = work.as_interactions(data)
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
-        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars), progress)
+        self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars, self._ledger), progress)
         return self
 
+    @keyword_errors()
+    def tune(
+        self, data: object, trials: int = 30, *, space: Mapping[str, object] | None = None,
+        minutes: float | None = None, path: Path | str | None = None, progress: bool | None = None,
+    ) -> Recommender:  # fmt: skip
+        """Search the settings of the method by so many trials on validation data, and keep the best ones for `fit`.
+
+        `space` names values to try in place of the method's own: {"lam": (0.001, 0.1), "k": [16, 32, 64]}, a range or a
+        list. `path` keeps the study, its report and run.toml; a study that is there is continued. The result is
+        `tuning`. Needs Optuna (pip install 'fedtaste[tune]').
+        """
+        if not isinstance(trials, int) or trials < 1:
+            raise SettingError(f"trials must be a whole number of at least 1, got {trials}.")
+        work = _operations()
+        interactions = work.as_interactions(data)
+        settings = work.settings_of_fit(self._method, interactions.name, self._settings)
+        with _bars(progress) as bars:
+            self.tuning, chosen = work.tune_settings(
+                settings, interactions, {name: _space_text(values) for name, values in (space or {}).items()},
+                {"trials": trials, "minutes": minutes}, None if path is None else Path(path), bars,
+            )  # fmt: skip
+        self._settings |= chosen
+        return self
+
+    @keyword_errors()
     def update(self, data: object, *, progress: bool | None = None, **changes: object) -> Recommender:
         """Continue from the present state with further data: new interactions, people and items.
 
@@ -82,7 +115,7 @@ class Recommender:
         """
         work, model = _operations(), self._trained("be updated")
         settings = self._changed(changes)
-        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars), progress)
+        self._keep(lambda path, bars: work.update_model(model, data, settings, path, bars, self._ledger), progress)
         return self
 
     def forget(self, users: Iterable[object]) -> Recommender:
@@ -93,12 +126,13 @@ class Recommender:
         self._keep(lambda path, bars: work.forget_people(model, users, path), progress=False)
         return self
 
+    @keyword_errors()
     def evaluate(self, *, progress: bool | None = None) -> RunResult:
         """Measure these settings on the data of the model under the clean protocol: accuracy for people in training and
         for new people, with intervals, traffic and epsilon. Trains again, with test items held out."""
         work, model = _operations(), self._trained("be evaluated")
         with _bars(progress) as bars:
-            result: RunResult = work.evaluate_model(model, bars)
+            result: RunResult = work.evaluate_model(model, bars, self._ledger)
         return result
 
     @property
@@ -119,9 +153,8 @@ class Recommender:
         raise an error, warn, or ignore them. Items of a person's history are left out unless `include_history`.
         """
         work, model = _operations(), self._trained("recommend to people of the data")
-        table = work.recommend_table(
-            model, users, n, only=only, exclude=exclude, on_unknown=on_unknown, repeat=include_history
-        )
+        filter = Filter(only, exclude, on_unknown=on_unknown)
+        table = work.recommend_table(model, users, n, filter, repeat=include_history)
         frame: object = work.to_library(table, model.data.frame_library)
         return frame
 
@@ -131,21 +164,17 @@ class Recommender:
         exclude: Iterable[object] = (), timed: bool = False,
     ) -> Recommendations:  # fmt: skip
         """The n best items for somebody new, who likes these items (oldest first, where `timed`), with reasons."""
+        taste: TasteArguments = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
         if isinstance(self._model, BundleRecommender):
-            return self._model.recommend(
-                [str(item) for item in likes], dislikes=[str(item) for item in dislikes], ratings=ratings, n=n,
-                timed=timed, filter=Filter(None if only is None else map(str, only), [str(item) for item in exclude]),
-            )  # fmt: skip
-        taste = {"likes": likes, "dislikes": dislikes, "ratings": ratings, "timed": timed}
-        answer: Recommendations = _operations().recommend_person(
-            self._trained("recommend"), taste, n, only=only, exclude=exclude
-        )
+            return self._model.recommend(**taste, n=n, filter=Filter(only, exclude))
+        model, filter = self._trained("recommend"), Filter(only, exclude)
+        answer: Recommendations = _operations().recommend_person(model, taste, n, filter)
         return answer
 
     def similar_items(self, item: object, n: int = 10) -> SimilarItems:
         """The n items whose vectors are most nearly parallel to this item's; the score is the cosine."""
         if isinstance(self._model, BundleRecommender):
-            return self._model.similar(str(item), n)
+            return self._model.similar(item, n)
         answer: SimilarItems = _operations().similar_items(self._trained("compare items"), item, n)
         return answer
 
@@ -215,7 +244,14 @@ class Recommender:
 
 
 def _operations() -> types.ModuleType:
-    return importlib.import_module("fedtaste.serving.operations")
+    return importlib.import_module("fedtaste.serving.folder_recommender")
+
+
+def _space_text(values: object) -> str:
+    """Values to try as `--space` has them."""
+    if isinstance(values, tuple) and len(values) == 2:
+        return f"{values[0]}..{values[1]}"
+    return ",".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
 
 
 def _bars(progress: bool | None) -> ProgressBars:

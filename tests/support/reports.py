@@ -56,7 +56,12 @@ def ranking(method: str = "fedals", level: float = 0.74, rounds: int = 4, up: in
 
     seen, new = both(level), both(level - 0.01)
     curve = [
-        {"round": i, "up_bytes": up * 80 * i, "down_bytes": up * 80 * i, "valid": {"hr@10": level - 0.1 / i}}
+        {
+            "round": i,
+            "up_bytes": up * 80 * i,
+            "down_bytes": up * 80 * i,
+            "valid": {"hr@10": level - 0.1 / i, "ndcg@10": level / 2 - 0.01 * rounds / i},
+        }
         for i in range(1, rounds + 1)
     ]
     fields = {

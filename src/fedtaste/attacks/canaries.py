@@ -96,11 +96,16 @@ class Canaries:
 
 
 def _in_order(parts: list[tuple[NDArray[np.int64], Matrices]]) -> Matrices:
-    """The chunks' matrices together, with canaries in order."""
-    order = np.argsort(np.concatenate([chunk for chunk, _ in parts]))
+    """The chunks' matrices together, with canaries in order. Dense ones are large, so each row is copied once."""
+    places = np.concatenate([chunk for chunk, _ in parts])
     stacked = {}
-    for name in parts[0][1]:
-        pieces = [matrices[name] for _, matrices in parts]
-        joined = sparse.vstack(pieces, "csr") if sparse.issparse(pieces[0]) else np.concatenate(pieces)
-        stacked[name] = joined[order] if len(pieces) > 1 else joined
+    for name, first in parts[0][1].items():
+        if len(parts) == 1:
+            stacked[name] = first
+        elif sparse.issparse(first):
+            stacked[name] = sparse.vstack([matrices[name] for _, matrices in parts], "csr")[np.argsort(places)]
+        else:
+            stacked[name] = np.empty((len(places), first.shape[1]), first.dtype)
+            for chunk, matrices in parts:
+                stacked[name][chunk] = matrices[name]
     return stacked

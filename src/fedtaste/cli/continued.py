@@ -58,7 +58,7 @@ def open_continued(path: Path, given: Settings, new: Data, *, resumed: bool = Fa
     if not resumed:
         changes: dict[str, object] = {"rounds": rounds_of_update(model.result.rounds), "new_people": None}
         changes |= {name: getattr(given, name) for name in given.model_fields_set}
-        settings = model.settings.model_copy(update=changes)
+        settings = model.lasting_settings.model_copy(update=changes)
     start = continue_from(model.trained_state(), model.facts.items, len(data.items))
     before = model.result if isinstance(model.result, FitResult) else None
     return Continued(settings, data, model.data, start, before, model.result.privacy is not None)

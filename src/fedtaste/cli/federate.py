@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedtaste.cli.options import FederateOptions
-from fedtaste.cli.output import emit, ledger_folder, put, say
+from fedtaste.cli.output import emit, put, say
 from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
@@ -62,7 +62,7 @@ def resume_federation(folder: RunFolder, data: Data, as_json: bool) -> None:
     """Start or resume the federation of a run folder, and show its result."""
     settings = folder.settings()
     if adds_noise(settings):
-        LedgerFolder(ledger_folder()).enter({folder: prepare(settings, data)}, say)
+        LedgerFolder.default().enter({folder: prepare(settings, data)}, say)
     try:
         with Bars() as bars:
             result = run_federation(folder, bars, say, log_rounds=not err.is_terminal)

@@ -14,9 +14,11 @@ from fedtaste.errors import RunError, SettingError, was_interrupted
 from fedtaste.experiment.fit import fit as fit_folder
 from fedtaste.experiment.fit import prepare_fit
 from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import FitResult
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import TrackedRun, remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared
 from fedtaste.text import count
 
@@ -26,6 +28,7 @@ def fit(settings: Settings, options: FitOptions) -> None:
     if options.like is not None:
         settings = settings_like(options.like, settings)
     allow_method(settings.method)
+    require_tracker(options.track, options.track_to, adds_noise(settings))
     if options.from_model is not None:
         settings = read_alike(options.from_model, settings)
     data: Data = load_data(settings)
@@ -37,6 +40,7 @@ def fit(settings: Settings, options: FitOptions) -> None:
     if options.from_model is not None:
         folder.continue_model(options.from_model)
     name_ledger(folder, options.ledger)
+    remember_tracking(folder, options.track, options.track_to)
     show_fit(train_fit(folder, prepared, before), options.as_json)
 
 
@@ -69,7 +73,10 @@ def train_fit(folder: RunFolder, prepared: Prepared, before: FitResult | None = 
     try:
         enter_ledger(folder, prepared)
         with Bars() as bars:
-            return fit_folder(prepared, folder, bars, before=before)
+            tracked = TrackedRun(folder, bars, {"method": prepared.settings.method} | prepared.plan.settings)
+            result = fit_folder(prepared, folder, tracked, before=before)
+            tracked.finish(result)
+            return result
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise

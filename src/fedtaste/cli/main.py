@@ -20,8 +20,9 @@ from fedtaste.text import CONTROL, did_you_mean
 COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "run": "Train one method on one data set: a result table, and a run folder that can be resumed.",
     "fit": "Train a model for production on everything and everybody, or continue one with new data.",
+    "tune": "Search the settings of a method on validation data: the best ones, a report and a run.toml.",
     "compare": "Train several methods, or one over a sweep of a setting, on the same data: one table and one report.",
-    "resume": "Resume a run that was interrupted; the result is byte for byte the same as without the interruption.",
+    "resume": "Resume a run or a comparison that was interrupted; the result is the same as without the interruption.",
     "report": "Write the HTML report of a finished run or comparison again, and show its table.",
     "federate": "Train as `fedtaste run` does, as a real federation over Flower, with TLS and node keys.",
     "recommend": "Recommend items to a person of the data, or to a new one from what they like.",

@@ -20,6 +20,7 @@ from fedtaste.experiment.settings import (
     Seed,
     Settings,
 )
+from fedtaste.experiment.tracking import TrackerName
 
 FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
 
@@ -45,14 +46,33 @@ class TrainingOptions(OutOptions):
     """The privacy ledger of private runs (default: that of the data, in the cache)."""
 
 
-class RunOptions(TrainingOptions):
+class TrackedOptions(TrainingOptions):
+    """A command whose runs may be tracked by TensorBoard or MLflow."""
+
+    track: TrackerName | None = None
+    """Write settings, metrics by round and the report for tensorboard or mlflow, into the run folder."""
+    track_to: Annotated[str | None, Cli(metavar="URI")] = None
+    """With --track mlflow: a tracking address in place of the run folder, as in http://localhost:5000."""
+
+
+class SeedsOptions(TrackedOptions):
+    """A command that can train with several seeds."""
+
+    seeds: Annotated[int, Ge(1), Le(1000)] = 1
+    """Train with this many seeds, from --seed on: means, spread over seeds, and differences paired by person."""
+
+
+class RunOptions(SeedsOptions):
     """Train one method on one data set: a result table, and a run folder that can be resumed."""
 
     from_model: Annotated[Path | None, Cli(("--from",), metavar="PATH")] = None
     """Continue the model of a run or a fit with --data, and evaluate the update on items that it had not seen."""
+    tune: Annotated[int, Ge(1)] | None = None
+    """First search the settings by so many trials on validation data, as `fedtaste tune` does, and train with the best
+    ones. The study is in a folder beside that of the run."""
 
 
-class FitOptions(TrainingOptions):
+class FitOptions(TrackedOptions):
     """Train a model for production on everything and everybody, or continue one with new data.
 
     Nothing is held out, so nothing is measured: `fedtaste run` with the same options measures. The number of rounds is
@@ -65,15 +85,20 @@ class FitOptions(TrainingOptions):
     """Continue this fitted model with --data: new interactions, people and items."""
 
 
-class CompareOptions(TrainingOptions):
+class CompareOptions(SeedsOptions):
     """Train several methods, or one over a sweep of a setting, on the same data: one table and one report."""
 
     methods: Annotated[tuple[str, ...], Cli(commas=True)] = ()
-    """Names of methods with commas between them, or all."""
+    """Names of methods with commas between them, or all; or auto, which tries the few that suit the data."""
+    minutes: Positive | None = None
+    """With --methods auto: the time that trying methods may take (default: 5)."""
     method: str | None = None
     """The one method of a sweep."""
-    sweep: str | None = None
-    """key=v1,v2,...: train the method of --method once for every value. --methods may stand beside it."""
+    sweep: tuple[str, ...] = ()
+    """key=v1,v2,...: train the method of --method once for every value; with several keys, for every combination.
+    Validation chooses one. --methods may stand beside it."""
+    runs: Annotated[tuple[Path, ...], Cli(commas=True, metavar="RUN,...")] = ()
+    """Train nothing: compare these finished runs of the same data and split, person by person."""
     epsilon: Annotated[tuple[Positive | Literal["none", "inf"], ...], Cli(commas=True, metavar="NUMBER,...")] = ()
     """One privacy budget or several, as in 1,3,10,none: every method is trained with each of them."""
     axes: Annotated[tuple[str, ...], Cli(commas=True)] = ()
@@ -85,6 +110,28 @@ class CompareOptions(TrainingOptions):
     def budgets(self) -> list[float | None]:
         """The privacy budgets, each once; None is a run without noise."""
         return list(dict.fromkeys(None if isinstance(value, str) else value for value in self.epsilon or ("none",)))
+
+
+class TuneOptions(OutOptions):
+    """Search the settings of a method on validation data: the best ones, a report and a run.toml.
+
+    A trial is the training of the search phase of `fedtaste run`; test data are not read. Trial 0 has the defaults. The
+    folder is a study: `fedtaste resume` continues it, and so does the same command with the same --out, also with more
+    --trials.
+    """
+
+    trials: Annotated[int, Ge(1)] = 30
+    """The number of trials, that of the defaults included."""
+    space: Annotated[dict[str, str], Cli(metavar="KEY=VALUES", example="--space lam=0.001..0.1")] = {}
+    """The values to try of a setting: a range as in lam=0.001..0.1 (on a logarithmic scale where its ends differ by a
+    factor of 10), or a list as in k=16,32,64. Other settings keep the values to try that the method names; --set fixes
+    one."""
+    jobs: Annotated[int, Ge(1)] = 1
+    """Processes that run trials at the same time. With more than one, results are not repeatable."""
+    minutes: Positive | None = None
+    """Begin no trial, and stop the running one, after so many minutes."""
+    final: bool = False
+    """Then train with the best settings, as `fedtaste run` does, and read the test data, once."""
 
 
 class FederateOptions(FederationSettings, TrainingOptions):
@@ -149,7 +196,7 @@ class FolderOptions(JsonOptions):
 
 
 class ResumeOptions(FolderOptions):
-    """Resume a run that was interrupted; the result is byte for byte the same as without the interruption."""
+    """Resume a run or a comparison that was interrupted; the result is the same as without the interruption."""
 
     worker: Annotated[bool, Cli(hidden=True)] = False
     """Started by a comparison: write no report, and stop when standard input is closed."""
@@ -273,6 +320,7 @@ def _all_settings(options: type[Options], *without: str) -> tuple[str, ...]:
 COMMANDS = {
     "run": Command("run:run", RunOptions, _all_settings(RunOptions)),
     "fit": Command("fit:fit", FitOptions, _all_settings(FitOptions, "protocol", "split", "new_people", "promise")),
+    "tune": Command("tune:tune", TuneOptions, _all_settings(TuneOptions)),
     "compare": Command("compare:compare", CompareOptions, _all_settings(CompareOptions, "promise")),
     "resume": Command("resume:resume", ResumeOptions),
     "report": Command("report:report", ReportOptions),
@@ -286,7 +334,7 @@ COMMANDS = {
     "serve": Command("serve:serve", ServeOptions),
     "audit": Command(
         "audit:audit", AuditOptions, ("data", "task", "method", "set", "cohort", "dropout", "wire", "epsilon", "delta",
-                                      "noise_seed", "seed", "threads", *ReadSettings.model_fields),
+                                      "noise_seed", "seed", "threads", "tuned_on", *ReadSettings.model_fields),
     ),
     "poison": Command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads",
                                                               *ReadSettings.model_fields)),

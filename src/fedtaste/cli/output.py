@@ -1,4 +1,4 @@
-"""Terminal output (progress bars, messages, JSON), and the folders of FEDTASTE_CACHE and FEDTASTE_LEDGERS."""
+"""Terminal output (progress bars, messages, JSON), and the folder of FEDTASTE_CACHE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedtaste.data.archives import default_cache
 from fedtaste.experiment.progress_bars import err
 
 out = Console(highlight=False)
@@ -34,8 +33,3 @@ def emit(value: object) -> None:
 def cache() -> Path | None:
     """The folder of fetched data that FEDTASTE_CACHE names, if it does."""
     return Path(os.environ["FEDTASTE_CACHE"]) if os.environ.get("FEDTASTE_CACHE") else None
-
-
-def ledger_folder() -> Path:
-    """The folder of privacy ledgers: FEDTASTE_LEDGERS, or `privacy` in the cache folder."""
-    return Path(os.environ.get("FEDTASTE_LEDGERS") or (cache() or default_cache()) / "privacy")

@@ -44,10 +44,12 @@ class Command:
 
 def load_function(name: str) -> Callable[..., None]:
     """Import the function of a command. All function-level imports of the command line go through here, so that help
-    and wrong options do not wait for torch, and only federations need Flower."""
+    and wrong options do not wait for torch, only federations need Flower, and only tuning needs Optuna."""
     module, _, function = name.partition(":")
     if module == "federate":
         importlib.import_module("fedtaste.flower.processes").require_flower()
+    if module == "tune":
+        importlib.import_module("fedtaste.experiment.optuna_extra").require_optuna()
     loaded: Callable[..., None] = getattr(importlib.import_module(f"fedtaste.cli.{module}"), function)
     return loaded
 
@@ -168,7 +170,7 @@ def _cli(info: FieldInfo) -> Cli:
 
 def _split(info: FieldInfo, value: object) -> Any:
     """Words of the command line as the field's container: `a,b` as two names, `k=8` as one setting."""
-    kinds, pairs = _types(info.annotation), "--set k=64"
+    kinds, pairs = _types(info.annotation), _cli(info).example
     if _cli(info).commas and isinstance(value, str | int | float):
         value, pairs = tuple(part.strip() for part in str(value).split(",") if part.strip()), "--columns user=customer"
     if dict in kinds and isinstance(value, tuple):

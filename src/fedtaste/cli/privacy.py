@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtaste.cli.options import LedgerOptions
-from fedtaste.cli.output import cache, emit, ledger_folder, out, put, say
+from fedtaste.cli.output import cache, emit, out, put, say
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError
 from fedtaste.experiment.folder import fingerprint
@@ -27,7 +27,7 @@ UNCOUNTED = "Repeatable noise promises nothing: whoever knows the seed can remov
 def show_ledger(options: LedgerOptions) -> None:
     """Show one ledger, or a line for each of them."""
     check_budget(None, options.delta)
-    folder = LedgerFolder(ledger_folder())
+    folder = LedgerFolder.default()
     if options.data is None and options.ledger is None:
         show_all(folder, options)
         return

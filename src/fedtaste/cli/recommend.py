@@ -17,8 +17,9 @@ from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.errors import DataError, SettingError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.files.atomic import write_atomically
+from fedtaste.serving.folder_recommender import recommend_table
+from fedtaste.serving.item_lists import FileLine, Filter
 from fedtaste.serving.open_model import OpenModel
-from fedtaste.serving.operations import recommend_table
 from fedtaste.serving.recommend import recommend as recommend_items
 
 FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl")
@@ -27,13 +28,13 @@ FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl")
 def recommend(options: RecommendOptions) -> None:
     """Recommend items to a person of the data, to a new one, or to everybody."""
     allow_method_of(RunFolder.open(options.path), options.method)
-    only, exclude = read_lists(options.only), read_lists(options.exclude)
+    filter = Filter(read_lists(options.only) or None, read_lists(options.exclude))
     if options.all or options.out is not None:
-        recommend_to_all(options, only or None, exclude)
+        recommend_to_all(options, filter)
         return
     answer = recommend_items(
         options.path, likes=list(options.likes), person=options.person, file=options.file, n=options.n, cache=cache(),
-        only=only or None, exclude=exclude,
+        filter=filter,
     )  # fmt: skip
     if options.as_json:
         emit(answer.dump())
@@ -51,7 +52,7 @@ def recommend(options: RecommendOptions) -> None:
         out.print(Text(answer.rating_rule + listed))
 
 
-def recommend_to_all(options: RecommendOptions, only: list[str] | None, exclude: list[str]) -> None:
+def recommend_to_all(options: RecommendOptions, filter: Filter) -> None:
     """Write everybody's recommendations into a file."""
     if not options.all or options.out is None:
         raise SettingError("--all and --out FILE go together: recommendations for everybody go into a file.")
@@ -60,7 +61,7 @@ def recommend_to_all(options: RecommendOptions, only: list[str] | None, exclude:
     if not options.out.name.lower().endswith(FORMATS):
         raise SettingError(f"--out must end in {', '.join(FORMATS)}, got {options.out.name}.")
     model = OpenModel.open(options.path, cache())
-    table = recommend_table(model, None, options.n, only=only, exclude=exclude)
+    table = recommend_table(model, None, options.n, filter)
     write_atomically(options.out, encode(table, options.out.name.lower()))
     people = table["user"].n_unique()
     if options.as_json:
@@ -83,7 +84,7 @@ def encode(frame: pl.DataFrame, name: str) -> bytes:
 
 
 def read_lists(texts: Iterable[str]) -> list[str]:
-    """Items of --only or --exclude; @FILE stands for the lines of a file."""
+    """Items of --only or --exclude; @FILE stands for the lines of a file. Errors repeat little of a file."""
     names: list[str] = []
     for text in texts:
         if not text.startswith("@"):
@@ -95,5 +96,6 @@ def read_lists(texts: Iterable[str]) -> list[str]:
             raise DataError(
                 f"{text[1:]} cannot be read ({error}). Give a text file with one item in each line."
             ) from None
-        names += [line.strip() for line in lines if line.strip()]
+        places = ((line.strip(), f"line {number} of {text[1:]}") for number, line in enumerate(lines, 1))
+        names += [FileLine.read(name, place) for name, place in places if name]
     return names

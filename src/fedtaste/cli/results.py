@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedtaste.cli.output import emit, out, put
 from fedtaste.experiment.result import RunResult
+from fedtaste.report.differences import Study, text_tables
 from fedtaste.report.html import warnings
 from fedtaste.report.tables import list_table, rounds_text, text_table
 from fedtaste.report.trade_off import Tradeoff
@@ -22,9 +23,13 @@ def show_result(result: RunResult, report: Path, as_json: bool) -> None:
         put(f"Next: fedtaste recommend {report.parent} --likes TITLE")
 
 
-def show_results(results: Sequence[RunResult], report: Path, trade_off: Tradeoff | None = None) -> None:
-    """Print a table of results, their trade-off, notes and warnings, and where the report is."""
+def show_results(
+    results: Sequence[RunResult], report: Path, trade_off: Tradeoff | None = None, study: Study | None = None
+) -> None:
+    """Print a table of results, seeds and differences, their trade-off, notes and warnings, and where the report is."""
     out.print(text_table(results, trade_off, out.width))
+    for table in text_tables(study) if study else ():
+        out.print(table)
     if lists := list_table(results):
         out.print(lists)
     if trade_off:

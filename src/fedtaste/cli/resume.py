@@ -1,4 +1,4 @@
-"""`fedtaste resume`: resume an interrupted run. Comparisons also start their parallel runs with it."""
+"""`fedtaste resume`: resume an interrupted run, fit or comparison; comparisons start parallel runs with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import load_data, train_folder
 from fedtaste.experiment.compare import stop_with_parent
+from fedtaste.experiment.comparison_record import is_comparison
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import FitResult
@@ -23,8 +24,14 @@ def resume(options: ResumeOptions) -> None:
     """Resume the run of a folder, or show the result of one that has finished."""
     if options.worker:
         stop_with_parent()
+    if is_comparison(options.path):
+        load_function("compare:resume_comparison")(options)
+        return
     folder = RunFolder.open(options.path)
     allow_method_of(folder, options.method)
+    if folder.kind == "tune":
+        load_function("tune:resume_study")(folder, options)
+        return
     settings, report = folder.settings(), options.path / "report.html"
     if folder.kind == "fit":
         show_fit(folder.fit_result() if folder.finished else resume_fit(folder, settings), options.as_json)

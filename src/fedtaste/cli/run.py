@@ -8,8 +8,9 @@ from pathlib import Path
 from fedtaste import __version__
 from fedtaste.cli.continued import open_continued, prepare_continued, read_alike
 from fedtaste.cli.options import RunOptions
-from fedtaste.cli.output import cache, ledger_folder, say
+from fedtaste.cli.output import cache, say
 from fedtaste.cli.own_methods import allow_method
+from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
@@ -19,6 +20,7 @@ from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import TrackedRun, remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared, execute, prepare
 from fedtaste.report.html import shape, write_report
 from fedtaste.text import count
@@ -27,8 +29,17 @@ from fedtaste.wire.accounting import epsilons
 
 def run(settings: Settings, options: RunOptions) -> None:
     """Train one method on one data set."""
+    if options.seeds > 1:
+        if options.from_model is not None:
+            raise SettingError("--seeds and --from cannot stand together: a model is continued once. Leave one out.")
+        load_function("compare:run_seeds")(settings, options)
+        return
     began = time.perf_counter()
+    if options.tune is not None:
+        load_function("tune:run_tuned")(settings, options)
+        return
     allow_method(settings.method)
+    require_tracker(options.track, options.track_to, adds_noise(settings))
     if adds_noise(settings):
         say("Loading the data and working out the noise.")
     if options.from_model is not None:
@@ -45,6 +56,7 @@ def run(settings: Settings, options: RunOptions) -> None:
     folder = create_folder(path, prepared, data, options.ledger)
     if options.from_model is not None:
         folder.continue_model(options.from_model)
+    remember_tracking(folder, options.track, options.track_to)
     with Bars() as bars:
         result = train_folder(folder, prepared, data, bars)
     show_result(result, path / "report.html", options.as_json)
@@ -67,29 +79,34 @@ def create_folder(path: Path, prepared: Prepared, data: Data, ledger: Path | Non
     return folder
 
 
-def train_folder(folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True) -> RunResult:
-    """Start or resume the run of a folder, write its report, and return its result."""
+def train_folder(
+    folder: RunFolder, prepared: Prepared, data: Data, bars: Bars, *, report: bool = True, whole: Path | None = None
+) -> RunResult:
+    """Start or resume the run of a folder, write its report, and return its result. `whole` is the folder of the
+    comparison that it belongs to."""
     try:
         enter_ledger(folder, prepared)
-        result = execute(prepared, folder, bars)
+        tracked = TrackedRun(folder, bars, {"method": prepared.settings.method} | prepared.plan.settings)
+        result = execute(prepared, folder, tracked)
         if report:
             write_report([result], folder.path, data=shape(data), runs=[folder.path])
+        tracked.finish(result)
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
+        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {whole or folder.path}`.") from None
     return result
 
 
 def enter_ledger(folder: RunFolder, prepared: Prepared) -> None:
     """Enter a private run into its ledger before it is trained."""
-    LedgerFolder(ledger_folder()).enter({folder: prepared}, say)
+    LedgerFolder.default().enter({folder: prepared}, say)
 
 
 def check_ledger(file: Path | None, runs: list[Prepared], data: Data) -> None:
     """Verify the ledger before a run folder is made. Refuse --ledger where nothing would be written to it."""
     if any(prepared.plan.wire.mechanism for prepared in runs):
-        LedgerFolder(ledger_folder()).open(file, fingerprint(data))
+        LedgerFolder.default().open(file, fingerprint(data))
     elif file is not None:
         raise SettingError(
             "--ledger would change nothing: no run has noise and a bound. Add --epsilon, or leave it out."

@@ -48,6 +48,13 @@ class ByHand:
     variants: Mapping[str, Callable[[str, bytes], Interactions]] = field(default_factory=dict)  # other readings of it
 
 
+def ledger_folder() -> Path:
+    """The folder of privacy ledgers: FEDTASTE_LEDGERS, or `privacy` in the cache folder. The command line and Python
+    have the same one, so that no run is left out of a total."""
+    cache = Path(os.environ.get("FEDTASTE_CACHE") or default_cache())
+    return Path(os.environ.get("FEDTASTE_LEDGERS") or cache / "privacy")
+
+
 def default_cache() -> Path:
     """`fedtaste` in the user's cache folder."""
     if folder := os.environ.get("XDG_CACHE_HOME"):

@@ -27,6 +27,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "timestamp": ("timestamp", "time", "ts", "date", "datetime"),
     "title": ("title", "movietitle", "itemtitle"),
     "genres": ("genres", "genre", "class", "categories", "category"),
+    "group": (),  # read only where it is named: groups of people are nobody's default
 }
 # Parts of other names, only for the question "Is this the user column?".
 LIKELY: dict[str, tuple[str, ...]] = {
@@ -130,10 +131,10 @@ def normalise_name(column: str) -> str:
 def assign_columns(
     file: str, got: list[str], needed: tuple[str, ...], useful: tuple[str, ...], options: ReadOptions = DEFAULTS
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """(our names -> the file's, the file's names that are not used).
+    """(our names -> the file's, the file's names that are not used, with a hint where one is almost an optional one).
 
     Columns that the options name must exist, once; the others are found by their usual names. A needed column that is
-    missing is refused, and an optional one that is misspelt.
+    missing is refused.
     """
     columns = named_columns(file, got, needed + useful, options)
     by_name: dict[str, str] = {}
@@ -145,10 +146,15 @@ def assign_columns(
             columns[role] = by_name.pop(next(name for name in NAMES[role] if name in by_name))
     if twice := [column for column in columns.values() if got.count(column) > 1]:
         raise DataError(f'{file} has {got.count(twice[0])} columns "{twice[0]}". Rename or remove all but one.')
+    hints: dict[str, str] = {}
     for role in needed + useful:
-        if role not in columns and not options.names(role):
-            refuse_missing(file, got, role, by_name, (needed, useful), options)
-    return columns, tuple(column for column in got if column not in columns.values())
+        if role in columns or options.names(role):
+            continue
+        if role in needed:
+            raise missing_column(file, got, role, by_name, (needed, useful), options)
+        for column in (by_name[name] for name in difflib.get_close_matches(role, list(by_name), 1, 0.8)):
+            hints[column] = f"{column} (if it is the {user_role(role)}: {options.use_column(role, column)})"
+    return columns, tuple(hints.get(column, column) for column in got if column not in columns.values())
 
 
 def named_columns(file: str, got: list[str], roles: tuple[str, ...], options: ReadOptions) -> dict[str, str]:
@@ -169,27 +175,21 @@ def named_columns(file: str, got: list[str], roles: tuple[str, ...], options: Re
     return columns
 
 
-def refuse_missing(
+def missing_column(
     file: str, got: list[str], role: str, free: dict[str, str], expected: tuple[tuple[str, ...], tuple[str, ...]],
     options: ReadOptions,
-) -> None:  # fmt: skip
-    """Raise DataError for a needed column that is missing, and for an optional one whose name is almost right."""
+) -> DataError:  # fmt: skip
+    """The error for a needed column that is missing, with a column that it may be."""
     needed, useful = expected
-    # Needed columns get a generous hint; an optional column is refused only where its name is almost right.
-    names, cutoff = (NAMES[role], 0.6) if role in needed else ((role,), 0.8)
-    guesses = [guess for name in names for guess in difflib.get_close_matches(name, list(free), 1, cutoff)]
-    if role in needed:
-        guesses += [name for part in LIKELY.get(role, ()) for name in free if part in name]
-    column = free[guesses[0]] if guesses else ""
-    hint = f' Is "{column}" the {user_role(role)} column? Use {options.use_column(role, column)}.'
-    wanted = f"Expected: {' and '.join(needed)}" + (f", and optionally {', '.join(useful)}" if useful else "")
-    if role in needed:
-        call = options.use_column(role, "NAME")
-        usual = f" Name it with {call}." if options.of_frame else f" Name the columns in the first line, or use {call}."
-        raise DataError(f"{file} has no column {role}. Got: {', '.join(got)}. {wanted}.{hint if guesses else usual}")
+    guesses = [guess for name in NAMES[role] for guess in difflib.get_close_matches(name, list(free), 1, 0.6)]
+    guesses += [name for part in LIKELY.get(role, ()) for name in free if part in name]
+    call = options.use_column(role, "NAME")
+    hint = f" Name it with {call}." if options.of_frame else f" Name the columns in the first line, or use {call}."
     if guesses:
-        ignore = f" Otherwise {user_role(role)}=None ignores it." if options.of_frame else " Otherwise rename it."
-        raise DataError(f'{file} has an unknown column "{column}". {wanted}.{hint}{ignore}')
+        column = free[guesses[0]]
+        hint = f' Is "{column}" the {user_role(role)} column? Use {options.use_column(role, column)}.'
+    wanted = f"Expected: {' and '.join(needed)}" + (f", and optionally {', '.join(useful)}" if useful else "")
+    return DataError(f"{file} has no column {role}. Got: {', '.join(got)}. {wanted}.{hint}")
 
 
 def text_column(table: Table, role: str) -> pl.Series:

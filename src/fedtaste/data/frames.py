@@ -32,6 +32,7 @@ class FrameOptions(TypedDict, total=False):
 
     title: OptionalColumn
     genres: OptionalColumn
+    group: str | None
     drop_missing: bool
     decimal: str
     date_format: str | None
@@ -43,9 +44,9 @@ def frame_options(columns: Mapping[str, object], options: Mapping[str, Any]) -> 
     for name in options:
         if name not in known:
             raise SettingError(f"from_frame: {did_you_mean(name, known, 'keyword')}")
-    columns = {**columns, **{role: options[role] for role in DESCRIPTIONS if role in options}}
+    columns = {**columns, **{role: options[role] for role in (*DESCRIPTIONS, "group") if role in options}}
     given = {role: None if name is None else str(name) for role, name in columns.items() if name is not ...}
-    others = {name: value for name, value in options.items() if name not in DESCRIPTIONS}
+    others = {name: value for name, value in options.items() if name not in columns}
     return ReadOptions(given, **others, of_frame=True)
 
 
@@ -90,7 +91,7 @@ def frame_tables(frame: object, items: object | None, name: str, options: ReadOp
                 raise DataError(f"{name} and items: {did_you_mean(column, names, 'column')}")
         catalogue = products.table("items", ("item",), DESCRIPTIONS, _present(options, products))
         options = _present(options, source)
-    table = source.table(name, ("user", "item"), ("rating", "timestamp", *DESCRIPTIONS), options)
+    table = source.table(name, ("user", "item"), ("rating", "timestamp", *DESCRIPTIONS, "group"), options)
     return FrameTables(table, catalogue, source.library)
 
 

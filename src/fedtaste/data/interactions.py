@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedtaste.data.columns import Table, read_ratings, read_times
 from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_options, frame_tables, matrix_entries
 from fedtaste.data.lazy_polars import pl
-from fedtaste.data.vocabulary import indices, keep_newest, labels, vocabulary
+from fedtaste.data.vocabulary import PeopleGroups, indices, keep_newest, labels, people_groups, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
@@ -129,6 +129,7 @@ class Interactions:
     frame_library: str = "polars"  # the library in whose frames answers are given: polars or pandas
     ties: NDArray[np.uint64] | None = None  # [n]: the order of equal times; by default a hash of (person, item)
     frame_keywords: Mapping[str, object] = field(default_factory=dict)  # of `from_frame`, to read later frames alike
+    groups: PeopleGroups | None = None  # labels of people, by which metrics are compared
 
     @staticmethod
     def from_frame(
@@ -150,6 +151,7 @@ class Interactions:
         the catalogue even if nobody has taken them.
 
         title, genres   columns of either frame
+        group           a column of a person's own, such as a country: evaluations compare such groups
         drop_missing    leave rows with missing values out; otherwise they are refused
         decimal         the decimal mark of numbers in text, "." or ","
         date_format     of times in text, such as "%d/%m/%Y"; otherwise ISO dates or numbers since 1970
@@ -164,6 +166,7 @@ class Interactions:
         people, products = vocabulary([table.frame["user"]]), vocabulary([each.frame["item"] for each in described])
         titles, genres = (labels(described, role, products) for role in ("title", "genres"))
         data = Interactions.from_table(name, table, people, products, titles, genres)
+        data = replace(data, groups=people_groups([table], people))
         keywords = {role: column for role, column in columns.items() if column is not ...} | dict(options)
         return replace(data, frame_library=library, frame_keywords=keywords)
 

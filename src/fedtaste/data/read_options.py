@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fedtaste.errors import SettingError
 from fedtaste.text import did_you_mean
 
-ROLES = ("user", "item", "rating", "time", "title", "genres")
+ROLES = ("user", "item", "rating", "time", "title", "genres", "group")
 SEPARATORS = {"tab": "\t", "\\t": "\t"}  # as they can be typed
 
 

@@ -111,6 +111,19 @@ def load(
     return _load_path(text, seed, options)
 
 
+def depends_on_seed(name_or_path: str) -> bool:
+    """Whether `load` gives other data for another seed: generated data, and folders of domains, which it splits.
+
+    >>> depends_on_seed("synthetic:50x40x500"), depends_on_seed("ml-100k")
+    (True, False)
+    """
+    source = SOURCES.get(name_or_path.partition(":")[0].lower())
+    if source is not None:
+        return source.generate is not None
+    path = Path(os.path.expanduser(name_or_path))
+    return os.path.isdir(path) and looks_like_domains(path)
+
+
 def _load_path(text: str, seed: int, options: ReadOptions) -> Interactions | UserSplit | Supervised:
     path = Path(os.path.expanduser(text))
     if os.path.isdir(path):  # unlike Path.is_dir this is False, not an error, for text that cannot be a path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedtaste.data.formats import is_table, stem
 from fedtaste.data.interactions import Floats, Histories, Interactions, starts_of
 from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
-from fedtaste.data.vocabulary import indices, labels, vocabulary
+from fedtaste.data.vocabulary import indices, labels, people_groups, vocabulary
 from fedtaste.errors import DataError, RunError
 from fedtaste.files.atomic import write_atomically
 from fedtaste.text import count
@@ -46,11 +46,12 @@ class UserSplit:
 
 def read_interactions(path: Path, options: ReadOptions = DEFAULTS) -> Interactions:
     """One file with columns user, item and, optionally, rating, timestamp, title, genres."""
-    table = read_table(path, ("user", "item"), ("rating", "timestamp", "title", "genres"), options)
+    table = read_table(path, *part_columns("train"), options)
     people, items = vocabulary([table.frame["user"]]), vocabulary([table.frame["item"]])
-    return Interactions.from_table(
+    data = Interactions.from_table(
         stem(path), table, people, items, labels([table], "title", items), labels([table], "genres", items)
     )
+    return replace(data, groups=people_groups([table], people))
 
 
 def read_split(folder: Path, options: ReadOptions = DEFAULTS) -> UserSplit:
@@ -63,9 +64,9 @@ def read_split(folder: Path, options: ReadOptions = DEFAULTS) -> UserSplit:
     # Titles of the catalogue file take precedence; columns in the other files fill the gaps.
     described = ([tables["items"]] if "items" in tables else []) + list(histories.values())
     titles, genres = labels(described, "title", items), labels(described, "genres", items)
-    name = folder.resolve().name
+    name, groups = folder.resolve().name, people_groups(list(histories.values()), people)
     parts = {
-        part: Interactions.from_table(f"{name}/{part}", table, people, items, titles, genres)
+        part: replace(Interactions.from_table(f"{name}/{part}", table, people, items, titles, genres), groups=groups)
         for part, table in histories.items()
     }
     negatives = group_negatives(tables["negatives"], people, items) if "negatives" in tables else None
@@ -103,6 +104,9 @@ def save(interactions: Interactions, path: Path) -> None:
     frame = frame.with_columns(
         pl.Series(role, names, dtype=pl.String).gather(interactions.item) for role, names in described.items() if names
     )
+    if interactions.groups:  # read again with --columns group=group
+        labels = pl.Series("group", interactions.groups.labels, dtype=pl.String)
+        frame = frame.with_columns(labels.gather(interactions.person))
     ending = path.name.lower()
     if ending.endswith(".parquet"):
         content = io.BytesIO()
@@ -123,7 +127,7 @@ def part_columns(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The needed and the useful columns of a part of a split."""
     if part == "items":
         return ("item",), ("title", "genres")
-    return ("user", "item"), () if part == "negatives" else ("rating", "timestamp", "title", "genres")
+    return ("user", "item"), () if part == "negatives" else ("rating", "timestamp", "title", "genres", "group")
 
 
 def find_part(folder: Path, part: str) -> Path | None:

@@ -6,8 +6,9 @@ the sums of several nodes, so that no list of a person leaves a node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -20,16 +21,19 @@ from fedtaste.result_part import Count, Interval, JsonObject, ResultPart
 TOP = 10  # items of a list
 GROUP_METRICS = ("ndcg@10", "hr@10")  # that are compared between groups, in the full catalogue
 BANDS = (10, 30, 100)  # public limits of the groups where people are elsewhere: their quartiles are not known
+FEWEST = 10  # people of a group of a column: smaller groups are merged, so that nobody stands out
+MOST_GROUPS = 12  # of a column; the smallest are merged
+OTHER = "other"
 BAND_NAMES = ("under 10", "10–29", "30–99", "100 or more")
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class Group(ResultPart):
-    """People with histories of similar length, and their metrics in the full catalogue."""
+    """People with histories of similar length, or with the same label, and their metrics in the full catalogue."""
 
     name: str
-    """Interactions in the history of a person, as in `20–41`."""
+    """Interactions in the history of a person, as in `20–41`; or the label, as in `DE`."""
     people: Count
     metrics: dict[str, float]
     """ndcg@10 and hr@10."""
@@ -50,6 +54,13 @@ class Groups(ResultPart):
 
     groups: tuple[Group, ...]
     gaps: dict[str, Gap]
+
+
+class ColumnGroups(Groups):
+    """Groups of people by a column of the data (`--columns group=NAME`), the largest first. Groups of fewer than ten
+    people are merged into `other`."""
+
+    column: str
 
 
 class ListMetrics(ResultPart):
@@ -73,16 +84,19 @@ class ListMetrics(ResultPart):
     diversity: float | None = None
     """Mean over lists of 1 - Jaccard similarity of the genres of two items of a list."""
     groups: Groups | None = None
+    column_groups: ColumnGroups | None = None
 
-    def gap(self, metric: str) -> Gap | None:
-        """The largest gap of a metric between two groups; None where there are no groups."""
-        return self.groups.gaps.get(metric) if self.groups else None
+    def gap(self, name: str) -> Gap | None:
+        """The largest gap of a metric between two groups, as in `gap.ndcg@10` (by history) or `column_gap.ndcg@10`;
+        None where there are no groups."""
+        kind, _, metric = name.partition(".")
+        groups = {"gap": self.groups, "column_gap": self.column_groups}.get(kind)
+        return groups.gaps.get(metric) if groups else None
 
     def metric(self, name: str) -> float | None:
         """A metric by its name, as in `coverage` or `gap.ndcg@10`; None where it was not measured."""
-        if name.startswith("gap."):
-            gap = self.gap(name.removeprefix("gap."))
-            return gap.difference if gap else None
+        if gap := self.gap(name):
+            return gap.difference
         return getattr(self, name) if name in METRIC_NAMES else None
 
 
@@ -110,20 +124,25 @@ class Lists:
     recommended: list[int]  # [items]: in how many lists an item is
     diversity: list[float]  # of every list that has two items with known genres
     history: list[int]  # [people]: the length of a person's history
+    labels: list[str] = field(default_factory=list)  # [people]: the group of a person; empty where there are none
 
     @staticmethod
-    def of(top: Ints, catalogue: int, genres: Sequence[int], history: NDArray[np.integer]) -> Lists:
+    def of(
+        top: Ints, catalogue: int, genres: Sequence[int], history: NDArray[np.integer], labels: Sequence[str] = ()
+    ) -> Lists:
         """From lists [people, TOP], which end with -1 where they are shorter. `genres` are sets as bits of a number, by
         item, 0 where nothing is known; empty where the data have none."""
         recommended = np.bincount(top[top >= 0], minlength=catalogue)
         spread = [list_diversity([genres[item] for item in row if item >= 0]) for row in top] if genres else []
-        return Lists(recommended.tolist(), [value for value in spread if value is not None], history.tolist())
+        diversity = [value for value in spread if value is not None]
+        return Lists(recommended.tolist(), diversity, history.tolist(), list(labels))
 
     @staticmethod
     def join(parts: Sequence[JsonObject]) -> Lists:
         """The lists of several groups of people, each as a dict, as one."""
         recommended = np.sum([part["recommended"] for part in parts], axis=0).tolist()
-        return Lists(recommended, *([x for part in parts for x in part[name]] for name in ("diversity", "history")))
+        people = ([x for part in parts for x in part.get(name, ())] for name in ("diversity", "history", "labels"))
+        return Lists(recommended, *people)
 
     def sums(self, accuracy: Mapping[str, Sequence[float]]) -> JsonObject:
         """Sums for `metrics_of_sums`: of diversity [sum, lists]; and for each group of BANDS [people, then the sum and
@@ -134,15 +153,21 @@ class Lists:
         groups = np.stack(columns, axis=1).tolist()
         return {"diversity": [float(np.sum(self.diversity)), len(self.diversity)], "groups": groups}
 
-    def metrics(self, taken: NDArray[np.integer], people: int, accuracy: Mapping[str, Sequence[float]]) -> ListMetrics:
-        """The metrics of these lists. `taken`: how many of all `people` have an item; `accuracy`: metrics by person."""
+    def metrics(
+        self, taken: NDArray[np.integer], people: int, accuracy: Mapping[str, Sequence[float]], column: str = ""
+    ) -> ListMetrics:
+        """The metrics of these lists. `taken`: how many of all `people` have an item; `accuracy`: metrics by person;
+        `column`: that the labels are of."""
         fields: JsonObject = item_metrics(np.array(self.recommended), taken, people)
         if self.diversity:
             fields["diversity"] = round(float(np.mean(self.diversity)), 6)
+        values = {metric: np.array(accuracy[metric]) for metric in GROUP_METRICS}
         label, names = quartiles(np.array(self.history))
         if len(names) > 1:
-            values = {metric: np.array(accuracy[metric]) for metric in GROUP_METRICS}
             fields["groups"] = compare_groups(values, label, names)
+        label, names = merge_labels(self.labels)
+        if len(names) > 1:
+            fields["column_groups"] = {"column": column, **compare_groups(values, label, names).model_dump()}
         return ListMetrics(people=len(self.history), **fields)
 
 
@@ -199,6 +224,24 @@ def quartiles(history: NDArray[np.integer]) -> tuple[Ints, list[str]]:
     _, label = np.unique(np.searchsorted(limits, history), return_inverse=True)
     ends = [(history[label == group].min(), history[label == group].max()) for group in range(label.max() + 1)]
     return label, [f"{low}–{high}" if low < high else f"{low}" for low, high in ends]
+
+
+def merge_labels(labels: Sequence[str]) -> tuple[Ints, list[str]]:
+    """(group of each person, names of the groups, the largest first): groups of fewer than FEWEST people, and those
+    after the largest MOST_GROUPS, become `other`; where that has fewer, too, it takes in the smallest group.
+
+    >>> merge_labels(["DE"] * 30 + ["FR"] * 20 + ["US"] * 9 + ["IT"] * 2)[1]
+    ['DE', 'FR', 'other']
+    >>> merge_labels(["DE"] * 30 + ["FR"] * 20 + ["US"] * 9)[1]
+    ['DE', 'other']
+    """
+    sizes = sorted(Counter(labels).items(), key=lambda pair: (-pair[1], pair[0]))
+    kept = [name for name, size in sizes if size >= FEWEST and name != OTHER][:MOST_GROUPS]
+    while kept and 0 < sum(size for name, size in sizes if name not in kept) < FEWEST:
+        kept.pop()
+    names = kept + [OTHER] * (len(kept) < len(sizes))
+    number = {name: at for at, name in enumerate(kept)}
+    return np.array([number.get(label, len(kept)) for label in labels], np.int64), names
 
 
 def compare_groups(values: Mapping[str, Floats], label: Ints, names: Sequence[str]) -> Groups:

@@ -58,7 +58,7 @@ def means(values: Mapping[str, Array | list[float]]) -> dict[str, float]:
 
 def interval(values: Array) -> list[float]:
     """95 % bootstrap interval of the mean over people."""
-    return bounds(_resample(len(values)) @ values / len(values))
+    return bounds(resample(len(values)) @ values / len(values))
 
 
 def intervals(values: Mapping[str, Array | list[float]]) -> dict[str, list[float]]:
@@ -69,7 +69,7 @@ def intervals(values: Mapping[str, Array | list[float]]) -> dict[str, list[float
 def bootstrap_means(values: Mapping[str, Array | list[float]], seed: int) -> dict[str, Array]:
     """The mean over people of each metric in each bootstrap resample, [DRAWS]; all metrics of the same people."""
     people = len(next(iter(values.values())))
-    weights = _resample(people, seed)
+    weights = resample(people, seed)
     return {name: weights @ np.asarray(value, float) / people for name, value in values.items()}
 
 
@@ -97,12 +97,12 @@ def rating_intervals(errors: Array, owners: NDArray[np.integer]) -> dict[str, li
     size = np.bincount(person).astype(float)
     square = np.bincount(person, weights=errors**2)
     close = np.bincount(person, weights=(np.abs(errors) <= 0.5).astype(float))
-    weights = _resample(len(size))
+    weights = resample(len(size))
     mass = weights @ size
     return {"rmse": bounds(np.sqrt(weights @ square / mass)), "accuracy": bounds(weights @ close / mass)}
 
 
-def _resample(people: int, seed: int = 0) -> Array:
+def resample(people: int, seed: int = 0) -> Array:
     """How often each person is drawn in each bootstrap resample, [DRAWS, people]."""
     generator, counts = np.random.default_rng(seed), np.empty((DRAWS, people))
     rows = max(1, AT_ONCE // max(people, 1))

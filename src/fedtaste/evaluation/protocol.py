@@ -34,6 +34,7 @@ from fedtaste.evaluation.metrics import (
     stratified,
 )
 from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks, top_lists
+from fedtaste.kernels.pair_counts import count_drawn
 from fedtaste.result_part import JsonObject
 
 MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
@@ -210,16 +211,10 @@ def memoriser(
     people = some(np.flatnonzero(held_out.positives.lengths), TESTED, key_of(seed, SPLIT, 4))
     columns, positives = held_out.columns(people)
     draws, curve = np.zeros(len(columns), np.int64), []
-    pairs = columns.owners.astype(np.int64) * catalogue + columns.items
-    order = np.argsort(pairs, kind="stable")
     for number in range(1, max(rounds) + 1):
         key = key_of(seed, TRAIN, number - 1)
         round = samples(train, people, catalogue=catalogue, negatives=4, batch=0, key=key, forbidden=forbidden)
-        owners = np.repeat(np.arange(len(people)), round.lengths)
-        drawn = (owners * catalogue + round.inputs.astype(np.int64))[round.targets == 0]
-        at = np.searchsorted(pairs[order], drawn)
-        hit = (at < len(pairs)) & (pairs[order][np.minimum(at, len(pairs) - 1)] == drawn)
-        np.add.at(draws, order[at[hit]], 1)
+        count_drawn(round.starts, round.inputs, round.targets, columns.starts, columns.items, catalogue, draws)
         if number in rounds:
             ranks = _rank_columns(-draws.astype(float), columns, positives)
             curve.append((number, float(ranking_metrics(*ranks)["hr@10"].mean())))

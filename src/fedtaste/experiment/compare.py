@@ -1,7 +1,8 @@
 """Comparisons: plan several runs on the same data, and train them one after the other or in parallel processes.
 
-A few runs are trained in this process. Many are trained in parallel, one process per core: a run folder holds all that
-its run needs, so a worker process is started as `fedtaste resume FOLDER` on a run that has not begun.
+The plan is stored in comparison.json before the first run, so that an interrupted comparison can be finished. Few runs
+are trained in this process. Many are trained in parallel, one process per core: a run folder holds all that its run
+needs, so a worker process is started as `fedtaste resume FOLDER` on a run that has not begun.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtaste import __version__
 from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.experiment.comparison_record import ComparisonRecord, RecordedRun, recorded_settings
 from fedtaste.experiment.duplicate_runs import copy_run, find_duplicates
-from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.progress import ProgressListener
-from fedtaste.experiment.result import RunResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.seeds import FinishedRun
+from fedtaste.experiment.settings import MAX_SEED, Settings
 from fedtaste.experiment.train import Prepared, make_task, prepare
+from fedtaste.files.lock import lock_folder
 from fedtaste.tasks.base import Task
 
 FEW_RUNS = 6  # fewer runs than these are not worth starting processes
 POLL_SECONDS = 0.3
+WORKER_SECONDS = 20.0  # that processes of an interrupted comparison have to end
 Log = Callable[[str], None]
 TrainRun = Callable[[str, RunFolder, Prepared], object]
 
@@ -39,33 +44,50 @@ class Variant:
     set: dict[str, str]
 
 
+@dataclass(frozen=True)
+class RequestedRun:
+    """A run that a comparison should have: its settings, and the label that it shares with other seeds."""
+
+    settings: Settings
+    configuration: str
+
+
 @dataclass(frozen=True, eq=False)
 class ComparisonPlan:
     """The runs of a comparison by label, and the folder that theirs are in."""
 
     path: Path
-    task: Task  # the same for all runs
-    runs: dict[str, Prepared]
-    duplicates: dict[str, str]  # runs that equal an earlier one, which is trained once and copied
-    refused: dict[str, str]  # methods that do not fit the data, and why
+    record: ComparisonRecord
+    tasks: dict[int, Task]  # by seed: the same for all runs of a seed
+    data: dict[int, Data]  # by seed: the same for all of them, unless they are generated
+    runs: dict[str, Prepared]  # those without a result
 
     @property
     def trained(self) -> dict[str, Prepared]:
-        """The runs that are trained."""
-        return {label: prepared for label, prepared in self.runs.items() if label not in self.duplicates}
+        """The runs that are still to be trained."""
+        return {label: prepared for label, prepared in self.runs.items() if label not in self.record.duplicates}
 
     def folder(self, label: str) -> RunFolder:
         """The run folder of a label."""
-        return RunFolder(self.path / label.replace("/", "-").replace(":", "-"))
-
-    def results(self) -> list[RunResult]:
-        """The results of the runs that have finished, in the order of the plan."""
-        folders = (self.folder(label) for label in self.runs)
-        return [folder.result() for folder in folders if folder.finished]
+        return RunFolder(self.path / self.record.runs[label].folder)
 
 
-def label_runs(settings: Settings, variants: Sequence[Variant], budgets: Sequence[float | None]) -> dict[str, Settings]:
-    """The settings of every variant with every privacy budget, by a label such as `fedals-k=8-epsilon=3`."""
+def finished_runs(path: Path, record: ComparisonRecord) -> list[FinishedRun]:
+    """The runs of a comparison that have finished, in the order of the plan."""
+    folders = [(run, RunFolder(path / run.folder)) for run in record.runs.values()]
+    return [
+        FinishedRun(run.configuration, folder.path, folder.result(), run.data_hash)
+        for run, folder in folders
+        if folder.finished
+    ]
+
+
+def label_runs(
+    settings: Settings, variants: Sequence[Variant], budgets: Sequence[float | None], seeds: int = 1
+) -> dict[str, RequestedRun]:
+    """The settings of every variant with every privacy budget and seed, by a label such as `fedals-k=8-epsilon=3`."""
+    if settings.seed + seeds - 1 > MAX_SEED:
+        raise SettingError(f"--seed must be at most {MAX_SEED - seeds + 1} for {seeds} seeds, got {settings.seed}.")
     runs = {}
     for variant in variants:
         for budget in budgets:
@@ -74,30 +96,106 @@ def label_runs(settings: Settings, variants: Sequence[Variant], budgets: Sequenc
                 marks.append(f"epsilon={'none' if budget is None else f'{budget:g}'}")
             noisy = budget is not None or "noise" in settings.wire or "local" in settings.wire
             values = {"method": variant.method, "set": settings.set | variant.set, "epsilon": budget}
-            delta = settings.delta if noisy else None
-            runs["-".join([variant.method, *marks])] = settings.model_copy(update=values | {"delta": delta})
+            values["delta"] = settings.delta if noisy else None
+            configuration = "-".join([variant.method, *marks])
+            for seed in range(settings.seed, settings.seed + seeds):
+                label = configuration if seeds == 1 else f"{configuration}-seed={seed}"
+                runs[label] = RequestedRun(settings.model_copy(update=values | {"seed": seed}), configuration)
     return runs
 
 
+def folder_name(label: str) -> str:
+    """The name of the folder of a run."""
+    return label.replace("/", "-").replace(":", "-")
+
+
 def plan_comparison(
-    requested: Mapping[str, Settings], data: Data, path: Path, *, all_methods: bool, log: Log
+    requested: Mapping[str, RequestedRun], data: Mapping[int, Data], path: Path, *, all_methods: bool, log: Log
 ) -> ComparisonPlan:
-    """Prepare every run, and raise SettingError for every mistake that can be detected before training.
+    """Prepare every run, and raise SettingError for every mistake that can be detected before training. `data` is by
+    seed.
 
     With `all_methods` the runs that do not fit the data are left out, and those that equal an earlier run are copied.
     """
-    task = make_task(next(iter(requested.values())), data)
+    tasks = make_tasks((run.settings for run in requested.values()), data)
     runs: dict[str, Prepared] = {}
     refused: dict[str, str] = {}
-    for label, settings in requested.items():
+    for label, run in requested.items():
+        seed = run.settings.seed
         try:
-            runs[label] = prepare(settings, data, task=task)
+            runs[label] = prepare(run.settings, data[seed], task=tasks[seed])
         except SettingError as error:
             if not all_methods:
                 raise
             refused[label] = str(error)
             log(f"{label} is left out: {error}")
-    return ComparisonPlan(path, task, runs, find_duplicates(runs) if all_methods else {}, refused)
+    if not runs:
+        raise SettingError(f"No method fits the data. {next(iter(refused.values()))}")
+    hashes = {seed: fingerprint(part) for seed, part in data.items()}
+    recorded = {
+        label: RecordedRun(
+            folder=folder_name(label), configuration=requested[label].configuration,
+            settings=recorded_settings(prepared.settings), data_hash=hashes[prepared.settings.seed],
+        )
+        for label, prepared in runs.items()
+    }  # fmt: skip
+    duplicates = _duplicates(runs) if all_methods else {}
+    record = ComparisonRecord(
+        version=__version__, runs=recorded, duplicates=duplicates, refused=refused, axes=(), ledger=None, jobs=None
+    )
+    return ComparisonPlan(path, record, tasks, dict(data), runs)
+
+
+def plan_rest(path: Path, record: ComparisonRecord, data: Mapping[int, Data]) -> ComparisonPlan:
+    """The plan of what is left of a comparison; its data (by seed) must be those that it began with."""
+    requested = {label: record.settings(label) for label in record.runs}
+    hashes = {seed: fingerprint(part) for seed, part in data.items()}
+    for label, settings in requested.items():
+        record.require_same_data(path, label, hashes[settings.seed])
+    tasks = make_tasks(requested.values(), data)
+    left = {n: s for n, s in requested.items() if not RunFolder(path / record.runs[n].folder).finished}
+    if left:
+        record.require_same_version(path, __version__)
+    runs = {n: prepare(s, data[s.seed], task=tasks[s.seed]) for n, s in left.items()}
+    return ComparisonPlan(path, record, tasks, dict(data), runs)
+
+
+def make_tasks(requested: Iterable[Settings], data: Mapping[int, Data]) -> dict[int, Task]:
+    """One task for every seed."""
+    tasks: dict[int, Task] = {}
+    for settings in requested:
+        if settings.seed not in tasks:
+            tasks[settings.seed] = make_task(settings, data[settings.seed])
+    return tasks
+
+
+def _duplicates(runs: Mapping[str, Prepared]) -> dict[str, str]:
+    """Runs that equal an earlier one of the same seed."""
+    by_seed: dict[int, dict[str, Prepared]] = {}
+    for label, prepared in runs.items():
+        by_seed.setdefault(prepared.settings.seed, {})[label] = prepared
+    return {label: original for part in by_seed.values() for label, original in find_duplicates(part).items()}
+
+
+def require_finished(plan: ComparisonPlan, failed: Mapping[str, str]) -> None:
+    """Raise an error where no run of the comparison has a result."""
+    if not any(plan.folder(label).finished for label in plan.record.runs):
+        reasons = "; ".join(f"{label}: {why}" for label, why in failed.items())
+        raise RunError(f"None of the runs finished. {reasons}")
+
+
+def wait_for_workers(plan: ComparisonPlan) -> None:
+    """Wait until no process of an earlier attempt works on a run: those end shortly after the process they served."""
+    for label in plan.trained:
+        until = time.monotonic() + WORKER_SECONDS
+        while plan.folder(label).path.is_dir():
+            try:
+                with lock_folder(plan.folder(label).path):
+                    break
+            except RunError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(POLL_SECONDS)
 
 
 def train_in_turn(plan: ComparisonPlan, train: TrainRun, log: Log) -> dict[str, str]:
@@ -109,8 +207,6 @@ def train_in_turn(plan: ComparisonPlan, train: TrainRun, log: Log) -> dict[str, 
         except DivergedError as error:
             failed[label] = str(error)
             log(f"{label} is left out: {error}")
-            if len(failed) == len(plan.trained):
-                raise
     return failed
 
 
@@ -135,12 +231,9 @@ def train_in_parallel(
                         log(f"{label} is left out: {problem}")
                     watch.round(total - len(waiting) - len(pool.running), None)
         except KeyboardInterrupt:
-            folders = ", ".join(str(plan.folder(label).path) for label in [*pool.running, *waiting])
-            raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume` on each of {folders}.") from None
+            raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {plan.path}`.") from None
         finally:
             pool.stop()
-    if not any(plan.folder(label).finished for label in plan.trained):
-        raise RunError("None of the runs finished; the reasons are above.")
     return failed
 
 
@@ -195,8 +288,8 @@ def stop_with_parent() -> None:
 
 def copy_duplicates(plan: ComparisonPlan) -> None:
     """Copy the folders of finished runs to those of their duplicates."""
-    for label, original in plan.duplicates.items():
-        if plan.folder(original).finished:
+    for label, original in plan.record.duplicates.items():
+        if plan.folder(original).finished and not plan.folder(label).finished:
             copy_run(plan.folder(original), plan.folder(label), plan.runs[label])
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedtaste.core import People
 from fedtaste.data.interactions import Interactions, hash_pairs
+from fedtaste.data.vocabulary import UNKNOWN, PeopleGroups
 from fedtaste.engine.run import State
 from fedtaste.errors import DataError
 
@@ -43,6 +44,7 @@ def join(old: Interactions, new: Interactions) -> Interactions:
     both = replace(
         old, people=people, items=items, titles=titles, genres=genres, value=value, time=time, ties=ties,
         person=np.concatenate([old.person, person]), item=np.concatenate([old.item, item]),
+        groups=_join_groups(people, old, new),
     )  # fmt: skip
     keys = both.person.astype(np.int64) * len(items) + both.item
     order = np.arange(len(keys)) if time is None else np.argsort(time, kind="stable")
@@ -56,7 +58,19 @@ def without_people(data: Interactions, leaving: People) -> Interactions:
     number = np.full(len(data.people), -1, np.int32)
     number[staying] = np.arange(len(staying), dtype=np.int32)
     kept = data.rows(number[data.person] >= 0)
-    return replace(kept, person=number[kept.person], people=tuple(data.people[at] for at in staying))
+    groups = data.groups and data.groups._replace(labels=tuple(data.groups.labels[at] for at in staying))
+    people = tuple(data.people[at] for at in staying)
+    return replace(kept, person=number[kept.person], people=people, groups=groups)
+
+
+def _join_groups(people: Sequence[str], old: Interactions, new: Interactions) -> PeopleGroups | None:
+    """The groups of all people; a known label of the newer data counts. None where the older data have none."""
+    if old.groups is None:
+        return None
+    known = dict(zip(old.people, old.groups.labels))
+    if new.groups is not None:
+        known |= {p: label for p, label in zip(new.people, new.groups.labels) if label != UNKNOWN}
+    return old.groups._replace(labels=tuple(known.get(person, UNKNOWN) for person in people))
 
 
 def _extend(

@@ -10,6 +10,7 @@ import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from fedtaste.core import Examples, Params
 from fedtaste.engine.run import run
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.train import Prepared
+from fedtaste.files.folders import replace_folder
 
 PEOPLE, ROUNDS = 6, 2  # of the trial that runs are compared by; the second round reads private parameters
 
@@ -37,13 +39,18 @@ def find_duplicates(runs: Mapping[str, Prepared]) -> dict[str, str]:
 
 def copy_run(original: RunFolder, folder: RunFolder, prepared: Prepared) -> None:
     """Copy a finished run to the folder of a run that equals it, under its own method and settings."""
-    shutil.copytree(original.path, folder.path)
-    result, settings, shown = folder.result(), prepared.settings, prepared.plan.settings
+    result, settings, shown = original.result(), prepared.settings, prepared.plan.settings
     note = f"{settings.method} does on these data exactly what {result.method} does; it was not trained again."
     changes = {"method": settings.method, "settings": shown, "run": str(folder.path), "notes": (*result.notes, note)}
-    folder.write("settings.json", folder.read("settings.json") | {"settings": settings.model_dump()})
-    folder.write("plan.json", shown)
-    folder.write("result.json", result.model_copy(update=changes).dump())
+
+    def fill(new: Path) -> None:
+        copy = RunFolder(new)
+        shutil.copytree(original.path, new, dirs_exist_ok=True)
+        copy.write("settings.json", copy.read("settings.json") | {"settings": settings.model_dump()})
+        copy.write("plan.json", shown)
+        copy.write("result.json", result.model_copy(update=changes).dump())
+
+    replace_folder(folder.path, fill)
 
 
 def _trial_digest(prepared: Prepared) -> str:

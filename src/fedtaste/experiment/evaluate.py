@@ -26,6 +26,7 @@ from fedtaste.experiment.result import (
     Stopped,
     Traffic,
 )
+from fedtaste.experiment.scores import save_scores
 from fedtaste.experiment.secure_leak import leak_note, secure_leak
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Served
@@ -73,8 +74,8 @@ class Trained:
             stopped=Stopped(round=len(progress.curve), reason=progress.stopped), leak=Leak(**leak) if leak else None,
             traffic=self.traffic(), gradients=gradients, privacy=self.privacy(), seconds=self.seconds(evaluate),
             peak_rss_mb=peak_rss_mb(), rejected_updates={} if private else progress.rejected,
-            run=str(training.folder.path), scale=task.facts.scale, curve=curve, **extra, **new_items,
-            **self.optional(new_items),
+            run=str(training.folder.path), scale=task.facts.scale, curve=curve, valid=self.valid(),
+            **extra, **new_items, **self.optional(new_items), **self.tuning(),
         )  # fmt: skip
         training.folder.write("result.json", result.dump())
         return result
@@ -90,11 +91,26 @@ class Trained:
         elif len(task.newcomers):
             new = task.evaluate(self.served, task.newcomers, passes(self.served.state))
         intervals = Intervals(seen=seen.intervals, new=new.intervals if new else None)
+        if not self.private and self.training.remote is None:
+            self.save_scores(seen, new)
         extra = {} if self.private else task.extra(self.served)
         if not self.private and (beyond := task.beyond(seen, new)):
             extra["beyond"] = beyond
         scores = Scores(**seen.values).model_copy(update=extra.pop("seen", {}))
         return scores, Scores(**new.values) if new else None, intervals, extra
+
+    def save_scores(self, seen: Evaluation, new: Evaluation | None) -> None:
+        """Write the scores of every person, so that this run can be compared with others in pairs."""
+        task, rounds = self.training.task, passes(self.served.state)
+        groups = {"seen": (task.measurable(task.seen, None), seen)}
+        if new is not None:
+            newcomers = self.training.newcomers_of_folds() if self.progress.folds else [task.newcomers]
+            groups["new"] = (np.concatenate([task.measurable(part, rounds) for part in newcomers]), new)
+        save_scores(self.training.folder.path, groups)
+
+    def valid(self) -> dict[str, float] | None:
+        """Validation metrics of the round that was chosen."""
+        return next((p["valid"] for p in self.progress.curve if p["round"] == self.progress.best_round), None)
 
     def traffic(self) -> Traffic:
         """Bytes of the final training. A pooled method has no uploads: its bytes are averaged over all people."""
@@ -138,10 +154,15 @@ class Trained:
         hidden = {"popularity_recall"} if self.private else set()
         return {"new_items": NewItemScores(**{n: v for n, v in metrics.items() if n not in hidden})}
 
+    def tuning(self) -> JsonObject:
+        """The field of the study that chose the settings, where there was one."""
+        tuning = self.training.folder.tuning()
+        return {"tuning": tuning} if tuning else {}
+
     def optional(self, new_items: JsonObject) -> JsonObject:
         """The notes, which a reader of the figures must know, and the fields that only some results have."""
         training, progress = self.training, self.progress
-        notes = [part.sentence() for part in new_items.values()]
+        notes = [part.sentence() for part in [*new_items.values(), *self.tuning().values()]]
         notes += [*privacy_sentence(progress.privacy), *(() if self.private else training.task.notes)]
         notes += [*training.plan.notes, *([] if progress.traffic["uploads"] else [NOBODY_ANSWERED])]
         notes += [SOME_REFUSED] if self.private and progress.rejected else []

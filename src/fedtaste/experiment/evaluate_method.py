@@ -10,24 +10,29 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.errors import keyword_errors
+from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.privacy_ledger import LedgerChoice, enter_run
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
-from fedtaste.experiment.settings import settings_from
+from fedtaste.experiment.settings import Settings, settings_from
 from fedtaste.experiment.train import execute, prepare
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
 
 
+@keyword_errors()
 def evaluate(
-    method: str | Factory, data: object, *, listener: ProgressListener | None = None, **settings: object
-) -> RunResult:
+    method: str | Factory, data: object, *, listener: ProgressListener | None = None, ledger: LedgerChoice = None,
+    **settings: object,
+) -> RunResult:  # fmt: skip
     """Train and evaluate a method as `fedtaste run` does, in a temporary folder that is removed at the end.
 
     `method` is a name of METHODS, "package.module:function", or a function of a Model that returns a Method. `data` is
     a data set, or what `load` accepts: a frame, a name or a path. `settings` are fields of `Settings` (rounds, seed,
-    new_people, wire, ...); any other name is a setting of the method or its model, as with `--set`. A private run is
-    not entered into a ledger.
+    new_people, wire, ...); any other name is a setting of the method or its model, as with `--set`. A private run
+    is entered into the privacy ledger of the data, as on the command line; `ledger` is another file, or False to leave
+    it out, so that nobody adds up its epsilon.
 
     >>> result = evaluate("popularity", "synthetic:60x40x900", seed=1)
     >>> result.method, round(result.seen.metric("sampled.hr@10"), 1)
@@ -37,7 +42,16 @@ def evaluate(
     loaded = data if isinstance(data, Interactions | UserSplit | Supervised) else load(data, seed=chosen.seed)
     if not isinstance(data, str):
         chosen = chosen.model_copy(update={"data": loaded.name})
-    prepared = prepare(chosen, loaded, strict=True)
+    return measure(chosen, loaded, listener, ledger, strict=True)
+
+
+def measure(
+    settings: Settings, data: Data, listener: ProgressListener | None, ledger: LedgerChoice = None, *,
+    strict: bool = False,
+) -> RunResult:  # fmt: skip
+    """The result of a run with these settings, in a temporary folder."""
+    prepared = prepare(settings, data, strict=strict)
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as path:
-        folder = RunFolder.create(Path(path), chosen.model_dump(), loaded, __version__)
+        folder = RunFolder.create(Path(path), settings.model_dump(), data, __version__)
+        enter_run(folder, prepared, ledger)
         return execute(prepared, folder, listener).model_copy(update={"run": ""})

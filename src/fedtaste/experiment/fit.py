@@ -25,7 +25,7 @@ from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.result import FitResult, PrivacyStatement, Stopped
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.stored_interactions import INTERACTIONS, save_interactions
-from fedtaste.experiment.train import Prepared, Training, checked_plan
+from fedtaste.experiment.train import Prepared, Training, checked_plan, refuse_tuned_noise
 from fedtaste.federation import cohort_size
 from fedtaste.files.lock import lock_folder
 from fedtaste.tasks import ranking, ratings
@@ -57,6 +57,7 @@ def prepare_fit(settings: Settings, data: Data, start: Start = lambda fresh: fre
     `start` puts what an earlier model learnt into a fresh state (experiment/continuation.py).
     """
     began = time.perf_counter()
+    refuse_tuned_noise(settings, data)
     task = production_task(settings, data)
     plan = checked_plan(settings, task)
     set_threads(settings.threads)

@@ -7,6 +7,7 @@ final.safetensors     the trained state            model.safetensors   its share
 items.json            the catalogue: names, titles, genres, and counts (not in a private run)
 noise.key             32 secret bytes from which a private run draws noise and coins; needed to resume
 result.json           the RunResult that `--json` prints               report.html, plots/
+scores.safetensors    the test scores of every person (experiment/scores.py); not in a private run
 interactions.safetensors   of a fit: everybody's history, so that people of the data are served without the file
 """
 
@@ -38,6 +39,7 @@ from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress import Progress
 from fedtaste.experiment.result import Comparison, FitResult, RunResult
 from fedtaste.experiment.settings import ReadSettings, Settings
+from fedtaste.experiment.tune_result import StudyHeader, TuneResult, Tuning
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
 from fedtaste.result_part import JsonObject
@@ -46,10 +48,11 @@ from fedtaste.wire.rng import KEY_BYTES, fresh_key
 
 FORMAT = "fedtaste-run-1"
 # settings that change no number, and those that the fingerprint of the data covers
-NOT_IN_RUN_ID = {"backend", "threads", "store", "data", *ReadSettings.model_fields}
+NOT_IN_RUN_ID = {"backend", "threads", "store", "data", "tuned_on", *ReadSettings.model_fields}
 RESTORE = "Restore it from a copy, or run again."
 Data = Interactions | UserSplit | Supervised
-Kind = Literal["run", "fit"]
+Kind = Literal["run", "fit", "tune"]
+KINDS: dict[object, Kind] = {"fit": "fit", "tune": "tune"}  # what settings.json says; nothing for a run
 Content = TypeVar("Content", bound=BaseModel)
 
 
@@ -60,9 +63,12 @@ class RunFolder:
     path: Path
 
     @staticmethod
-    def create(path: Path, settings: JsonObject, data: Data, version: str, kind: Kind = "run") -> RunFolder:
-        """Begin a run, or a fit, in a new or empty folder. What a private one writes is readable by its owner only. The
-        path of the data is stored as an absolute one, so that the folder can be used from any working directory."""
+    def create(
+        path: Path, settings: JsonObject, data: Data, version: str, kind: Kind = "run", more: JsonObject | None = None
+    ) -> RunFolder:
+        """Begin a run, a fit or a study in a new or empty folder. What a private one writes is readable by its owner
+        only. The path of the data is stored as an absolute one, so that the folder can be used from any working
+        directory. `more` stands in settings.json, too."""
         folder, private = RunFolder(path), adds_noise(Settings(**settings))
         if "data" in settings:
             settings = settings | {"data": absolute_source(str(settings["data"]))}
@@ -84,7 +90,8 @@ class RunFolder:
             folder.write(  # before everything else: from now on this is a run and can be resumed
                 "settings.json",
                 {"format": FORMAT, "version": version, "settings": settings, "data_hash": fingerprint(data),
-                 "nonce": secrets.token_hex(16), "private": private, **({} if kind == "run" else {"kind": kind})},
+                 "nonce": secrets.token_hex(16), "private": private, **({} if kind == "run" else {"kind": kind}),
+                 **(more or {})},
             )  # fmt: skip
             folder.write("items.json", catalogue(data, counts=not private))
         return folder
@@ -95,9 +102,13 @@ class RunFolder:
         folder = RunFolder(path)
         if not (path / "settings.json").is_file():
             if inner := next(path.glob("*/settings.json"), None) if path.is_dir() else None:
+                plan = "" if (path / "comparison.json").exists() else (
+                    " It has no comparison.json: an earlier version of fedtaste made it, and it cannot be finished as "
+                    "a whole."
+                )  # fmt: skip
                 raise RunError(
-                    f"{path} is a comparison, or what is left of one. Its runs are the folders in it: give one, as in "
-                    f"`fedtaste resume {inner.parent}`."
+                    f"{path} is a comparison, or what is left of one.{plan} Its runs are the folders in it: give one, "
+                    f"as in `fedtaste resume {inner.parent}`."
                 )
             raise RunError(
                 f"{path} is not a run folder: it has no settings.json. Give a folder that `fedtaste run` made."
@@ -121,8 +132,9 @@ class RunFolder:
 
     @property
     def kind(self) -> Kind:
-        """Whether the folder holds an evaluated run, or a model for production that was fitted to all data."""
-        return "fit" if self.read("settings.json").get("kind") == "fit" else "run"
+        """Whether the folder holds an evaluated run, a model for production that was fitted to all data, or a study of
+        settings."""
+        return KINDS.get(self.read("settings.json").get("kind"), "run")
 
     @property
     def continues(self) -> Path | None:
@@ -219,29 +231,55 @@ class RunFolder:
 
     def facts(self) -> Facts:
         """The facts of the run's task, without item features."""
-        return self._validated("facts.json", FactsJson).facts()
+        return self.validated("facts.json", FactsJson).facts()
 
     def result(self) -> RunResult:
         """The result of a finished run."""
+        self.refuse_study()
         if self.kind == "fit":
             raise RunError(
                 f"{self.path} is a model for production: it learnt from all data, so nothing was left to evaluate it "
                 "on. `fedtaste run` with the same options evaluates it."
             )
-        return self._validated("result.json", RunResult)
+        return self.validated("result.json", RunResult)
+
+    def refuse_study(self) -> None:
+        """Raise RunError where the folder is a study of `fedtaste tune`, which holds no model."""
+        if self.kind == "tune":
+            raise RunError(
+                f"{self.path} is a study of settings and holds no model. Train one with the best settings: "
+                f"`fedtaste run --config {self.path / 'run.toml'}`, or `fedtaste fit` with the same option."
+            )
+
+    def tune_result(self) -> TuneResult:
+        """The result of a study."""
+        return self.validated("result.json", TuneResult)
+
+    def tuning(self) -> Tuning | None:
+        """What chose the settings of the run, where a study did."""
+        if not (self.path / "settings.json").exists() or "tuning" not in (header := self.read("settings.json")):
+            return None
+        return self._checked("settings.json", Tuning, header["tuning"])
+
+    def study(self) -> StudyHeader:
+        """What a study searches, and how long."""
+        return self._checked("settings.json", StudyHeader, self.read("settings.json").get("study"))
 
     def fit_result(self) -> FitResult:
         """The result of a finished fit."""
-        return self._validated("result.json", FitResult)
+        return self.validated("result.json", FitResult)
 
     def comparison(self) -> Comparison:
         """compare.json of a folder of several runs."""
-        return self._validated("compare.json", Comparison)
+        return self.validated("compare.json", Comparison)
 
-    def _validated(self, name: str, model: type[Content]) -> Content:
-        content = json.dumps(self.read(name))
+    def validated(self, name: str, model: type[Content]) -> Content:
+        """A file of the folder, checked by its model."""
+        return self._checked(name, model, self.read(name))
+
+    def _checked(self, name: str, model: type[Content], content: object) -> Content:
         try:
-            return model.model_validate_json(content, strict=True)
+            return model.model_validate_json(json.dumps(content), strict=True)
         except ValidationError as error:
             places = dict.fromkeys(str(place["loc"][0]) if place["loc"] else "content" for place in error.errors())
             raise RunError(f"{self.path / name} has no usable {', '.join(places)}. {RESTORE}") from error

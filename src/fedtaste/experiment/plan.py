@@ -1,7 +1,8 @@
 """Plan of a run: model, method and every setting in force, resolved from the settings and the facts of a task.
 
 A value comes from, in rising order of precedence: the function's signature, the task (TASK_DEFAULTS), the method's own
-defaults, its preset for a data set (methods/registry.py), and the user.
+defaults, its rule for data of this size, under --protocol published what its paper chose (presets; all three in
+methods/registry.py), and the user.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import torch
@@ -17,9 +18,9 @@ import torch
 from fedtaste.core import Method, Model, UtilityPredictor
 from fedtaste.errors import SettingError
 from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import Settings, changed_settings
 from fedtaste.methods import known_method
-from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicValues, RunContext
+from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicFacts, PublicValues, RunContext
 from fedtaste.methods.server_optimizers import SERVER, server_step, takes_optimizer, with_server
 from fedtaste.methods.server_optimizers import unread_settings as unread_by_optimizer
 from fedtaste.models import classifier, factorization, linear, ranker
@@ -73,6 +74,8 @@ class Plan:
     """What the user of the run should know, in sentences."""
     wire: Wire
     delta: float
+    scaled: dict[str, object] = field(default_factory=dict)
+    """The settings whose values the method's rule chose by the size of the data."""
 
     @property
     def predictor(self) -> UtilityPredictor | None:
@@ -108,6 +111,7 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     wire = make_wire(settings, task, model, public, build, cast(int, loop["rounds"]))
     method = wire.method
     rounds = _fixed_rounds(settings, method, cast(int, loop["rounds"]))
+    in_force = dict(sorted((values | dict(method.resolved)).items()))
     return Plan(
         model,
         method,
@@ -117,11 +121,18 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
         tolerance=cast(float, loop.get("tolerance", 0.0)),
         patience=cast(int, loop.get("patience", 0)),
         seed=settings.seed,
-        settings=dict(sorted((values | dict(method.resolved)).items())),
+        settings=in_force,
         notes=draft.notes + wire_notes(settings, task, wire, rounds, elsewhere),
         wire=wire,
         delta=delta_of(settings, task),
+        scaled={name: in_force[name] for name in draft.scaled if name in in_force},
     )
+
+
+def unread_settings(settings: Settings, task: Facts) -> dict[str, str]:
+    """The settings that would change nothing in a run, with the reasons."""
+    unread = _draft(settings, task).unread
+    return unread | ({} if task.timed else dict.fromkeys(UNTIMED, "the data have no time"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +143,7 @@ class Draft:
     sources: dict[str, Source]
     values: dict[str, object]
     loop: dict[str, object]  # defaults of rounds, tolerance and patience
+    scaled: tuple[str, ...]  # settings whose value the method's rule chose
     unread: dict[str, str]  # settings that change nothing, with the reason
     notes: tuple[str, ...]
 
@@ -148,20 +160,46 @@ class Draft:
 
 def _draft(settings: Settings, task: Facts) -> Draft:
     spec, kind = known_method(settings.method), task_kind(task)
-    preset = spec.presets.get((kind, settings.data), {})
-    defaults = {**TASK_DEFAULTS[kind], **spec.defaults.get(kind, {}), **preset}
+    preset = spec.preset(kind, settings.data) if settings.protocol == "published" else {}
+    fixed, scaled = {**TASK_DEFAULTS[kind], **spec.defaults.get(kind, {})}, _scaled(spec, task)
+    defaults = {**fixed, **scaled, **preset}
     sources = _sources(spec, kind)
-    values = {name: source.default for name, source in sources.items() if name not in SERVER}
-    values |= {name: value for name, value in defaults.items() if name in sources}
-    values |= {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
+    signature = {name: source.default for name, source in sources.items() if name not in SERVER}
+    chosen = {name: coerce(*sources[name], text, name) for name, text in settings.set.items() if name in sources}
+    values = signature | defaults | chosen
     for condition, others in spec.variants.items():
         name, _, value = condition.partition("=")
-        defaults |= others if str(values.get(name)) == value else {}
+        defaults |= {**others, **preset} if str(values.get(name)) == value else {}
+    values = {name: value for name, value in (signature | defaults | chosen).items() if name in sources}
     fitted, notes = _fit_to_data(settings, task, values)
-    context = RunContext(fitted, frozenset(settings.set), bool(preset), _everybody(settings))
+    tuned = bool(preset) and (kind, settings.data) in spec.presets
+    context = RunContext(fitted, frozenset(settings.set), tuned, _everybody(settings))
     unread = unread_by_model(fitted) | spec.unread(kind, fitted) | unread_by_optimizer(fitted)
     loop = {name: defaults[name] for name in LOOP if name in defaults}
-    return Draft(spec, sources, fitted, loop, unread, notes + spec.notes(context))
+    by_rule = tuple(name for name in scaled if name not in {*preset, *settings.set, *LOOP, *unread})
+    notes += _scale_note(task, {n: fitted[n] for n in by_rule if fitted[n] != fixed.get(n, sources[n].default)})
+    return Draft(spec, sources, fitted, loop, by_rule, unread, notes + spec.notes(context))
+
+
+def _scaled(spec: MethodSpec[...], task: Facts) -> Values:
+    """The defaults that the method's rule chooses for data of this size."""
+    rule = spec.scaled.get(task_kind(task))
+    return rule(PublicFacts(task.people, task.items, task.timed)) if rule else {}
+
+
+def _scale_note(task: Facts, changed: Values) -> tuple[str, ...]:
+    """A note that names the settings that the size of the data has changed."""
+    if not changed:
+        return ()
+    values = ", ".join(f"{name}={value}" for name, value in sorted(changed.items()))
+    return (f"Defaults for {task.items:,} items and {task.people:,} people: {values} (docs/defaults.md).",)
+
+
+def with_scaled_values(settings: Settings, run_plan: Plan) -> Settings:
+    """The settings with the values that the method's rule chose, so that a model that is continued with more data, or
+    with fewer people, keeps them. Weights by age are left out: they follow from whether a history has an order."""
+    chosen = {name: value for name, value in run_plan.scaled.items() if name not in UNTIMED}
+    return changed_settings(settings, chosen)
 
 
 def _fit_to_data(

@@ -34,18 +34,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtaste.errors import RunError
+from fedtaste.data.archives import ledger_folder
+from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.result import LedgerTotal
 from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_file
 from fedtaste.result_part import JsonObject
 from fedtaste.text import count
 from fedtaste.wire.accounting import MEANINGLESS, Mechanism, against, check_budget, epsilons
+from fedtaste.wire.loss_accountant import loss_accountant
 
 if TYPE_CHECKING:
     from fedtaste.experiment.folder import RunFolder
     from fedtaste.experiment.train import Prepared
 
+LedgerChoice = Path | str | bool | None  # a file; None: that of the data; False: none
 FORMAT = "fedtaste-privacy-ledger-1"
 KEY_BYTES = 32
 SHARED_KEY = "ledger.key"  # of all ledgers in one folder
@@ -213,7 +216,7 @@ def composed_epsilon(releases: frozenset[tuple[tuple[Mechanism, int], int]], del
     """Epsilon of ((mechanism, rounds), how often) together: by privacy loss distributions, which are exact, or, where
     the total is too large to mean anything, by Renyi divergences, which need less memory."""
     import dp_accounting
-    from dp_accounting import pld, rdp
+    from dp_accounting import rdp
 
     if len(releases) == 1:
         (((mechanism, rounds), times),) = releases
@@ -228,7 +231,7 @@ def composed_epsilon(releases: frozenset[tuple[tuple[Mechanism, int], int]], del
     logger.setLevel(logging.ERROR)
     try:
         loose = float(rdp.RdpAccountant().compose(event).get_epsilon(delta))
-        return loose if loose > 2 * MEANINGLESS else float(pld.PLDAccountant().compose(event).get_epsilon(delta))
+        return loose if loose > 2 * MEANINGLESS else float(loss_accountant()().compose(event).get_epsilon(delta))
     finally:
         logger.setLevel(level)
 
@@ -238,6 +241,10 @@ class LedgerFolder:
     """The folder with one ledger per data set. They share a key."""
 
     path: Path
+
+    @staticmethod
+    def default() -> LedgerFolder:
+        return LedgerFolder(ledger_folder())
 
     def open(self, file: Path | None, fingerprint: str | None) -> PrivacyLedger:
         """The ledger in this file, which may be elsewhere, or the one of the data with this fingerprint."""
@@ -270,6 +277,20 @@ class LedgerFolder:
         for folder in unannounced:
             write_note(folder, read_note(folder)[0], total)
         log(announce_total(list(entries.values()), added, total))
+
+
+def enter_run(folder: RunFolder, prepared: Prepared, ledger: LedgerChoice) -> None:
+    """Enter a private run that Python begins: into the ledger of its data, or into the file `ledger`; with False into
+    none, and then no total holds it."""
+    if ledger is False:
+        return
+    if ledger is True or not isinstance(ledger, str | Path | None):
+        raise SettingError(f"ledger must be a file, or False for none, got {ledger!r}.")
+    if ledger is not None and prepared.plan.wire.mechanism is None:
+        raise SettingError("ledger would change nothing: the training has no noise and bound. Leave it out.")
+    if ledger is not None:
+        write_note(folder, str(Path(ledger).resolve()))
+    LedgerFolder.default().enter({folder: prepared}, lambda total: None)
 
 
 def make_entry(folder: RunFolder, prepared: Prepared) -> Entry | None:

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field
 
 from fedtaste.evaluation.list_metrics import BeyondAccuracy
+from fedtaste.experiment.tune_result import Tuning
 from fedtaste.result_part import Count, Interval, ResultPart
 from fedtaste.wire import accounting
 
@@ -226,6 +227,8 @@ class RunResult(ResultPart):
     scale: tuple[float, float]
     """The smallest and the largest rating."""
     curve: tuple[CurvePoint, ...]
+    valid: dict[str, float] | None = None
+    """Validation metrics of the round that was chosen; None where validation chose none (`validation` reads it)."""
     weights: tuple[float, ...] | None = None
     true_weights: tuple[float, ...] | None = None
     by_client: tuple[ClientRow, ...] | None = None
@@ -234,6 +237,8 @@ class RunResult(ResultPart):
     secure: SecureLeak | None = None
     federation: FederationHistory | None = None
     new_items: NewItemScores | None = None
+    tuning: Tuning | None = None
+    """The study that chose the settings, where there was one; its cost is not part of the traffic."""
 
     def metric(self, key: str) -> float | None:
         """A metric by its key, as in `seen.sampled.hr@10`, `new.rmse` or `beyond.seen.coverage`; None where it was not
@@ -252,7 +257,7 @@ class RunResult(ResultPart):
         who, _, name = key.partition(".")
         if who == "beyond":
             lists, name = self.beyond.lists(name) if self.beyond else (None, "")
-            gap = lists.gap(name.removeprefix("gap.")) if lists else None
+            gap = lists.gap(name) if lists else None
             return gap.interval if gap else None
         if who == "new_items":
             return self.new_items.intervals.get(name) if self.new_items else None
@@ -261,6 +266,13 @@ class RunResult(ResultPart):
         ends = intervals.get(group) if group else intervals
         interval = ends.get(last) if isinstance(ends, dict) else None
         return interval if isinstance(interval, tuple) else None
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """Validation metrics of the round that was chosen, also of results that earlier versions wrote; empty where
+        there was no search (runs with noise, methods that release several parts of a model)."""
+        found = self.valid or next((point.valid for point in self.curve if point.round == self.best_round), None)
+        return found or {}
 
     @property
     def epsilon(self) -> float | None:
@@ -355,8 +367,94 @@ class TradeoffSummary(ResultPart):
     metric: str
     front: dict[str, tuple[str, ...]]
     choice: str | None
+    """Chosen by `validation`; None where runs have none, or do not compare."""
     advice: str
     surface: SurfaceSummary | None = None
+    basis: str = "test"
+    """Which figures fronts and surface go by: test, or validation where several settings of a method were tried."""
+    validation: dict[str, float | None] | None = None
+    """The metric on validation, by run."""
+    not_chosen: tuple[str, ...] = ()
+    """Runs of a sweep that validation did not choose. Their test figures are in no table; `results` has them, for
+    studies: whoever chooses by them chooses on test."""
+
+
+class SeedSpread(ResultPart):
+    """A metric over the runs of several seeds."""
+
+    mean: float
+    sd: float
+    """The standard deviation over seeds (n - 1)."""
+    values: tuple[float, ...]
+    """In the order of the seeds; their smallest and largest are the range."""
+
+
+class SeedsOfMethod(ResultPart):
+    """The runs of one method (with its settings) over all seeds."""
+
+    name: str
+    runs: tuple[str, ...]
+    metrics: dict[str, SeedSpread]
+
+
+class SeedSummary(ResultPart):
+    """What several seeds say: mean and spread by method. A seed changes ties in the split, who is new, the initial
+    parameters and the negatives; of generated data also the data."""
+
+    seeds: tuple[int, ...]
+    methods: tuple[SeedsOfMethod, ...]
+
+
+class Difference(ResultPart):
+    """`first` minus `second` in one metric, paired by person."""
+
+    first: str
+    second: str
+    metric: str
+    difference: float
+    """The mean over seeds."""
+    interval: Interval
+    """95 %, by a bootstrap over people: every person keeps their scores of all seeds."""
+    p: float
+    """Of a two-sided randomisation test over people."""
+    p_holm: float
+    """Corrected by Holm's procedure for the number of pairs with this metric."""
+    people: Count
+    by_seed: tuple[float, ...]
+
+
+class MethodTrial(ResultPart):
+    """A method that `--methods auto` tried."""
+
+    method: str
+    why: str
+    """Why it was tried."""
+    valid: float
+    """The metric of the choice on validation, in the best round."""
+    bytes_per_person: Count
+    """Up and down, in the whole training of the final model."""
+    private: tuple[str, ...]
+    """Parameters that stay with a person."""
+    trains_new_people: bool
+    """Whether the device of a new person trains before they are served; otherwise they are served at once."""
+    secure: bool
+    """Whether it works with secure sums (--wire secure)."""
+    page: bool
+    """Whether `fedtaste export` can write a page that recommends in the browser."""
+    run: str
+    """The run folder."""
+
+
+class MethodChoice(ResultPart):
+    """Which method `--methods auto` advises, by validation and bytes, and why."""
+
+    take: str
+    sentence: str
+    metric: str
+    minutes: float
+    trials: tuple[MethodTrial, ...]
+    left_out: dict[str, str]
+    """Why other methods were not tried."""
 
 
 class ComparisonResult(ResultPart):
@@ -367,3 +465,9 @@ class ComparisonResult(ResultPart):
     tradeoff: TradeoffSummary | None
     left_out: dict[str, str]
     """Why runs are missing from the results, by name."""
+    seeds: SeedSummary | None = None
+    """Where there are several seeds; `results` then has the runs of all of them."""
+    differences: tuple[Difference, ...] = ()
+    """Between all pairs of methods whose people's scores are stored."""
+    choice: MethodChoice | None = None
+    """The advice of --methods auto."""

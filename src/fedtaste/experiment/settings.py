@@ -29,6 +29,7 @@ class Cli:
     commas: bool = False  # several values in one word, with commas between them
     hidden: bool = False  # not in the help
     metavar: str = ""
+    example: str = "--set k=64"  # of a field of pairs, in messages
 
 
 def _cohort(value: object) -> object:
@@ -71,8 +72,9 @@ class ReadSettings(Options):
     """How a file of the user is read (data/read_options.py)."""
 
     columns: Annotated[dict[str, str], Cli(commas=True, metavar="ROLE=NAME,...")] = {}
-    """Names of the file's columns, as in user=customer_id,item=sku,time=when (also rating, title, genres). Columns with
-    usual names, such as userId, are found without it."""
+    """Names of the file's columns, as in user=customer_id,item=sku,time=when (also rating, title, genres, and group:
+    a label of people, such as a country, by which metrics are compared). Columns with usual names, such as userId, are
+    found without it."""
     separator: str | None = None
     """What separates the columns of a text file; detected from its first line when it is left out."""
     decimal: Literal[".", ","] = "."
@@ -144,6 +146,9 @@ class Settings(ReadSettings, DataSettings):
     number can remove the noise, so no epsilon is promised. They are secret when it is left out."""
     promise: bool = False
     """Refuse to run where no epsilon can be promised."""
+    tuned_on: str = ""
+    """The fingerprint of the data on which `fedtaste tune` chose these settings; it writes this into run.toml. A run
+    with noise on the same data is refused, because its epsilon would not cover the choice."""
 
     @property
     def folds(self) -> bool:
@@ -194,6 +199,11 @@ def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Setti
         settings.data,
         settings.model_dump(exclude={"method", "data", "set"}) | settings.set | dict(changes),
     )
+
+
+def with_method_settings(settings: Settings, values: Mapping[str, object]) -> Settings:
+    """The settings with these settings of the method, as `--set` gives them."""
+    return settings.model_copy(update={"set": settings.set | {name: _as_text(value) for name, value in values.items()}})
 
 
 def _as_text(value: object) -> str:

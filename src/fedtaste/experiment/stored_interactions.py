@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedtaste.data.interactions import Interactions, hash_pairs
 from fedtaste.data.user_files import UserSplit
+from fedtaste.data.vocabulary import PeopleGroups
 from fedtaste.engine.checkpoint import load_params, save_params
 from fedtaste.errors import RunError
 from fedtaste.result_part import JsonObject
@@ -36,7 +37,12 @@ def save_interactions(path: Path, data: Interactions | UserSplit, seed: int) -> 
     save_params(
         path,
         tensors,
-        {"name": table.name, "frames": table.frame_library, "keywords": dict(table.frame_keywords)},
+        {
+            "name": table.name,
+            "frames": table.frame_library,
+            "keywords": dict(table.frame_keywords),
+            **({"groups": list(table.groups)} if table.groups else {}),
+        },  # fmt: skip
         0o600,
     )
 
@@ -52,13 +58,16 @@ def load_interactions(path: Path, items: JsonObject) -> Interactions:
             raise ValueError("its columns have different lengths")
         if len(person) and (person.max() >= len(people) or item.max() >= len(items["names"]) or person.min() < 0):
             raise ValueError("it names people or items that do not exist")
+        groups = PeopleGroups(about["groups"][0], tuple(about["groups"][1])) if "groups" in about else None
+        if groups and len(groups.labels) != len(people):
+            raise ValueError("it does not have one group for every person")
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}). Restore it from a copy, or fit again.") from error
     return Interactions(
         str(about.get("name", "data")), person, item, people, tuple(items["names"]), columns.get("value"),
         columns.get("time"), tuple(items["titles"]), tuple(items.get("genres") or ()),
         ties=columns["ties"].view(np.uint64), frame_library=str(about.get("frames", "polars")),
-        frame_keywords=dict(about.get("keywords") or {}),
+        frame_keywords=dict(about.get("keywords") or {}), groups=groups,
     )  # fmt: skip
 
 

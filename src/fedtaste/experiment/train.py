@@ -24,7 +24,7 @@ from fedtaste.engine.backends import choose_backend
 from fedtaste.engine.run import Convergence, Round, State, begin, run
 from fedtaste.errors import DivergedError, RunError, SettingError
 from fedtaste.experiment.evaluate import Trained
-from fedtaste.experiment.folder import Data, RunFolder
+from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.plan import Plan, plan
 from fedtaste.experiment.privacy import adds_noise, phase_key, privacy_statement, require_cohort
 from fedtaste.experiment.progress import Progress, ProgressListener, RemoteClients, Silent
@@ -101,6 +101,7 @@ def prepare(
     setup time of the result should include it.
     """
     began = time.perf_counter() if began is None else began
+    refuse_tuned_noise(settings, data)
     task = task or make_task(settings, data)
     run_plan = checked_plan(settings, task)
     set_threads(settings.threads)
@@ -117,6 +118,15 @@ def prepare(
     if strict:
         _refuse_idle_options(settings, run_plan)
     return Prepared(settings, data, task, run_plan, time.perf_counter() - began)
+
+
+def refuse_tuned_noise(settings: Settings, data: Data) -> None:
+    """Refuse a run with noise whose settings were tuned without noise on the same people: no epsilon covers that."""
+    if settings.tuned_on and adds_noise(settings) and settings.tuned_on == fingerprint(data):
+        raise SettingError(
+            "These settings were chosen on the same people's data without noise (tuned_on), which the epsilon of this "
+            "run would not cover. Tune on public data of the same kind, and run with the settings found there."
+        )
 
 
 def prepare_remote(settings: Settings, task: Task) -> Prepared:
@@ -191,16 +201,27 @@ class Training:
             self._train_folds()
         return final or self.folder.final(self.begin(self.federation("final")))
 
+    def search(self) -> Progress:
+        """Train the search phase alone, and return its progress; for `fedtaste tune`. Nothing is trained on validation
+        data, and the test data are not read. Methods whose rounds are fixed are validated, too."""
+        self.searches, self.progress.phase = True, "search"
+        Phase(self, None).run()
+        return self.progress
+
     def _train_folds(self) -> None:
         """Train ten times without a tenth of the people, who are then evaluated as newcomers."""
-        fold = splits.folds(self.task.people, FOLDS, self.settings.seed)
+        fold, newcomers_of = splits.folds(self.task.people, FOLDS, self.settings.seed), self.newcomers_of_folds()
         for number in range(len(self.progress.folds), FOLDS):
-            without = np.flatnonzero(fold == number)
-            state = Phase(self, self._pop_resumed(), without).run()
-            newcomers = np.intersect1d(without, self.task.evaluated)
+            state = Phase(self, self._pop_resumed(), np.flatnonzero(fold == number)).run()
+            newcomers = newcomers_of[number]
             evaluation = self.task.evaluate(self.served(state), newcomers, passes(state))
             self.progress.folds.append(asdict(evaluation))  # type: ignore[call-overload]
             self.enter(f"fold-{number + 1}")
+
+    def newcomers_of_folds(self) -> list[People]:
+        """The people who are evaluated as new in each fold."""
+        fold = splits.folds(self.task.people, FOLDS, self.settings.seed)
+        return [np.intersect1d(np.flatnonzero(fold == number), self.task.evaluated) for number in range(FOLDS)]
 
     def _pop_resumed(self) -> State | None:
         """The state of the checkpoint, once: it belongs to the phase that was interrupted."""

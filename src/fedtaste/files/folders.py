@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from fedtaste.errors import RunError
+
+
+def check_replaceable(out: Path, kind: str, own_files: Callable[[Path], Collection[str]]) -> None:
+    """Refuse to replace anything but a folder of this kind. `own_files` names the files that such a folder may hold,
+    and none where it is something else."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        what = "symbolic link" if out.is_symlink() else "file"
+        raise RunError(f"{out} is a {what} and is not a folder. Give a new folder.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    known = own_files(out)
+    if not known:
+        raise RunError(f"{out} is not empty, and what is in it is not {kind}. Give a new folder.")
+    others = sorted({entry.name for entry in out.iterdir()} - set(known))
+    if others:
+        raise RunError(
+            f"{out} holds {kind} and also {', '.join(others[:3])}, which would be lost. Move that away, or give a new "
+            "folder."
+        )
 
 
 def replace_folder(out: Path, fill: Callable[[Path], None]) -> None:

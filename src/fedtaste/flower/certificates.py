@@ -155,14 +155,6 @@ def load_node_key(path: Path) -> PrivateKey:
     return secret
 
 
-def expiry(path: Path) -> datetime.datetime:
-    """When a certificate expires (UTC)."""
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read as a PEM certificate ({error}).") from error
-
-
 def _load_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
     try:
         secret = load_pem_private_key((folder / "ca.key").read_bytes(), None)

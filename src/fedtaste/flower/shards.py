@@ -88,8 +88,8 @@ class Shard:
                 for client, array in enumerate(getattr(data, name)):
                     tensors[f"{name}.{client}"] = torch.from_numpy(np.ascontiguousarray(array))
         else:
-            parts = asdict(replace(data, histories={}))
-            about["parts"] = {name: value for name, value in parts.items() if name != "histories"}
+            parts = asdict(replace(data, histories={}, groups=None))  # groups are labels of everybody
+            about["parts"] = {name: value for name, value in parts.items() if name not in ("histories", "groups")}
             for name, histories in data.histories.items():
                 for array in HISTORY_ARRAYS:
                     tensors[f"{name}.{array}"] = torch.from_numpy(getattr(histories, array))

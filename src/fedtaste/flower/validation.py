@@ -52,6 +52,8 @@ def _unfit(settings: Settings, nodes: int | None) -> str:
         return "--new-people folds trains ten more times. Use `fedtaste run` for it, or a share such as 0.1."
     if settings.new_items:
         return "--new-items is measured where everybody's data are. Use `fedtaste run` for it."
+    if "group" in settings.columns:
+        return "--columns group=... would change nothing: labels of people stay on their nodes. Leave group out."
     if settings.protocol != "clean":
         return f"--protocol {settings.protocol} reads the test items while it trains. Use `fedtaste run` for it."
     return ""

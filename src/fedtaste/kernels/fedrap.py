@@ -44,7 +44,8 @@ class PagedStore(Protocol):
 
 def clients(
     item: Tensor | None, store: PagedStore, people: People, examples: CohortExamples, *, parts: str, passes: int,
-    lr: float, table_lr: float, lam: float, mu: float, square: bool, shrink: float, step_decay: float, bound: float,
+    lr: float, table_lr: float, own_lr: float, lam: float, mu: float, square: bool, shrink: float, step_decay: float,
+    bound: float, by_examples: bool,
 ) -> tuple[Upload, dict[str, int]]:  # fmt: skip
     """(the sum of the uploads, the rejected by reason); private parameters of admitted people go into the store."""
     mode = {"both": BOTH, "common": COMMON, "own": OWN}[parts]
@@ -54,7 +55,7 @@ def clients(
     catalogue = len(pages.initial) if item is None else len(item)
     common = np.zeros((0, k), np.float32) if item is None else item.numpy()
     moved = np.zeros((WORKERS, *common.shape), np.float32)
-    sums, refused = np.zeros((WORKERS, 3)), np.zeros((WORKERS, 2), np.int64)  # kept, loss, people
+    sums, refused = np.zeros((WORKERS, 3)), np.zeros((WORKERS, 2), np.int64)  # kept, loss, weight
     people = np.asarray(people, np.int64)
     for begin, end in _blocks(examples.starts):
         starts = examples.starts[begin : end + 1]
@@ -67,8 +68,8 @@ def clients(
         descend(
             who, starts - starts[0], local, targets, examples.batch, firsts, wanted, slots, common, rows,
             stacked["user"], stacked["bias"], stacked["scale"], moved, sums, refused, mode, passes, np.float32(lr),
-            np.float32(table_lr), np.float32(lam), np.float32(mu), square, np.float32(shrink), np.float32(step_decay),
-            np.float32(bound),
+            np.float32(table_lr), np.float32(own_lr), np.float32(lam), np.float32(mu), square, np.float32(shrink),
+            np.float32(step_decay), np.float32(bound), by_examples,
         )  # fmt: skip
     kept, loss, number = sums.sum(0)
     total = {} if item is None else {"item": moved.sum(0), "decay": kept - number, "loss": loss}
@@ -139,7 +140,7 @@ def tail(o):
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
 def descend(
     people, starts, local, targets, batch, firsts, wanted, slots, common, rows, users, biases, scales, moved, sums,
-    refused, mode, passes, lr, table_lr, lam, mu, square, shrink, step_decay, bound,
+    refused, mode, passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound, by_examples,
 ):  # fmt: skip
     """Run everybody's local steps; adds to `moved`, `sums` and `refused` by worker, and writes private parameters."""
     k = users.shape[1]
@@ -157,7 +158,7 @@ def descend(
         count = np.empty((most, tiles, TILE), np.float32)
         taken = np.empty((most, tiles, TILE), np.float32)
         apart = np.empty((tiles, TILE), np.float32)  # by row: sum of T^2
-        x, e, grow, pull = np.empty((4, TILE), np.float32)
+        x, e, grow, cross, pull = np.empty((5, TILE), np.float32)
         u, gu = np.empty(k, np.float32), np.empty(k, np.float32)
         sizes = np.empty(most, np.float32)
         for person in range(worker, len(people), WORKERS):
@@ -203,11 +204,12 @@ def descend(
             bias, speed, loss = biases[who], ONE, 0.0
             for step in range(passes * batches):
                 b = step % batches
-                rate, slow = speed * table_lr, speed * lr
-                keep, hold = ONE - rate * shrink, ONE - slow * shrink
+                rate, own_rate, slow = speed * table_lr, speed * own_lr, speed * lr
+                keep, own_keep, hold = ONE - rate * shrink, ONE - own_rate * shrink, ONE - slow * shrink
+                mean_keep, half_keep = HALF * (own_keep + keep), HALF * (own_keep - keep)
+                sum_rate, more_rate = own_rate + rate, own_rate - rate
                 share = ONE / sizes[b]
                 by_cell = share / np.float32(k)
-                twice = np.float32(2 if mode == BOTH else 1) * rate
                 gu[:] = 0
                 gb, cost, extra, pulled = ZERO, ZERO, ZERO, ZERO
                 for tile in range(used_tiles):
@@ -228,33 +230,36 @@ def descend(
                         t, far = t_all[tile], apart[tile]
                         for i in range(TILE):
                             push = lam * c_row[i] if far[i] < most_apart else ZERO
-                            grow[i] = keep + np.float32(4) * rate * push * by_cell
+                            grow[i] = mean_keep + np.float32(2) * sum_rate * push * by_cell
+                            cross[i] = half_keep + np.float32(2) * more_rate * push * by_cell
                             extra -= push * far[i]
                             far[i] = ZERO
                         for c in range(k):
-                            g, step_u = ZERO, twice * u[c]
+                            g, step_s, step_t = ZERO, sum_rate * u[c], more_rate * u[c]
                             if square:
                                 for i in range(TILE):
                                     g += e[i] * s[c, i]
-                                    way = s[c, i] - t[c, i]
+                                    high, low = s[c, i], t[c, i]
+                                    way = high - low
                                     back = pull[i] * way
                                     pulled += back * way
-                                    s[c, i] = keep * s[c, i] - step_u * e[i] - back
-                                    t[c, i] = grow[i] * t[c, i] + back
+                                    s[c, i] = mean_keep * high + cross[i] * low - step_s * e[i] - back
+                                    t[c, i] = grow[i] * low + half_keep * high - step_t * e[i] + back
                                     far[i] += t[c, i] * t[c, i]
                             else:
                                 for i in range(TILE):
                                     g += e[i] * s[c, i]
-                                    way = s[c, i] - t[c, i]
+                                    high, low = s[c, i], t[c, i]
+                                    way = high - low
                                     back = pull[i] if way > ZERO else (-pull[i] if way < ZERO else ZERO)
                                     pulled += back * way
-                                    s[c, i] = keep * s[c, i] - step_u * e[i] - back
-                                    t[c, i] = grow[i] * t[c, i] + back
+                                    s[c, i] = mean_keep * high + cross[i] * low - step_s * e[i] - back
+                                    t[c, i] = grow[i] * low + half_keep * high - step_t * e[i] + back
                                     far[i] += t[c, i] * t[c, i]
                             gu[c] += g
                     else:
                         for c in range(k):
-                            g, step_u = ZERO, twice * u[c]
+                            g, step_u = ZERO, (rate if mode == COMMON else own_rate) * u[c]
                             for i in range(TILE):
                                 g += e[i] * s[c, i]
                                 way, back = s[c, i], ZERO
@@ -263,7 +268,7 @@ def descend(
                                 elif mode == COMMON:
                                     back = pull[i] if way > ZERO else (-pull[i] if way < ZERO else ZERO)
                                 pulled += back * way
-                                s[c, i] = keep * s[c, i] - step_u * e[i] - back
+                                s[c, i] = (keep if mode == COMMON else own_keep) * s[c, i] - step_u * e[i] - back
                             gu[c] += g
                 for c in range(k):
                     u[c] = hold * u[c] - slow * gu[c]
@@ -274,7 +279,7 @@ def descend(
                 if rate > ZERO:
                     extra += pulled / (rate * by_cell)
                 loss += (cost + extra * np.float32(1 / k)) / (passes * n)
-                scale *= keep
+                scale *= own_keep
                 kept *= keep
                 speed *= step_decay
             finite, small = bool(np.isfinite(touched) and np.isfinite(bias) and np.isfinite(scale) and scale > 0), True
@@ -294,6 +299,7 @@ def descend(
             if not (finite and small):
                 refused[worker, int(finite)] += 1
                 continue
+            weight = np.float32(n) if by_examples else ONE
             for row in range(used):
                 tile, lane = row // TILE, row % TILE
                 if mode == BOTH:
@@ -301,21 +307,21 @@ def descend(
                     own = rows[slots[first + row]]
                     for c in range(k):
                         high, low = s_all[tile, c, lane], t_all[tile, c, lane]
-                        out[c] += HALF * (high - low) - kept * shared[c]
+                        out[c] += weight * (HALF * (high - low) - kept * shared[c])
                         own[c] = HALF * (high + low) / scale
                 elif mode == COMMON:
                     for c in range(k):
                         shared_c = common[wanted[first + row], c]
-                        moved[worker, wanted[first + row], c] += s_all[tile, c, lane] - kept * shared_c
+                        moved[worker, wanted[first + row], c] += weight * (s_all[tile, c, lane] - kept * shared_c)
                 else:
                     for c in range(k):
                         rows[slots[first + row], c] = s_all[tile, c, lane] / scale
             users[who] = u
             biases[who] = bias
             scales[who] = scale
-            sums[worker, 0] += kept
-            sums[worker, 1] += loss
-            sums[worker, 2] += 1
+            sums[worker, 0] += weight * kept
+            sums[worker, 1] += weight * loss
+            sums[worker, 2] += weight
 
 
 def _own_pages(store: PagedStore, k: int) -> Pages:

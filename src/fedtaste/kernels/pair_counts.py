@@ -1,4 +1,4 @@
-"""FedTrail's counts of item pairs for a whole cohort, compiled by Numba: in sequence, and in one history.
+"""Counts compiled by Numba: FedTrail's item pairs (in sequence, and in one history), and how often items were drawn.
 
 One worker counts a row, in a fixed order, so that results do not depend on the number of threads.
 """
@@ -42,3 +42,18 @@ def count_both(starts, items, fresh, item_starts, people, entries):
                     if items[entry] >= item:
                         out[begin + items[entry]] += 1.0
     return out
+
+
+@njit(cache=True, nogil=True)
+def count_drawn(starts, items, targets, column_starts, column_items, catalogue, draws):
+    """Add to `draws`, one number for every column of a person, how often that person drew the column's item as a
+    negative (target 0). `starts`, `items`, `targets` are the people's examples, in the same order as the columns."""
+    place = np.full(catalogue, -1, np.int64)  # the last column with this item; one of another person does not count
+    for person in range(len(column_starts) - 1):
+        first, last = column_starts[person], column_starts[person + 1]
+        for column in range(last - 1, first - 1, -1):
+            place[column_items[column]] = column
+        for at in range(starts[person], starts[person + 1]):
+            column = place[items[at]]
+            if targets[at] == 0 and first <= column < last:
+                draws[column] += 1

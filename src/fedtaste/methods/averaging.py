@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, recipe_loss
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import change, descend, flat_examples, proximal
+from fedtaste.methods.descent import Proximal, change, descend, flat_examples
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, Around, LogRange
 from fedtaste.params import select, split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import Count, NonNegative
 
 
-@define()
+@define(search={**DESCENT, "passes": LogRange(1, 5)})
 def fedavg(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1, private: tuple[str, ...] | None = None) -> Method:
     """`passes` epochs of SGD from the shared parameters; the server adds the mean change.
 
@@ -35,7 +36,7 @@ def fedavg(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1, private: t
     return fedprox(model, lr=lr, passes=passes, mu=0.0, private=private)
 
 
-@define()
+@define(search={**DESCENT, "passes": LogRange(1, 5), "mu": Around(100)})
 def fedprox(
     model: Model,
     *,
@@ -48,7 +49,7 @@ def fedprox(
     globs = model.private if private is None else private
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
-        shared, penalty = download.params, proximal(mu, download.params) if mu else None
+        shared, penalty = download.params, Proximal(mu, download.params) if mu else None
         params = descend(model, shared | own, examples, lr, [*shared, *own], passes, penalty)
         return change(params, shared, examples.mask.sum()), select(params, own)
 
@@ -58,7 +59,7 @@ def fedprox(
     return Method(lambda params: split(params, globs), client, rows=model.rows, recipe=recipe)
 
 
-@define()
+@define(search=DESCENT)
 def fedsgd(model: Model, *, lr: NonNegative = 1.0, private: tuple[str, ...] | None = None) -> Method:
     """One gradient step per round, over all of a client's examples at once."""
     method = fedavg(model, lr=lr, private=private)
@@ -69,7 +70,7 @@ def fedsgd(model: Model, *, lr: NonNegative = 1.0, private: tuple[str, ...] | No
     return method.replace(client=client, recipe=None)
 
 
-@define()
+@define(search={**DESCENT, "passes": LogRange(1, 5)})
 def fedmf(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
     """FedAvg of a factorisation."""
     if model.design is None:
@@ -79,6 +80,7 @@ def fedmf(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
 
 @define(
     defaults={"ranking": {"model": "ncf", "k": 16, "lr": 100.0, "server": "adam", "server_lr": 0.02, "tau": 1e-6}},
+    search=DESCENT,
 )
 def fedncf(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
     """FedAvg of NeuMF."""
@@ -89,7 +91,7 @@ def fedncf(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
     return fedavg(model, lr=lr, passes=passes)
 
 
-@define()
+@define(search={**DESCENT, "passes": LogRange(1, 5)})
 def fedper(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1, private: tuple[str, ...] = ("head.*",)) -> Method:
     """FedAvg of everything but the head; private and shared parameters descend together."""
     return fedavg(model, lr=lr, passes=passes, private=(*model.private, *private))
@@ -102,6 +104,7 @@ def fedper(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1, private: t
         "labels": {"private_lr": 0.1},
         "pictures": {"private_lr": 0.1, "private_passes": 1},
     },
+    search={**DESCENT, "private_lr": Around(10), "private_passes": LogRange(1, 10)},
 )
 def fedrep(
     model: Model,
@@ -122,7 +125,7 @@ def fedrep(
     return Method(lambda params: split(params, (*model.private, *private)), client, rows=model.rows)
 
 
-@define()
+@define(search={**DESCENT, "passes": LogRange(1, 5)})
 def fedbn(model: Model, *, lr: NonNegative = 1.0, passes: Count = 1) -> Method:
     """FedAvg of everything but batch norm, whose weights and statistics stay with the person."""
     norms = tuple(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in model.buffers))

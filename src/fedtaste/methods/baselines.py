@@ -10,8 +10,9 @@ from torch import Tensor
 from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload, step_by_mean
 from fedtaste.errors import SettingError
 from fedtaste.methods.descent import change, descend, flat_examples, item_counts, unsent
-from fedtaste.methods.fedals import FedALS, unread_by_solver
+from fedtaste.methods.fedals import DEFAULTS, FedALS, ranking_defaults, unread_by_solver
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import SOLVES, Around, LogRange
 from fedtaste.methods.server_optimizers import SERVER
 from fedtaste.methods.shrinkage import shrunk
 from fedtaste.params import split
@@ -100,6 +101,7 @@ popularity = define(
 @define(
     defaults={"ranking": {"rounds": 3, "lr": 1.0}},
     unread=lambda task, values: dict.fromkeys(SERVER, "local sends nothing, so its server has nothing to do"),
+    search={"k": Around(2), "negatives": LogRange(1, 16), "lr": Around(10), "passes": LogRange(1, 20)},
 )
 def local(model: Model, *, lr: NonNegative = 1.0, passes: Count = 5) -> Method:
     """Everybody learns from their own data alone, by `passes` epochs of SGD at rate `lr` a round; nothing is sent."""
@@ -120,11 +122,10 @@ def _unread_by_centralised(task: str, values: Values) -> dict[str, str]:
 
 
 @define(
-    defaults={
-        "ranking": {"rounds": 8, "patience": 0},
-        "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
-    },
+    defaults=DEFAULTS,
+    scaled={"ranking": ranking_defaults},
     unread=_unread_by_centralised,
+    search={**SOLVES, "lr": Around(10)},
 )
 def centralised(
     model: Model,

@@ -6,15 +6,15 @@ Every function is for one person and runs under vmap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from fedtaste.core import Examples, Model, Params, Upload
+from fedtaste.methods.compiled_descent import COMPILED, Descent, compiles, run_compiled, run_compiled_gradient
+from fedtaste.methods.gradients import gradient_and_extra, gradient_and_value
 from fedtaste.params import dot, select, square_distance
-
-Penalty = Callable[[Params], Tensor]  # a function of the parameters that is added to the loss
 
 
 def change(after: Params, before: Params, weight: Tensor) -> Upload:
@@ -22,9 +22,15 @@ def change(after: Params, before: Params, weight: Tensor) -> Upload:
     return Upload({name: weight * (after[name] - before[name]) for name in before}, weight)
 
 
-def proximal(weight: float | Tensor, centre: Params) -> Penalty:
-    """The penalty weight/2 |params - centre|^2, over the parameters that both have."""
-    return lambda params: weight / 2 * square_distance(params, centre)
+@dataclass(frozen=True, eq=False)
+class Proximal:
+    """The penalty weight/2 |params - centre|^2, over the parameters that both have; it is added to a loss."""
+
+    weight: float | Tensor
+    centre: Params
+
+    def __call__(self, params: Params) -> Tensor:
+        return self.weight / 2 * square_distance(params, self.centre)
 
 
 class Meter:
@@ -34,9 +40,10 @@ class Meter:
 
 
 def batch_gradient(
-    model: Model, params: Params, batch: Examples, only: Iterable[str], penalty: Penalty | None = None
+    model: Model, params: Params, batch: Examples, only: Iterable[str], penalty: Proximal | None = None
 ) -> tuple[Params, Params]:
-    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch)."""
+    """(gradient of loss + `penalty` by the parameters named in `only`, the model's buffers after this batch). On a
+    factorisation without penalty people under vmap run a compiled kernel."""
     moving, fixed = _partition(model, params, only)
 
     def objective(moving: Params) -> tuple[Tensor, Params]:
@@ -45,8 +52,15 @@ def batch_gradient(
         return value + penalty(params) if penalty else value, buffers
 
     Meter.gradients += 1
-    gradient: tuple[Params, Params] = grad(objective, has_aux=True)(moving)
-    return gradient
+    if penalty is not None or not compiles(model, params, None, tuple(moving)):
+        gradient, _, buffers = gradient_and_extra(objective, moving)
+        return gradient, buffers
+
+    def reference(params: Params, batch: Examples) -> Params:
+        return gradient_and_value(lambda moving: model.loss(params | moving, batch), select(params, moving))[0]
+
+    compiled = Descent(COMPILED[model.kind], tuple(moving), 1, False, model.loss_name == "squared", reference)
+    return run_compiled_gradient(compiled, params, batch), {}
 
 
 def _partition(model: Model, params: Params, only: Iterable[str]) -> tuple[Params, Params]:
@@ -69,15 +83,43 @@ def descend(
     lr: float | Tensor,
     only: Iterable[str],
     passes: int = 1,
-    penalty: Penalty | None = None,
+    penalty: Proximal | None = None,
 ) -> Params:
     """SGD over the batches, `passes` times, on the model's loss plus `penalty`. Only the parameters named in `only`
-    move; buffers among them follow the batches."""
+    move; buffers among them follow the batches. On a factorisation people under vmap run a compiled kernel."""
     only = tuple(only)
-    for batch in batches(examples, passes):
-        gradient, buffers = batch_gradient(model, params, batch, only, penalty)
-        params = step(params, gradient, buffers, lr, batch, only)
-    return params
+
+    def reference(params: Params, examples: Examples) -> Params:
+        for batch in batches(examples, passes):
+            gradient, buffers = batch_gradient(model, params, batch, only, penalty)
+            params = step(params, gradient, buffers, lr, batch, only)
+        return params
+
+    centre = penalty.centre if penalty else None
+    if not compiles(model, params, centre, only):
+        return reference(params, examples)
+    descent = Descent(COMPILED[model.kind], only, passes, False, model.loss_name == "squared", reference)
+    return run_compiled(descent, params, examples, (lr, lr, penalty.weight if penalty else 0.0), centre)
+
+
+def descend_in_turn(
+    model: Model, params: Params, examples: Examples, first: tuple[float, Iterable[str]],
+    second: tuple[float, Iterable[str]], passes: int = 1,
+) -> Params:  # fmt: skip
+    """SGD in which every batch moves the parameters of `first` (learning rate, names) and then, after a fresh forward
+    pass, those of `second`."""
+
+    def reference(params: Params, examples: Examples) -> Params:
+        for batch in batches(examples, passes):
+            for lr, names in (first, second):
+                params = descend(model, params, Examples(*(array[None] for array in batch)), lr, names)
+        return params
+
+    moves = (*first[1], *second[1])
+    if not compiles(model, params, None, moves) or tuple(second[1]) != ("item",):
+        return reference(params, examples)
+    descent = Descent(COMPILED[model.kind], moves, passes, True, model.loss_name == "squared", reference)
+    return run_compiled(descent, params, examples, (first[0], second[0], 0.0), None)
 
 
 def step(
@@ -96,14 +138,18 @@ def curvature(model: Model, params: Params, examples: Examples, only: Iterable[s
     one, and otherwise comes from power iteration at these parameters."""
     moving, fixed = _partition(model, params, only)
     batch = flat_examples(examples)
-    gradient = grad(lambda moving: model.loss(fixed | moving, batch))
+
+    def gradient(at: Params) -> Params:
+        return gradient_and_value(lambda moving: model.loss(fixed | moving, batch), at)[0]
+
     towards = {
         name: torch.cos(torch.arange(v.numel()) + 1.0).reshape(v.shape).to(v.dtype) for name, v in moving.items()
     }
     typical, largest = None, torch.zeros(())
     probes = probes if model.bound is None else 1
     for _ in range(probes):
-        product = grad(lambda at, towards=towards: dot(towards, gradient(at)))(moving)  # curvature x direction
+        # curvature x direction
+        product, _ = gradient_and_value(lambda at, towards=towards: dot(towards, gradient(at)), moving)  # type: ignore[misc]
         if typical is None:
             typical = dot(towards, product) / dot(towards, towards)
         largest = dot(product, product).sqrt()

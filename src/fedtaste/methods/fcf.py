@@ -15,13 +15,14 @@ from fedtaste.errors import SettingError
 from fedtaste.methods.descent import item_counts
 from fedtaste.methods.fedals import fedals, unread_by_solver
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import SOLVES, Around
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.signature import NonNegative
 
 TAU = 1e-6  # the mean gradient of an item that few people have is small
 
 
-@define(defaults={"ranking": {"lr": 0.05}}, unread=unread_by_solver)
+@define(defaults={"ranking": {"lr": 0.05}}, unread=unread_by_solver, search={**SOLVES, "lr": Around(10)})
 def fcf(model: Model, *, lam: NonNegative = 0.01, alpha0: NonNegative = 0.3, lr: NonNegative = 0.05) -> Method:
     """`lr` is the server's learning rate (gamma); `lam` (lambda, the regularisation) and `alpha0` (the weight of items
     that a person did not take) are as in FedALS."""

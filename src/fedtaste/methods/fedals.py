@@ -25,10 +25,13 @@ from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Meth
 from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.methods.descent import flat_examples, item_counts, recency_weights, ridge
-from fedtaste.methods.registry import define
+from fedtaste.methods.registry import PublicFacts, define
+from fedtaste.methods.search_space import SOLVES
 from fedtaste.params import split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import NonNegative, Share, Values
+
+MANY_ITEMS = 31_000  # from which on an upload with k = 64 would pass 256 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,12 +188,30 @@ def unread_by_solver(task: str, values: Values) -> dict[str, str]:
     return unread
 
 
+def ranking_defaults(facts: PublicFacts) -> Values:
+    """k, alpha0 and lam by the number of items, chosen on validation of several data sets (docs/defaults.md).
+
+    Every item that a person did not take pulls with weight alpha0. The more items there are, the more this outweighs
+    the few that the person has taken, so alpha0 falls. Large catalogues also have more kinds of taste than k = 32
+    holds; but an upload grows with items x k^2 / 2, so that k is 32 again where 64 would make it larger than 256 MiB.
+    lam is smaller in the middle, where a larger k meets catalogues of which much is known about every item.
+    """
+    if facts.items < 2_500:
+        return {"k": 32, "alpha0": 0.2, "lam": 0.02}
+    if facts.items < 6_000:
+        return {"k": 64, "alpha0": 0.1, "lam": 0.01}
+    return {"k": 64 if facts.items < MANY_ITEMS else 32, "alpha0": 0.05, "lam": 0.02}
+
+
+DEFAULTS: dict[str, Values] = {
+    "ranking": {"rounds": 8, "alpha0": 0.2, "lam": 0.02, "patience": 0},
+    "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
+}
 fedals = define(
-    defaults={
-        "ranking": {"rounds": 8, "patience": 0},
-        "ratings": {"rounds": 12, "lam": 0.1, "recency": 1.0, "patience": 0},
-    },
+    defaults=DEFAULTS,
+    scaled={"ranking": ranking_defaults},
     unread=unread_by_solver,
+    search=SOLVES,
 )(FedALS)
 
 

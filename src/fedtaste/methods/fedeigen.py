@@ -29,6 +29,7 @@ from fedtaste.errors import SettingError
 from fedtaste.methods.descent import flat_examples, item_counts
 from fedtaste.methods.fedals import FedALS
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import SOLVES
 from fedtaste.methods.subspaces import basis, public_table
 from fedtaste.recipe import Recipe
 from fedtaste.signature import CountOrNone, NonNegative, Share, Values
@@ -129,7 +130,7 @@ def _unread(task: str, values: Values) -> dict[str, str]:
     }
 
 
-fedeigen = define(defaults={"ranking": {"rounds": 4, "patience": 0}}, unread=_unread)(FedEigen)
+fedeigen = define(defaults={"ranking": {"rounds": 4, "patience": 0}}, unread=_unread, search=SOLVES)(FedEigen)
 
 
 def _scale(counts: Tensor) -> Tensor:

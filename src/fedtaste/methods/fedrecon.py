@@ -20,6 +20,7 @@ from fedtaste.errors import SettingError
 from fedtaste.kernels import als as kernels
 from fedtaste.methods.descent import change, descend, flat_examples, ridge, split_support_query
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, Around
 from fedtaste.params import nest, split, unnest
 from fedtaste.recipe import Recipe
 from fedtaste.signature import Count, NonNegative, Share, Values
@@ -116,4 +117,5 @@ fedrecon = define(
         "pictures": {"recon_lr": 0.1},
     },
     unread=_unread,
+    search={**DESCENT, "recon_lr": Around(10), "recon_passes": Around(4), "lam": Around(10), "prior": Around(10)},
 )(FedRecon)

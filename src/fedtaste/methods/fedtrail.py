@@ -38,7 +38,8 @@ from fedtaste.kernels import als as kernels
 from fedtaste.kernels import pair_counts
 from fedtaste.methods.descent import ages, flat_examples, item_counts, unsent
 from fedtaste.methods.fedals import FedALS
-from fedtaste.methods.registry import RunContext, define
+from fedtaste.methods.registry import PublicFacts, RunContext, define
+from fedtaste.methods.search_space import SOLVES, Around, LogRange, Range
 from fedtaste.params import nest, unnest
 from fedtaste.recipe import Recipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
@@ -256,12 +257,25 @@ def _notes(context: RunContext) -> tuple[str, ...]:
     return ("Only the people who answer in the first round send counts: parts=trail+als asks for them once.",)
 
 
+def ranking_defaults(facts: PublicFacts) -> Values:
+    """k, alpha0 and lam of the factors, for FedALS's reasons, chosen on validation (docs/defaults.md). k adds no upload
+    here: people send counts."""
+    if facts.items < 6_000:
+        return {"k": 32, "alpha0": 0.3, "lam": 0.01}
+    return {"k": 64, "alpha0": 0.05, "lam": 0.02}
+
+
 fedtrail = define(
     defaults={"ranking": {"rounds": 1, "patience": 0}},
+    scaled={"ranking": ranking_defaults},
     variants={"parts=trail+als": {"rounds": 8}},
     unread=_unread,
     notes=_notes,
-)(FedTrail)
+    search={
+        **SOLVES, "window": LogRange(2, 20), "from_power": Range(0.0, 1.0), "to_power": Range(0.0, 1.0),
+        "shrink": Around(10), "mix": Range(0.0, 1.0),
+    },
+)(FedTrail)  # fmt: skip
 
 
 def _count_pairs(items: Tensor, mask: Tensor, new: Tensor, powers: NDArray[np.float32], m: int) -> Tensor:

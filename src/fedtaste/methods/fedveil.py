@@ -42,6 +42,7 @@ from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Param
 from fedtaste.errors import SettingError
 from fedtaste.methods.descent import flat_examples, item_counts, recency_weights
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import Around, Range
 from fedtaste.methods.shrinkage import shrunk
 from fedtaste.methods.subspaces import LEAST, basis, deflate, fold, next_basis, projector, public_table, span, unfold
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
@@ -326,7 +327,11 @@ def _unread(task: str, values: Values) -> dict[str, str]:
     return unread if route == "iterate" else unread | {"turns": f"route={route} has no turns"}
 
 
-fedveil = define(defaults={"ranking": {"rounds": 3, "patience": 0}}, unread=_unread)(FedVeil)
+fedveil = define(
+    defaults={"ranking": {"rounds": 3, "patience": 0}},
+    unread=_unread,
+    search={"strength": Around(5), "recency": Range(0.5, 1.0), "floor": Range(0.0, 0.5)},
+)(FedVeil)
 
 
 def _history_vector(examples: Examples, m: int, recency: float = 1.0, floor: float = 0.0) -> Tensor:

@@ -21,6 +21,7 @@ from fedtaste.errors import SettingError
 from fedtaste.methods.descent import batch_gradient, batches, change, descend, flat_examples, step, touched
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, LogRange, Range
 from fedtaste.params import dot, nest, pick, select, split, unnest
 from fedtaste.signature import Count, NonNegative, Share
 
@@ -32,6 +33,7 @@ LEAVES = ("own", "seen", "last")  # of LG-Mix: the own model, the shared one it 
         "ranking": {"rounds": 20, "passes": 3, "alpha": 0.05, "alpha_lr": 0.0},
         "ratings": {"alpha": 0.25},  # not searched, only reasoned
     },
+    search={**DESCENT, "passes": LogRange(1, 10), "alpha": Range(0.0, 0.5)},
 )
 def apfl(
     model: Model,
@@ -135,4 +137,7 @@ class LGMix:
         return self.mix(shared, own) | self.personal(own)
 
 
-lgmix = define(defaults={"ranking": {"rounds": 20, "passes": 3, "server_lr": 1.0}})(LGMix)
+lgmix = define(
+    defaults={"ranking": {"rounds": 20, "passes": 3, "server_lr": 1.0}},
+    search={**DESCENT, "passes": LogRange(1, 10)},
+)(LGMix)

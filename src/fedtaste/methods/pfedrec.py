@@ -11,8 +11,9 @@ import torch
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, merge
 from fedtaste.errors import SettingError
-from fedtaste.methods.descent import batches, change, descend
+from fedtaste.methods.descent import change, descend_in_turn
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, Around
 from fedtaste.params import select, split
 from fedtaste.signature import Count, NonNegative
 
@@ -21,6 +22,7 @@ from fedtaste.signature import Count, NonNegative
     defaults={
         "ranking": {"model": "scorer", "rounds": 100, "batch": 256, "lr": 0.1, "server": "sgd", "server_lr": 1.0},
     },
+    search={**DESCENT, "item_scale": Around(10)},
 )
 def pfedrec(
     model: Model, *, lr: NonNegative = 0.1, item_scale: NonNegative = 80.0, passes: Count = 1, tuned: bool = True
@@ -35,12 +37,7 @@ def pfedrec(
     item_lr = lr * model.catalogue * item_scale
 
     def learn(shared: Params, own: Params, examples: Examples) -> Params:
-        params = shared | own
-        for batch in batches(examples, passes):
-            one_batch = Examples(*(array[None] for array in batch))
-            params = descend(model, params, one_batch, lr, own)
-            params = descend(model, params, one_batch, item_lr, shared)
-        return params
+        return descend_in_turn(model, shared | own, examples, (lr, own), (item_lr, shared), passes)
 
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         params = learn(download.params, own, examples)

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
 from fedtaste.methods.descent import (
+    Proximal,
     batch_gradient,
     change,
     curvature,
@@ -26,10 +27,10 @@ from fedtaste.methods.descent import (
     flat_examples,
     measure_once,
     parts,
-    proximal,
 )
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import DESCENT, Around, LogRange
 from fedtaste.params import dot, select, split, square_distance
 from fedtaste.signature import Count, NonNegative
 
@@ -76,7 +77,7 @@ class FedCLUP:
         if self.measures:
             bend = measure_once(own["bend"], lambda: curvature(self.model, params, examples, params))
         lr = self.lr or 1 / (bend[0] + lam)
-        after = descend(self.model, params, examples, lr, params, self.passes, proximal(lam, g))
+        after = descend(self.model, params, examples, lr, params, self.passes, Proximal(lam, g))
         numbers = {} if self.rate else {"stiff": bend[0] / (bend[0] + lam)}
         numbers |= _measure_difference(self.model, g, after, examples, bend) if self.lam == "auto" else {}
         stored = self.copies.store(after, own, examples) | select(after, personal)
@@ -102,6 +103,7 @@ fedclup = define(
         "labels": {"lr": 0.0},
         "pictures": {"lr": 0.1, "rate": 1.0, "lam": 0.1},
     },
+    search={**DESCENT, "lam": Around(10), "passes": LogRange(1, 10), "rate": Around(10)},
 )(FedCLUP)
 
 
@@ -113,6 +115,7 @@ fedclup = define(
         "labels": {"own_lr": 0.1, "own_passes": 10},
         "pictures": {"own_lr": 0.1, "own_passes": 1},
     },
+    search={**DESCENT, "lam": Around(10), "own_lr": Around(10), "own_passes": LogRange(1, 10)},
 )
 def ditto(
     model: Model,
@@ -134,7 +137,7 @@ def ditto(
         g, personal = download.params, copies.personal(own)
         w = descend(model, g | personal, examples, lr, [*g, *personal], passes)
         v = copies.load(g, own)
-        v = descend(model, v, examples, own_lr, v, own_passes, proximal(lam, g))
+        v = descend(model, v, examples, own_lr, v, own_passes, Proximal(lam, g))
         return change(w, g, examples.mask.sum()), copies.store(v, own, examples) | select(w, personal)
 
     return Method(init, client, personalize=copies.serve, rows=copies.rows)
@@ -146,6 +149,7 @@ def ditto(
         "ratings": {"lam": 0.1, "passes": 3, "eta": 10.0},  # not searched, only reasoned
         "pictures": {"lam": 1.0, "passes": 3},
     },
+    search={**DESCENT, "lam": Around(10), "passes": LogRange(1, 10), "eta": Around(10), "beta": Around(10)},
 )
 def pfedme(
     model: Model,
@@ -165,7 +169,7 @@ def pfedme(
         g, personal = download.params, copies.personal(own)
         w, theta = g, copies.load(g, own) | personal
         for _ in range(turns):
-            theta = descend(model, theta, examples, lr, theta, passes, proximal(lam, w))
+            theta = descend(model, theta, examples, lr, theta, passes, Proximal(lam, w))
             w = copies.move(w, {name: theta[name] - value for name, value in w.items()}, eta * lam)
         return copies.upload(w, g, examples, {}), copies.store(theta, own, examples) | select(theta, personal)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtaste.core import Method
 from fedtaste.errors import SettingError
+from fedtaste.methods.search_space import Search
 from fedtaste.signature import Values, check_bounds, settings_of
 
 P = ParamSpec("P")
@@ -34,8 +35,20 @@ class RunContext(NamedTuple):
 
     values: Values  # every setting in force
     chosen: frozenset[str]  # the settings that the user gave
-    preset: bool  # the method has settings for this very data set
+    preset: bool  # the settings in force are what a paper chose for this very data set
     everybody: bool  # everybody takes part in every round
+
+
+class PublicFacts(NamedTuple):
+    """The public sizes of a data set, by which a method may scale its defaults. Servers and nodes know them, in private
+    runs too; the length of histories is not among them, because it is a fact about people."""
+
+    people: int  # who learn
+    items: int
+    timed: bool  # whether the order of a history is known
+
+
+Rule = Callable[[PublicFacts], Values]
 
 
 @dataclass(frozen=True)
@@ -65,14 +78,24 @@ class MethodSpec(Generic[P]):
     factory: Callable[P, Method | Algorithm]
     defaults: Mapping[str, Values] = field(default_factory=dict)
     """Settings, rounds, tolerance and patience by task: ranking, ratings, regression, labels, pictures."""
+    scaled: Mapping[str, Rule] = field(default_factory=dict)
+    """Rules by task for defaults that depend on the size of the data. Their values replace those of `defaults`."""
     variants: Mapping[str, Values] = field(default_factory=dict)
-    """Rounds, tolerance and patience that another setting changes, by "setting=value"."""
+    """Defaults (settings, rounds, tolerance and patience) that another setting changes, by "setting=value"."""
     presets: Mapping[tuple[str, str], Values] = field(default_factory=dict)
-    """What a paper chose for a data set, by (task, data)."""
+    """What a paper chose for a data set, by (task, data), and with data "" for all others: in force under the published
+    protocol only, because its figures are what these settings were chosen for."""
     unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {}
     """Settings that the method does not read on this task with these values, each with the reason."""
     notes: Callable[[RunContext], tuple[str, ...]] = lambda context: ()
     """What the user of a run should know."""
+    search: Search = field(default_factory=dict)
+    """The values of settings that `fedtaste tune` tries. Settings that a task does not have, or that would change
+    nothing there, are left out."""
+
+    def preset(self, task: str, data: str) -> Values:
+        """What a paper chose for all data and for this data set."""
+        return {**self.presets.get((task, ""), {}), **self.presets.get((task, data), {})}
 
     def __post_init__(self) -> None:
         self.__wrapped__ = self.factory  # inspect.signature and doctest look through
@@ -91,10 +114,14 @@ class MethodSpec(Generic[P]):
 def define(
     *,
     defaults: Mapping[str, Values] | None = None,
+    scaled: Mapping[str, Rule] | None = None,
     variants: Mapping[str, Values] | None = None,
     presets: Mapping[tuple[str, str], Values] | None = None,
     unread: Callable[[str, Values], dict[str, str]] = lambda task, values: {},
     notes: Callable[[RunContext], tuple[str, ...]] = lambda context: (),
+    search: Search | None = None,
 ) -> Callable[[Callable[P, Method | Algorithm]], MethodSpec[P]]:
     """Decorator: make a MethodSpec of a function that returns a Method, or of a class that has `method()`."""
-    return lambda factory: MethodSpec(factory, defaults or {}, variants or {}, presets or {}, unread, notes)
+    return lambda factory: MethodSpec(
+        factory, defaults or {}, scaled or {}, variants or {}, presets or {}, unread, notes, search or {}
+    )

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedtaste.core import Method, Params, Upload, step_by_mean
+from fedtaste.core import Method, Params, ServerStep, Upload, step_by_mean
 from fedtaste.errors import SettingError
 from fedtaste.params import nest, unnest
 from fedtaste.signature import NonNegative, Share, Values, check_bounds
@@ -33,9 +33,7 @@ SERVER = {"server": "name", "server_lr": "lr", "momentum": "momentum", "tau": "t
 """Settings of a run that choose the server's optimiser, with the names of `server_step`'s parameters."""
 
 
-def server_step(
-    name: str, *, lr: NonNegative = 1.0, momentum: Share = 0.0, tau: NonNegative = 1e-3
-) -> Callable[[Params, Params, Upload], tuple[Params, Params]]:
+def server_step(name: str, *, lr: NonNegative = 1.0, momentum: Share = 0.0, tau: NonNegative = 1e-3) -> ServerStep:
     """A `server` function for any method that uploads changes. `lr` is the server's learning rate (eta), `tau` its
     degree of adaptivity, both as in the paper; `momentum` is that of sgd.
 
@@ -73,12 +71,13 @@ def with_server(method: Method, name: str, settings: Values) -> Method:
         raise SettingError(
             f"{name} has no use for a server optimiser ({keys}): its server step is exact. Leave it out."
         )
-    return method.replace(server=server_step(**{"name": "sgd", **choice}))  # type: ignore[arg-type]
+    step = server_step(**{"name": "sgd", **choice})  # type: ignore[arg-type]
+    return method.replace(server=method.server_with(step) if method.server_with else step)
 
 
 def takes_optimizer(method: Method) -> bool:
-    """Whether the method's server adds a mean change, so that an optimiser can take its place."""
-    return method.server is step_by_mean and not method.pooled
+    """Whether the method's server steps by a mean change, so that an optimiser can take its place."""
+    return (method.server is step_by_mean or method.server_with is not None) and not method.pooled
 
 
 def unread_settings(values: Values) -> dict[str, str]:

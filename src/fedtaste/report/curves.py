@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtaste.experiment.result import CurvePoint, RunResult
 from fedtaste.report.federation_plot import nodes_plot
-from fedtaste.report.group_plot import group_plot
+from fedtaste.report.group_plot import group_plots
 from fedtaste.report.item_scatter import Plane, item_plot
 from fedtaste.report.numbers import decimals, digits, human_bytes, human_seconds
 from fedtaste.report.style import (
@@ -104,7 +104,7 @@ def draw(
             plots.append(accuracy_by_bytes(name, lines))
             if len(results) > 1:
                 plots += [accuracy_by_gradients(name, lines), accuracy_by_seconds(name, lines)]
-        plots += [*_other_plots(results, metric), group_plot(results), nodes_plot(results)]
+        plots += [*_other_plots(results, metric), *group_plots(results), nodes_plot(results)]
         shown = [(label, plane) for label, plane in zip(labels(results), planes) if plane is not None]
         plots.append(item_plot(shown) if shown else None)
         data = data or DataShape()

@@ -22,6 +22,7 @@ from fedtaste.experiment.result import RunResult
 from fedtaste.files.atomic import write_atomically
 from fedtaste.report import curves as plots
 from fedtaste.report.curves import DataShape
+from fedtaste.report.differences import NO_STUDY, Study, draw_differences, page_parts
 from fedtaste.report.item_scatter import read_plane
 from fedtaste.report.numbers import NONE, decimals, digits, human_bytes, human_seconds, interval_text, short_interval
 from fedtaste.report.page import render_page
@@ -39,32 +40,35 @@ from fedtaste.report.tables import (
     rounds_text,
     settings_table,
     subject,
+    table_columns,
 )
 from fedtaste.report.trade_off import Tradeoff
 
 MAX_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
-    "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros", "down", "nodes",
-    "items", "groups", "activity", "popularity",
+    "differences", "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros",
+    "down", "nodes", "items", "groups", "column-groups", "activity", "popularity",
 )  # fmt: skip
 GROUPS = (("seen", "people seen in training"), ("new", "people it has never seen"))
 
 
 def write_report(
     results: Sequence[RunResult], folder: Path, *, data: DataShape | None = None, runs: Sequence[Path] = (),
-    tradeoff: Tradeoff | None = None,
+    tradeoff: Tradeoff | None = None, study: Study | None = None,
 ) -> Path:  # fmt: skip
     """Write folder/report.html and folder/plots/*.png; return the path of the page.
 
     `data` (see `shape`) is plotted by rank. `runs` are the results' run folders, in the same order, for what is drawn
-    from trained weights. `tradeoff` is the `trade_off` of the same results: its advice, fronts and plots.
+    from trained weights. `tradeoff` is the `trade_off` of the same results: its advice, fronts and plots. `study` has
+    their spread over seeds and the differences between them.
     """
     if not results:
         raise SettingError("A report needs at least one result, as in write_report([result], folder).")
     private = any(result.privacy for result in results)
     data = None if private else data  # no promise covers exact counts of people and items
     drawn = plots.draw(results, data, [read_plane(run, result.items) for run, result in zip(runs, results)], tradeoff)
-    page = render(results, drawn, tradeoff)
+    drawn = [*draw_differences(study), *drawn] if study else drawn
+    page = render(results, drawn, tradeoff, study)
     folder, mode = Path(folder), 0o600 if private else None
     try:
         (folder / "plots").mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
@@ -86,18 +90,25 @@ def shape(data: Interactions | UserSplit | Supervised) -> DataShape | None:
     return DataShape(np.bincount(table.person).tolist(), np.bincount(table.item).tolist())
 
 
-def render(results: Sequence[RunResult], drawn: Sequence[Plot] = (), tradeoff: Tradeoff | None = None) -> str:
+def render(
+    results: Sequence[RunResult],
+    drawn: Sequence[Plot] = (),
+    tradeoff: Tradeoff | None = None,
+    study: Study | None = None,
+) -> str:
     """The page as text."""
-    names, shown, lists = labels(results), columns(results), columns(results, LIST_METRICS)
+    names, shown, lists = labels(results), table_columns(results, tradeoff), columns(results, LIST_METRICS)
     return render_page(
         "report.html.jinja",
         title=page_title(results),
         subject=subject(results),
-        headline=re.split(r"(\d+ %(?: \[.*?\])?)", headline(results)),  # odd pieces: kept on one line
+        headline=re.split(r"(\d+ %(?: \[.*?\])?)", headline(results, tradeoff)),  # odd pieces: kept on one line
         advice=re.split(r"(?<=\.) |$", tradeoff.advice, maxsplit=1) if tradeoff else [],  # the choice, the reasons
         chosen=tradeoff.choice if tradeoff else None,
         fronts=[tradeoff.on_front(i) for i in range(len(results))] if tradeoff else [],
-        quality=tradeoff.quality.title if tradeoff else "",
+        quality=f"{tradeoff.basis} {tradeoff.quality.title}" if tradeoff else "",
+        withheld=bool(tradeoff and tradeoff.withheld),
+        study=page_parts(study or NO_STUDY),
         warnings=warnings(results),
         leak=leak_notes(results),
         tiles=tiles(results[0]) if len(results) == 1 else [],
@@ -128,16 +139,18 @@ def page_title(results: Sequence[RunResult]) -> str:
     return f"{methods[0] if len(results) == 1 else many} on {data}"
 
 
-def headline(results: Sequence[RunResult]) -> str:
-    """The finding in one sentence; of several results, the best one's."""
+def headline(results: Sequence[RunResult], tradeoff: Tradeoff | None = None) -> str:
+    """The finding in one sentence; of several results the chosen one's, or the best one's where none is chosen."""
     shown = columns(results, METRICS)
     if not shown:
         return f"{', '.join(labels(results))}: no results on held-out data."
     best = shown[0].best(results)
     i = next(i for i, r in enumerate(results) if shown[0].value(r) is not None and best in (None, shown[0].value(r)))
+    start = f"Best of {len(results)}: " if best is not None else ""
+    if tradeoff and tradeoff.choice is not None and shown[0].value(results[tradeoff.choice]) is not None:
+        i, start = tradeoff.choice, f"Of {len(results)}, validation chose "
     result = results[i]
     rounds = f"{result.rounds:,} round{'' if result.rounds == 1 else 's'}"
-    start = f"Best of {len(results)}: " if best is not None else ""
     return f"{start}{labels(results)[i]}, {rounds}, {result.protocol} protocol: {_finding(result)}."
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedtaste.errors import SettingError
 from fedtaste.experiment.result import RunResult, SurfacePoint, SurfaceSummary
+from fedtaste.report.numbers import decimals
 from fedtaste.report.tables import method_name
 from fedtaste.text import did_you_mean
 
@@ -72,7 +73,7 @@ def undominated(points: Sequence[Sequence[float | None]]) -> list[int]:
 
 def surface(axes: tuple[str, ...], tradeoff: Tradeoff, results: Sequence[RunResult]) -> Surface:
     """Every run's numbers on the axes, and the runs that no other beats in all of them at once."""
-    costs = tradeoff.costs | {"epsilon": [epsilon_of(result) for result in results], "accuracy": tradeoff.values}
+    costs = tradeoff.costs | {"epsilon": [epsilon_of(result) for result in results], "accuracy": tradeoff.levels}
     points = [{axis: costs[axis][i] for axis in axes} for i in range(len(results))]
     sign = {axis: -tradeoff.quality.better if axis == "accuracy" else 1 for axis in axes}
     signed = [[None if v is None else sign[a] * v for a, v in point.items()] for point in points]
@@ -80,11 +81,13 @@ def surface(axes: tuple[str, ...], tradeoff: Tradeoff, results: Sequence[RunResu
 
 
 def by_epsilon(tradeoff: Tradeoff, results: Sequence[RunResult]) -> str:
-    """The best run for every promised epsilon: `Best with epsilon 1, FedVeil (0.280); with 3, ...`."""
-    groups: dict[float, list[int]] = {}
-    for i, result in enumerate(results):
-        if result.epsilon is not None and tradeoff.values[i] is not None:
-            groups.setdefault(float(f"{result.epsilon:.2g}"), []).append(i)
-    best = {epsilon: tradeoff.best(runs) for epsilon, runs in sorted(groups.items())}
-    words = [f"{eps:g}, {method_name(results[i].method)} ({tradeoff.value_text(i)})" for eps, i in best.items()]
-    return f"Best with epsilon {'; with '.join(words)}." if words else ""
+    """The best test figure for every promised epsilon: `Highest test NDCG@10 with epsilon 1: FedVeil (0.280); ...`."""
+    groups: dict[float, list[tuple[float, str]]] = {}
+    better = tradeoff.quality.better
+    for result, value in zip(results, tradeoff.values):
+        if result.epsilon is not None and value is not None:
+            groups.setdefault(float(f"{result.epsilon:.2g}"), []).append((value, method_name(result.method)))
+    best = {epsilon: max(runs, key=lambda run: better * run[0]) for epsilon, runs in sorted(groups.items())}
+    words = [f"{epsilon:g}: {name} ({decimals(value)})" for epsilon, (value, name) in best.items()]
+    figure = f"{'Highest' if better > 0 else 'Lowest'} test {tradeoff.quality.title}"
+    return f"{figure} with epsilon {'; with '.join(words)}." if words else ""

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedtaste.experiment.result import ClientRow, RunResult
+from fedtaste.experiment.result import ClientRow, Intervals, RunResult, Scores
 from fedtaste.report.numbers import NONE, decimals, digits, human_bytes, human_seconds, plain, tight_interval
 from fedtaste.result_part import Interval
 from fedtaste.text import count
@@ -88,6 +88,7 @@ def _list_metrics() -> Iterator[Column]:
         ("popularity", "popularity (ARP)", "ARP", digits), ("popularity_bias", "popularity bias", "bias", decimals),
         ("novelty", "novelty (bits)", "novelty", decimals), ("diversity", "diversity", "diversity", decimals),
         ("gap.ndcg@10", "largest gap of NDCG@10", "largest gap\nof NDCG@10", decimals),
+        ("column_gap.ndcg@10", "largest gap by label", "largest gap\nby label", decimals),
     )  # fmt: skip
     for who, group in (("seen", "Seen people"), ("new", "New people")):
         for key, title, short, write in shown:
@@ -99,10 +100,22 @@ def _new_item_metrics() -> Iterator[Column]:
         yield Column(f"new_items.{key}", "New items, of all new items", title, f"new items\n{title}", 1)
 
 
+def _validation_metrics() -> Iterator[Column]:
+    """Figures of the validation that chose the round; shown where it also chooses between settings."""
+    for key, title in (("hr@10", "HR@10"), ("ndcg@10", "NDCG@10"), ("rmse", "RMSE"), ("accuracy", "accuracy")):
+
+        def read(result: RunResult, key: str = key) -> float | None:
+            return result.validation.get(key)
+
+        better = -1 if key == "rmse" else 1
+        yield Column(f"valid.{key}", "Validation", title, f"valid.\n{title}", better, read=read)
+
+
+VALIDATION = list(_validation_metrics())
 METRICS, LIST_METRICS = [*_metrics(), *_new_item_metrics()], list(_list_metrics())
 COSTS = [
     Column("privacy.epsilon", "Privacy", "ε", "ε", -1, "{:.3g}".format, 10, lambda r: r.epsilon),
-    Column("rounds", "Cost", "rounds", "rounds", 0, "{:,.0f}".format, 6, lambda r: r.rounds),
+    Column("rounds", "Cost", "final rounds", "final\nrounds", 0, "{:,.0f}".format, 6, lambda r: r.rounds),
     Column("gradients.total", "Cost", "gradient evaluations", "gradients", -1, digits, 4,
            lambda r: r.gradients.total if r.gradients else None),
     Column("traffic.up_bytes_per_person_round", "Cost", "up/person /round", "up/person\n/round", -1, human_bytes, 7,
@@ -114,7 +127,28 @@ COSTS = [
 ]  # fmt: skip
 
 
-def columns(results: Sequence[RunResult], kinds: Sequence[Column] = (*METRICS, *COSTS)) -> list[Column]:
+ALL = (*METRICS, *COSTS)
+
+
+def table_columns(results: Sequence[RunResult], tradeoff: Tradeoff | None) -> list[Column]:
+    """The columns of the table of results: with validation figures where these chose between settings."""
+    return columns(results, (*VALIDATION, *ALL) if tradeoff and tradeoff.withheld else ALL)
+
+
+def withhold(results: Sequence[RunResult], withheld: frozenset[int]) -> list[RunResult]:
+    """The results without the test figures of those that are `withheld` (indices), for tables and plots."""
+    return [_without_test(result) if i in withheld else result for i, result in enumerate(results)]
+
+
+def _without_test(result: RunResult) -> RunResult:
+    nothing = dict.fromkeys(("new", "beyond", "new_items", "by_client", "weights", "true_weights"))
+    told = (result.new_items.sentence(),) if result.new_items else ()
+    scores, intervals = Scores(people=result.seen.people), Intervals(seen={}, new=None)
+    notes = tuple(note for note in result.notes if note not in told)
+    return result.model_copy(update=nothing | {"seen": scores, "intervals": intervals, "notes": notes})
+
+
+def columns(results: Sequence[RunResult], kinds: Sequence[Column] = ALL) -> list[Column]:
     """The columns for which at least one result has a value."""
     return [column for column in kinds if any(column.value(result) is not None for result in results)]
 
@@ -220,7 +254,7 @@ def by_client(results: Sequence[RunResult]) -> ClientTable | None:
 def text_table(results: Sequence[RunResult], tradeoff: Tradeoff | None = None, width: int = 80) -> Table:
     """The terminal's table: one row per result, the 95 % interval dim under its number, the best of a column green;
     with a trade-off also the costs on whose front a run is. The least important columns are left out until it fits."""
-    shown = [column for column in columns(results) if column.terminal]
+    shown = [column for column in table_columns(results, tradeoff) if column.terminal]
     console = Console(width=10**4)
     while len(shown) > 1:
         unnamed = _table(results, shown, tradeoff, [""] * len(results))  # names are folded
@@ -285,5 +319,8 @@ def _caption(results: Sequence[RunResult], shown: Sequence[Column], tradeoff: Tr
     if tradeoff and any(tradeoff.fronts.values()):
         costs = ", ".join(f"{cost} ({cost[0]})" for cost, on in tradeoff.fronts.items() if on)
         mark = "front" if len(shown) < 8 else "◆"
-        text.append(f"{mark}: no run has better {tradeoff.quality.title} for as little: {costs}.")
+        figure = f"{tradeoff.basis} {tradeoff.quality.title}"
+        text.append(f"{mark}: Pareto-optimal in {figure} against {costs}. ")
+    if tradeoff and tradeoff.withheld:
+        text.append("Settings were chosen on validation (valid.); test figures are those of the chosen ones.")
     return text

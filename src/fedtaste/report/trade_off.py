@@ -1,5 +1,10 @@
 """The trade-off between quality and cost of several runs: a Pareto front per cost, the run to choose, and advice.
 
+The choice goes by validation figures and never by test figures. Where several settings of a method were tried, the test
+figures of all but the one that validation chose are withheld, and fronts and rivals go by validation, too; the width of
+the choice's interval on test then stands in for the noise of validation, which is measured on about as many people.
+Different methods are compared on test.
+
 A run is on the front of a cost where no other run is at least as good and as cheap, and better in one of the two. The
 advice claims a difference only where intervals allow it: a run whose value lies inside the best run's 95 % interval is
 within the noise, and one whose own interval holds the best run's value is not clearly worse. The theory behind the last
@@ -23,6 +28,7 @@ from fedtaste.result_part import Interval
 BY_KEY = {column.key: column for column in METRICS}
 QUALITIES = [BY_KEY[key] for key in ("seen.sampled.ndcg@10", "seen.full.ndcg@10", "seen.rmse", "seen.accuracy")]
 PROXIMAL = ("fedclup", "ditto", "pfedme")  # methods whose lam ties a personal model to the shared one
+Costs = dict[str, list[float | None]]
 ENDS = {"local": "nothing shared", "fedavg": "one model for all"}
 YARDSTICKS = ("centralised", "centralized")  # pools the data: a level to compare with, never a choice
 LEAST_SAVING = 0.95  # of the bytes: what saves less is not named as cheaper
@@ -47,8 +53,10 @@ class Tradeoff:
 
     quality: Column
     names: list[str]
-    values: list[float | None]
-    intervals: list[Interval | None]
+    values: list[float | None]  # on test; None where withheld
+    intervals: list[Interval | None]  # of these
+    valid: list[float | None]  # the same metric on validation
+    withheld: frozenset[int]  # runs of a sweep that validation did not choose
     costs: dict[str, list[float | None]]
     fronts: dict[str, list[int]]  # by cost: which results are on its front
     sweep: Sweep | None
@@ -60,10 +68,33 @@ class Tradeoff:
         """The part of it that `--json` prints."""
         front = {cost: tuple(self.names[i] for i in places) for cost, places in self.fronts.items()}
         choice = None if self.choice is None else self.names[self.choice]
-        summary = TradeoffSummary(metric=self.quality.key, front=front, choice=choice, advice=self.advice)
+        not_chosen = tuple(self.names[i] for i in sorted(self.withheld))
+        summary = TradeoffSummary(
+            metric=self.quality.key, front=front, choice=choice, advice=self.advice, basis=self.basis,
+            validation=dict(zip(self.names, self.valid)), not_chosen=not_chosen,
+        )  # fmt: skip
         if self.surface is None:
             return summary
         return summary.model_copy(update={"surface": self.surface.summary(self.names)})
+
+    @property
+    def basis(self) -> str:
+        """Which figures the runs are compared by: "validation" where test figures are withheld, otherwise "test"."""
+        return "validation" if self.withheld else "test"
+
+    @property
+    def levels(self) -> list[float | None]:
+        """The figures by which the runs are compared."""
+        return self.valid if self.withheld else self.values
+
+    @property
+    def spreads(self) -> list[Interval | None]:
+        """Intervals of `levels`."""
+        if not self.withheld:
+            return self.intervals
+        interval = None if self.choice is None else self.intervals[self.choice]
+        half = None if interval is None else (interval[1] - interval[0]) / 2
+        return [None if v is None or half is None else (v - half, v + half) for v in self.valid]
 
     def on_front(self, i: int) -> list[str]:
         """The costs on whose front a run is."""
@@ -71,48 +102,80 @@ class Tradeoff:
 
     def value_text(self, i: int) -> str:
         """The quality of a run whose quality is known, as text."""
-        return decimals(self.values[i] or 0)
+        return decimals(self.levels[i] or 0)
 
     def best(self, runs: Iterable[int]) -> int:
         """The best of these runs, whose quality is known."""
-        return max(runs, key=lambda i: self.quality.better * (self.values[i] or 0))
+        return max(runs, key=lambda i: self.quality.better * (self.levels[i] or 0))
 
     def stands(self, i: int) -> str:
-        """How a run stands against the chosen one: within the noise, unclear, worse; or unknown without intervals."""
+        """How a run stands against the chosen one: within the noise, unclear, worse (or better, on test); or unknown
+        without intervals."""
         assert self.choice is not None
-        value, best = self.values[i], self.values[self.choice]
+        value, best = self.levels[i], self.levels[self.choice]
         assert value is not None and best is not None
-        interval, best_interval = self.intervals[i], self.intervals[self.choice]
+        interval, best_interval = self.spreads[i], self.spreads[self.choice]
         if value == best or (best_interval and best_interval[0] <= value <= best_interval[1]):
             return "within"
         if interval and interval[0] <= best <= interval[1]:
             return "unclear"
-        return "worse" if best_interval else "unknown"
+        if not best_interval:
+            return "unknown"
+        return "better" if self.ahead(i) else "worse"
+
+    def ahead(self, i: int) -> bool:
+        """Whether the figure of a run is better than that of the choice."""
+        assert self.choice is not None
+        return self.quality.better * (self.levels[i] or 0) > self.quality.better * (self.levels[self.choice] or 0)
 
 
 def trade_off(
-    results: Sequence[RunResult], heterogeneity: Heterogeneity | None = None, axes: tuple[str, ...] = ()
+    results: Sequence[RunResult],
+    heterogeneity: Heterogeneity | None = None,
+    axes: tuple[str, ...] = (),
+    *,
+    sweeps: bool = True,
 ) -> Tradeoff | None:
-    """Quality against every cost, and against all `axes` at once; None where there is nothing to compare."""
+    """Quality against every cost, and against all `axes` at once; None where there is nothing to compare. With `sweeps`
+    several runs of a method are settings that were tried, of which validation chooses one."""
     counts = [sum(column.value(result) is not None for result in results) for column in QUALITIES]
     quality = QUALITIES[counts.index(max(counts))]
     if len(results) < 2 or not max(counts):
         return None
-    values = [quality.value(result) for result in results]
-    costs: dict[str, list[float | None]] = {
+    valid = [result.validation.get(quality.key.rpartition(".")[2]) for result in results]
+    costs: Costs = {
         "rounds": [result.rounds for result in results],
         "bytes": [result.traffic.up_bytes + result.traffic.down_bytes for result in results],
         "gradients": [result.gradients.total if result.gradients else None for result in results],
     }
     if any(result.epsilon is not None for result in results):
         costs["epsilon"] = [epsilon_of(result) for result in results]
-    fronts = {cost: front(values, paid, quality.better) for cost, paid in costs.items()}
-    intervals = [quality.interval(result) for result in results]
-    choice = _choose(results, values, costs, quality.better)
+    withheld = not_chosen(results, valid, costs, quality.better) if sweeps else frozenset()
+    values = [None if i in withheld else quality.value(result) for i, result in enumerate(results)]
+    intervals = [None if i in withheld else quality.interval(result) for i, result in enumerate(results)]
+    levels = valid if withheld else values
+    fronts = {cost: front(levels, paid, quality.better) for cost, paid in costs.items()}
+    choice = _choose(results, values, valid, costs, quality.better)
     sweep = find_sweep(results, choice)
-    tradeoff = Tradeoff(quality, labels(results), values, intervals, costs, fronts, sweep, choice)
+    tradeoff = Tradeoff(
+        quality, labels(results), values, intervals, valid, withheld, costs, fronts, sweep, choice
+    )  # fmt: skip
     advice = " ".join(filter(None, [advise(tradeoff, results, heterogeneity), by_epsilon(tradeoff, results)]))
     return replace(tradeoff, advice=advice, surface=surface(axes, tradeoff, results) if axes else None)
+
+
+def not_chosen(
+    results: Sequence[RunResult], valid: Sequence[float | None], costs: Costs, better: int
+) -> frozenset[int]:
+    """The runs of every method with several validated runs, but for the one with the best validation figure."""
+    if not _comparable(results):
+        return frozenset()
+    tried: dict[str, list[int]] = {}
+    for i, result in enumerate(results):
+        if valid[i] is not None:
+            tried.setdefault(method_key(result), []).append(i)
+    kept = {_best(places, valid, costs, better) for places in tried.values()}
+    return frozenset(i for places in tried.values() for i in places if i not in kept)
 
 
 def front(values: Sequence[float | None], paid: Sequence[float | None], better: int = 1) -> list[int]:
@@ -124,20 +187,31 @@ def front(values: Sequence[float | None], paid: Sequence[float | None], better: 
     return undominated([(None if v is None else -better * v, c) for v, c in zip(values, paid)])
 
 
+def _comparable(results: Sequence[RunResult]) -> bool:
+    """Whether one run may be chosen over another: no protocol leaks, and data and protocol are the same."""
+    return not leaks(results) and len({(result.data, result.protocol) for result in results}) == 1
+
+
 def _choose(
-    results: Sequence[RunResult], values: Sequence[float | None], costs: dict[str, list[float | None]], better: int
-) -> int | None:
-    """The best value; of equal ones the cheapest. None where the numbers do not compare."""
-    if leaks(results) or len({(result.data, result.protocol) for result in results}) > 1:
+    results: Sequence[RunResult], values: Sequence[float | None], valid: Sequence[float | None], costs: Costs,
+    better: int,
+) -> int | None:  # fmt: skip
+    """The run with the best validation figure; None where the numbers do not compare, or a run has no such figure."""
+    known = [i for i in range(len(results)) if values[i] is not None or valid[i] is not None]
+    ours = [i for i in known if method_key(results[i]) not in YARDSTICKS] or known
+    if not _comparable(results) or any(valid[i] is None for i in ours):
         return None
-    known = [(i, value) for i, value in enumerate(values) if value is not None]
-    ours = [pair for pair in known if method_key(results[pair[0]]) not in YARDSTICKS] or known
+    return _best(ours, valid, costs, better)
 
-    def order(pair: tuple[int, float]) -> list[float]:
-        paid = [costs[cost][pair[0]] for cost in ("bytes", "gradients", "rounds")]
-        return [-better * pair[1], *(float("inf") if cost is None else cost for cost in paid)]
 
-    return min(ours, key=order)[0]
+def _best(runs: Sequence[int], valid: Sequence[float | None], costs: Costs, better: int) -> int:
+    """The best validation figure; of equal ones the cheapest run."""
+
+    def order(i: int) -> list[float]:
+        paid = [costs[cost][i] for cost in ("bytes", "gradients", "rounds")]
+        return [-better * (valid[i] or 0), *(float("inf") if cost is None else cost for cost in paid)]
+
+    return min(runs, key=order)
 
 
 def method_key(result: RunResult) -> str:
@@ -175,11 +249,37 @@ def _number(value: object) -> float | None:
 def advise(tradeoff: Tradeoff, results: Sequence[RunResult], heterogeneity: Heterogeneity | None) -> str:
     """What to choose and why; a sentence whose numbers are missing is left out."""
     if tradeoff.choice is None:
-        return "No run is advised over another: their protocol leaks, or they differ in data or protocol."
+        return " ".join(filter(None, [_no_choice(tradeoff, results), _best_settings(tradeoff, results)]))
     advice = Advice(tradeoff, results, tradeoff.choice)
-    if sum(value is not None for value in tradeoff.values) == 1:
+    if sum(level is not None for level in tradeoff.levels) == 1:
         return f"Only {advice.name(advice.choice)} has {tradeoff.quality.title}: there is nothing to weigh it against."
     return advice.text(heterogeneity)
+
+
+def _no_choice(tradeoff: Tradeoff, results: Sequence[RunResult]) -> str:
+    """Why no run is chosen."""
+    if not _comparable(results):
+        return "No run is advised over another: their protocol leaks, or they differ in data or protocol."
+    without = [
+        name for name, valid, value in zip(tradeoff.names, tradeoff.valid, tradeoff.values)
+        if valid is None and value is not None
+    ]  # fmt: skip
+    all_of_them = len(without) == len(results)
+    who = "the runs have" if all_of_them else f"{_listed(without)} {'has' if len(without) == 1 else 'have'}"
+    return (
+        f"No choice is made: {who} no validation figures to choose by, and choosing by test figures would flatter the "
+        "choice."
+    )
+
+
+def _best_settings(tradeoff: Tradeoff, results: Sequence[RunResult]) -> str:
+    """Which settings of a method validation chose, where it could not choose between methods."""
+    methods = {method_key(results[i]) for i in tradeoff.withheld}
+    best = [
+        f"{tradeoff.names[i]} ({decimals(valid)})" for i, valid in enumerate(tradeoff.valid)
+        if valid is not None and i not in tradeoff.withheld and method_key(results[i]) in methods
+    ]  # fmt: skip
+    return f"Of the settings tried, validation {tradeoff.quality.title} chose {_listed(best)}." if best else ""
 
 
 class Advice:
@@ -188,11 +288,11 @@ class Advice:
     def __init__(self, tradeoff: Tradeoff, results: Sequence[RunResult], choice: int) -> None:
         self.tradeoff, self.results, self.choice, self.sweep = tradeoff, results, choice, tradeoff.sweep
         methods = [method_key(result) for result in results]
-        known = [i for i, value in enumerate(tradeoff.values) if value is not None and i != choice]
+        known = [i for i, level in enumerate(tradeoff.levels) if level is not None and i != choice]
         self.yardsticks = [i for i in known if methods[i] in YARDSTICKS]
         self.others = [i for i in known if methods[i] not in YARDSTICKS]
         places = self.sweep.places if self.sweep else []
-        self.swept = [i for i in places if tradeoff.values[i] is not None]
+        self.swept = [i for i in places if tradeoff.levels[i] is not None]
         beside = (*ENDS, *YARDSTICKS, "popularity")
         self.short_names = all(i in places or method in beside for i, method in enumerate(methods))  # lam=1, no method
         self.named: set[int] = set()
@@ -210,12 +310,14 @@ class Advice:
         return self.tradeoff.names[i]
 
     def choose(self) -> str:
-        interval, sent = self.tradeoff.intervals[self.choice], self.tradeoff.costs["bytes"][self.choice]
-        text = f"Choose {self.name(self.choice)}{self.meaning()}: {self.tradeoff.quality.title} "
-        text += self.tradeoff.value_text(self.choice)
+        tradeoff, title = self.tradeoff, self.tradeoff.quality.title
+        interval, sent = tradeoff.intervals[self.choice], tradeoff.costs["bytes"][self.choice]
+        value, valid = tradeoff.values[self.choice], tradeoff.valid[self.choice]
+        text = f"Choose {self.name(self.choice)}{self.meaning()} by validation {title} {decimals(valid or 0)}"
+        text += "" if value is None else f": test {title} {decimals(value)}"
         text += f" [{interval_text(interval)}]" if interval else ""
         text += "" if sent is None else ", nothing sent" if sent == 0 else f", {human_bytes(sent)} sent"
-        return f"{text}; {self.rivals()}." if self.others else f"{text}."
+        return f"{text}; on {tradeoff.basis}, {self.rivals()}." if self.others else f"{text}."
 
     def meaning(self) -> str:
         """How personal the models of the choice are, in brackets."""
@@ -232,8 +334,11 @@ class Advice:
         if not within:
             second = self.tradeoff.best(self.others)
             self.named.add(second)
-            unclear = ", not clearly worse" if self.tradeoff.stands(second) == "unclear" else ""
-            return f"next comes {self.name(second)} with {self.tradeoff.value_text(second)}{unclear}"
+            unclear = self.tradeoff.stands(second) == "unclear"
+            name, level = self.name(second), self.tradeoff.value_text(second)
+            if self.tradeoff.ahead(second):
+                return f"{name} is {'not clearly ' if unclear else ''}ahead with {level}"
+            return f"next comes {name} with {level}{', not clearly worse' if unclear else ''}"
         everyone = len(within) == len(self.others) > 1
         sent = self.tradeoff.costs["bytes"]
         top = sent[self.choice] or 0.0
@@ -258,7 +363,10 @@ class Advice:
         if not (ends and self.sweep and self.sweep.degree and self.choice in self.sweep.places):
             return ""
         unknown = "below" if self.tradeoff.quality.better > 0 else "above"
-        words = {"within": "within the noise too", "unclear": "not clearly worse", "worse": "worse", "unknown": unknown}
+        words = {
+            "within": "within the noise too", "unclear": "not clearly worse", "worse": "worse", "better": "better",
+            "unknown": unknown,
+        }  # fmt: skip
         figures = [f"{self.name(i)} {self.tradeoff.value_text(i)}" for i in ends]
         states = [words[self.tradeoff.stands(i)] for i in ends]
         if len(set(states)) > 1:
@@ -272,7 +380,8 @@ class Advice:
         if not self.sweep or self.choice in self.sweep.places or not self.swept or self.named & set(self.swept):
             return ""
         best = self.tradeoff.best(self.swept)
-        return f"Of the {self.sweep.key} tried, {self.name(best)} is best with {self.tradeoff.value_text(best)}."
+        figure = f"{self.tradeoff.value_text(best)} on {self.tradeoff.basis}"
+        return f"Of the {self.sweep.key} tried, {self.name(best)} is best with {figure}."
 
     def edge(self) -> str:
         """That the best value of a sweep is its smallest or largest, where others are worse and a next one exists."""
@@ -296,7 +405,8 @@ class Advice:
         if not self.yardsticks:
             return ""
         first = self.yardsticks[0]
-        return f"{self.name(first)}, which pools the data, has {self.tradeoff.value_text(first)}."
+        figure = f"{self.tradeoff.value_text(first)} on {self.tradeoff.basis}"
+        return f"{self.name(first)}, which pools the data, has {figure}."
 
     def theory(self, heterogeneity: Heterogeneity | None) -> str:
         """How far clients differ against how well one client's own data can tell, and what theory makes of it."""

@@ -23,9 +23,8 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 
 from fedtaste import __version__
-from fedtaste.errors import FedtasteError
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.filters import Filter, FilterError
+from fedtaste.serving.item_lists import Filter, ItemListError
 from fedtaste.serving.openapi import (
     MAX_PAGE,
     MUST_BE,
@@ -141,21 +140,20 @@ class Api:
                 timed=request.timed,
                 filter=filter_of(request, unknown),
             )
-        except FilterError as error:
-            raise Refused(422, str(error), error.field) from None
-        except FedtasteError as error:  # likes and ratings have been checked; what is left is about dislikes
-            raise Refused(422, str(error), "dislikes") from None
+        except ItemListError as error:
+            raise Refused(422, str(error), error.argument) from None
         return answer.model_copy(update={"unknown": tuple(unknown)}).dump()
 
     def similar(self, body: Json) -> Json:
         """The answer to a JSON object; 422 where a value does not fit, or the item is unknown."""
         request = parse_request(SimilarRequest, body, SIMILAR_MUST_BE)
-        if self.recommender.titles.get(request.item) is None:
-            raise Refused(422, str(self.recommender.titles.not_found(request.item)), "item")
-        return self.recommender.similar(request.item, request.n).dump()
+        try:
+            return self.recommender.similar(request.item, request.n).dump()
+        except ItemListError as error:
+            raise Refused(422, str(error), error.argument) from None
 
     def _unknown_titles(self, request: RecommendRequest) -> dict[str, None]:
-        """The titles that are not in the catalogue, each once; refuses the first unless the request skips them."""
+        """The titles that name no item, or several, each once; refuses the first unless the request skips them."""
         unknown: dict[str, None] = {}
         lookup = self.recommender.titles
         for field in ("likes", "dislikes", "ratings", "only", "exclude"):

@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedtaste import __version__
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
-from fedtaste.files.folders import replace_folder
+from fedtaste.files.folders import check_replaceable, replace_folder
 from fedtaste.methods import METHODS, build
 from fedtaste.models import additive, factorization
 from fedtaste.serving.bundle import (
@@ -40,7 +40,7 @@ from fedtaste.serving.bundle import (
     with_pin,
 )
 from fedtaste.serving.bundle_recommender import BundleRecommender, Ranking
-from fedtaste.serving.filters import Candidates, genre_items
+from fedtaste.serving.item_lists import genre_items
 from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
 from fedtaste.serving.open_model import Catalogue, OpenModel
@@ -72,7 +72,7 @@ class TrainedModel:
 def export(run: Path, out: Path, *, float32: bool = False, log: Log = lambda text: None) -> Manifest:
     """Write the bundle of a run into a folder that is new, empty, or a bundle: all of it or nothing."""
     model = gather(run)
-    _check_target(out)
+    check_replaceable(out, "a bundle", _bundle_files)
     log("Placing the items on the map")
     contents = bundle_files(model, "float32" if float32 else "int8", log)
     replace_folder(out, lambda folder: _write_files(folder, contents))
@@ -238,8 +238,8 @@ def vectors(recommender: BundleRecommender) -> list[Json]:
     vectors = [_vector(taste, lean, recommender.rank(taste, SHOWN, lean)) for taste, lean in cases]
     items = recommender.bundle.items
     if items.genre_names:
-        candidates = Candidates(genre_items(items, items.genre_names[:1]))
-        vectors.append(_vector(people[1], 0.0, recommender.rank(people[1], SHOWN, 0.0, candidates)) | {"genres": [0]})
+        allowed = genre_items(items, items.genre_names[:1])
+        vectors.append(_vector(people[1], 0.0, recommender.rank(people[1], SHOWN, 0.0, allowed)) | {"genres": [0]})
     return vectors
 
 
@@ -297,26 +297,14 @@ def _unpinned(name: str, contents: dict[str, bytes]) -> dict[str, bytes]:
     return {"index.html": text.encode(), "sw.js": page["sw.js"].replace("{{files}}", json.dumps(cached)).encode()}
 
 
-def _check_target(out: Path) -> None:
-    """Refuse a folder that holds anything but a bundle."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise RunError(f"{out} is not a folder. Give a new one, as in `fedtaste export RUN site`.")
-    if not out.is_dir() or not any(out.iterdir()):
-        return
+def _bundle_files(out: Path) -> set[str]:
+    """The files of a bundle in this folder; none where it is no bundle."""
     try:
         manifest = json.loads((out / "manifest.json").read_bytes())
         bundle = str(manifest["format"]).startswith(("fedtaste-bundle-", f"{OLD_NAME}-bundle-"))
-        known = {*UNPINNED, *manifest["files"]} if bundle else set()
+        return {*UNPINNED, *manifest["files"]} if bundle else set()
     except (OSError, ValueError, TypeError, KeyError):
-        known = set()
-    if not known:
-        raise RunError(f"{out} is not empty, and what is in it is not a bundle. Give a new folder.")
-    others = sorted({entry.name for entry in out.iterdir()} - known)
-    if others:
-        raise RunError(
-            f"{out} holds a bundle and also {', '.join(others[:3])}, which would be lost. Move that away, or "
-            "export into a new folder and copy it over."
-        )
+        return set()
 
 
 def _write_files(folder: Path, contents: dict[str, bytes]) -> None:

@@ -28,7 +28,7 @@ from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.evaluation.scoring import CELLS, Personalised
 from fedtaste.experiment.folder import Data, RunFolder
-from fedtaste.experiment.plan import Plan, plan
+from fedtaste.experiment.plan import Plan, plan, with_scaled_values
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.stored_interactions import INTERACTIONS, load_interactions
@@ -88,7 +88,7 @@ class OpenModel:
 
     @cached_property
     def titles(self) -> Titles:
-        return Titles(self.items["names"], self.items["titles"], self.items["counts"])
+        return Titles(self.items["names"], self.items["titles"])
 
     @cached_property
     def _plans(self) -> dict[bool, Plan]:
@@ -101,6 +101,11 @@ class OpenModel:
             facts = facts.described(self.items["titles"], self.items.get("genres") or [])
             self._plans[timed] = plan(self.settings, facts, elsewhere=self.folder.federated)
         return self._plans[timed]
+
+    @property
+    def lasting_settings(self) -> Settings:
+        """The settings with the values that the size of the data chose, for a model that continues this one."""
+        return with_scaled_values(self.settings, self.plan(self.facts.timed))
 
     @cached_property
     def start(self) -> tuple[Params, Params]:
@@ -185,14 +190,15 @@ class OpenModel:
                 f"{self.folder.path} was saved without people. Say what a person likes (recommend_for, --likes), or "
                 "save the model with people=True."
             )
-        data = self._load()
+        data = self._source
         assert isinstance(data, Interactions | UserSplit)
         if self.start[1]:  # private parameters are numbered by the people of the data
             self.folder.require_same_data(data)
         return self._recoded(data.table)
 
-    def _load(self) -> Data:
-        """Read the source of the data again."""
+    @cached_property
+    def _source(self) -> Data:
+        """The data of an evaluated run, read from their source again."""
         settings = self.settings
         return load(settings.data, seed=settings.seed, cache=self.cache, options=settings.read_options)
 
@@ -221,7 +227,7 @@ class OpenModel:
             people = self.data.people
             close = difflib.get_close_matches(name, people, n=1)
             hint = f'Did you mean "{close[0]}"?' if close else f'Names run from "{people[0]}" to "{people[-1]}".'
-            raise DataError(f'"{name}" is nobody in {self.data.name}. {hint}')
+            raise DataError(f'"{name}" is not a person of {self.data.name}. {hint}')
         return self.numbers[name]
 
     @cached_property
@@ -240,8 +246,7 @@ class OpenModel:
         """People of an evaluated run who took no part in its training."""
         if self.folder.kind == "fit":
             return np.zeros(0, np.int64)
-        data = self._load()
-        task = make_task(self.settings, data)
+        task = make_task(self.settings, self._source)
         assert isinstance(task, Ranking | Ratings)
         return task.left_out
 

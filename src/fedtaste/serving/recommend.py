@@ -5,7 +5,6 @@ The person is personalised exactly as in evaluation (OpenModel), on this machine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,36 +15,34 @@ from fedtaste.core import People
 from fedtaste.data.interactions import Histories
 from fedtaste.data.user_files import read_likes
 from fedtaste.errors import DataError, SettingError
-from fedtaste.serving.item_lists import allowed_items
+from fedtaste.serving.folder_recommender import allowed_mask, history_of, recommended_items
+from fedtaste.serving.item_lists import Filter, check_count, find_taste, nothing_left
 from fedtaste.serving.open_model import OpenModel
-from fedtaste.serving.operations import history_of, recommended_items
 from fedtaste.serving.opinions import read_opinions
 from fedtaste.serving.recommendation import RecommendResult
 
 NOTHING = np.zeros(0, np.int32)
+EVERYTHING = Filter()
 
 
 def recommend(
     path: Path, *, likes: list[str], person: str | None = None, file: Path | None = None, n: int = 10,
-    cache: Path | None = None, only: list[str] | None = None, exclude: Sequence[str] = (),
+    cache: Path | None = None, filter: Filter = EVERYTHING,
 ) -> RecommendResult:  # fmt: skip
     """The n best items that the person does not have yet. Name them by `likes`, by `person` or by a `file` of likes.
-    `only` and `exclude` name the items that may be, or may not be, recommended."""
+    `filter` says which items may be recommended."""
+    check_count(n)
     model = OpenModel.open(path, cache)
     given = sum((bool(likes), person is not None, file is not None))
     if given != 1:
         problem = "Say for whom" if not given else f"Say for whom in one way, got {given}"
         raise SettingError(f"{problem}: either --likes TITLE (repeatable), or --person NAME, or --from FILE.")
     asked = _of_person(model, person, likes, file)
-    allowed = allowed_items(model.titles, only, exclude)
-    allowed[np.isin(model.titles.groups, model.titles.groups[asked.dislikes])] = False
-    listed = n if n >= 1 else model.facts.items  # a wrong n is refused with how many items are left
-    best = model.top(asked.history, listed, timed=asked.timed, members=asked.members, allowed=allowed)
+    allowed = allowed_mask(model.titles, filter, asked.dislikes)
+    best = model.top(asked.history, n, timed=asked.timed, members=asked.members, allowed=allowed)
     items = best.items[0][best.items[0] >= 0]
     if not len(items):
-        raise SettingError("Nothing is left to recommend: every item of the catalogue is in the history or excluded.")
-    if not 1 <= n <= len(items):
-        raise SettingError(f"n must be from 1 to {len(items):,}, the items left to recommend, got {n}.")
+        raise nothing_left(filter, model.facts.items)
     titles = model.items["titles"]
     result = RecommendResult(
         items=recommended_items(model, items, best.scores[0]),
@@ -69,7 +66,8 @@ def _of_person(model: OpenModel, person: str | None, likes: list[str], file: Pat
     if file is not None:
         return _read_history(model, file)
     if person is None:
-        return Asked(history_of(model, likes, None, "raise"), timed=False)  # titles have no order of time
+        taste = find_taste(model.titles, {"likes": likes}, model.facts.kind, model.facts.scale)
+        return Asked(history_of(taste), timed=False)  # titles have no order of time
     number = np.array([model.person(person)])
     history = model.histories.take(number)
     if not len(history):

@@ -1,83 +1,150 @@
-"""Titles: look up items by the title that a person types, and suggest similar titles."""
+"""Titles: the one rule by which a text names an item, everywhere; web/catalogue.js has the same rule for the page.
+
+A text names the item of exactly this name (its id in the data); else of exactly this title; else of this title in other
+letters: upper or lower case, without accents, with or without its article, other names in brackets, and year. A year in
+the text must be that of the title or the one beside it. A text that names several items names none: the error lists
+them with their names.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtaste.errors import DataError
+from fedtaste.text import CONTROL
 
-ARTICLES = "the|a|an|la|le|les|il|der|die|das|el"
+ARTICLE = "the|a|an|le|la|les|un|une|der|die|das|ein|eine|el|los|las|il|lo|gli|het|den|det"
+TRAILING = re.compile(rf"(.+), ({ARTICLE}|l')", re.IGNORECASE)
+LEADING = re.compile(rf"^(?:{ARTICLE}) (?=.)")
+YEAR = re.compile(r"\s*\(([0-9]{4})\)\s*$")
+ASIDE = re.compile(r"\s*\(([^()]*)\)\s*$")
+LETTERS = str.maketrans(
+    {"ø": "o", "ł": "l", "đ": "d", "æ": "ae", "œ": "oe", "ß": "ss", "&": " and "} | dict.fromkeys("'’`´", "")
+)
+LISTED = 5  # items of the same title that an error names
+SHOWN = 80  # characters of a text that an error repeats
 
 
-def plain(title: str) -> str:
-    """A title in the form that lookups compare: lower case, no year, the article in front, single spaces.
+def fold(text: str) -> str:
+    """Lower case without accents, words separated by one space, nothing else.
 
-    >>> plain("Lion King, The (1994)")
-    'the lion king'
+    >>> fold("Amélie & the  Œuvre!")
+    'amelie and the oeuvre'
     """
-    text = re.sub(r"\s*\(\d{4}\)\s*$", "", title).strip().lower()
-    moved = re.fullmatch(rf"(.*), ({ARTICLES})", text)
-    return " ".join((f"{moved[2]} {moved[1]}" if moved else text).split())
+    spread = unicodedata.normalize("NFKD", text.lower())
+    letters = "".join(letter for letter in spread if not unicodedata.category(letter).startswith("M"))
+    words = "".join(x if unicodedata.category(x)[0] in "LN" else " " for x in letters.translate(LETTERS))
+    return " ".join(words.split())
 
 
-def bare(title: str) -> str:
-    """A plain title without its article, so that "lion king" finds "Lion King, The (1994)"."""
-    return re.sub(rf"^({ARTICLES}) (?=.)", "", plain(title))
+class TitleParts(NamedTuple):
+    """A title as it is compared: folded without articles, its name first, then other names; and its year."""
+
+    keys: tuple[str, ...]
+    year: int | None
+
+
+def title_parts(title: str) -> TitleParts:
+    """The parts of a title.
+
+    >>> title_parts("Lion King, The (Le Roi Lion) (1994)")
+    TitleParts(keys=('lion king', 'roi lion'), year=1994)
+    """
+    year = YEAR.search(title)
+    name = title[: year.start()] if year else title.strip()
+    others: list[str] = []
+    while (aside := ASIDE.search(name)) and aside.start():
+        others.insert(0, aside[1])
+        name = name[: aside.start()]
+    keys = dict.fromkeys(LEADING.sub("", fold(_turned(text))) for text in (name, *others))
+    return TitleParts(tuple(key for key in keys if key), int(year[1]) if year else None)
+
+
+def _turned(text: str) -> str:
+    """`Lion King, The` as `The Lion King`."""
+    moved = TRAILING.fullmatch(text)
+    return f"{moved[2]} {moved[1]}".replace("' ", "'", 1) if moved else text
 
 
 class Titles:
-    """Look up items by title (with or without year and article) or by name; of several, the item most people have.
+    """The items of a catalogue by name and by title.
 
-    `groups` numbers items with equal titles alike, [m]: some films stand twice in MovieLens.
+    `groups` numbers items with equal titles alike, [m]: some films stand twice in MovieLens, and readers take them for
+    one.
     """
 
-    def __init__(self, names: Sequence[str], titles: Sequence[str], counts: Sequence[int]) -> None:
-        self.titles = titles
+    def __init__(self, names: Sequence[str], titles: Sequence[str]) -> None:
+        self.names, self.titles = names, titles
         self.numbers = {name: at for at, name in enumerate(names)}
-        self.plain = [plain(title) for title in titles]
         first: dict[str, int] = {}
         self.groups = np.array([first.setdefault(title, at) for at, title in enumerate(titles)], np.int64)
+        self._exact = _index((title, at) for at, title in enumerate(titles))
 
-        def index(keys: Iterable[str]) -> dict[str, int]:
-            best: dict[str, int] = {}
-            for at, key in enumerate(keys):
-                if key not in best or counts[at] > counts[best[key]]:
-                    best[key] = at
-            return best
+    @cached_property
+    def _parts(self) -> list[TitleParts]:  # computed when a text is no exact title
+        return [title_parts(title) for title in self.titles]
 
-        self._lookups: list[tuple[Callable[[str], str], dict[str, int]]] = [
-            (str, index(titles)),
-            (plain, index(self.plain)),
-            (str, index(names)),
-            (bare, index(map(bare, titles))),
-        ]
+    @cached_property
+    def keys(self) -> dict[str, list[int]]:
+        """The items of every folded name."""
+        return _index((key, at) for at, parts in enumerate(self._parts) for key in parts.keys)
 
-    def number(self, text: str) -> int | None:
-        """The item of this name, or else of this title; None where there is none."""
-        number = self.numbers.get(text)
-        return self.get(text) if number is None else number
+    def matches(self, text: str) -> list[int]:
+        """The items that a text names; several where they share what the text says of them."""
+        if text in self.numbers:
+            return [self.numbers[text]]
+        if text in self._exact:
+            return self._exact[text]
+        wanted = title_parts(text)
+        near = {at: self._gap(at, wanted.year) for key in wanted.keys for at in self.keys.get(key, ())}
+        nearest = min(near.values(), default=0)
+        return sorted(at for at, gap in near.items() if gap == nearest <= 1)
+
+    def _gap(self, item: int, year: int | None) -> int:
+        own = self._parts[item].year
+        return abs(own - year) if own is not None and year is not None else 0
 
     def get(self, text: str) -> int | None:
-        """The item, or None where there is none."""
-        return next((items[key] for normalise, items in self._lookups if (key := normalise(text)) in items), None)
+        """The item that a text names; None where it names none, or several."""
+        items = self.matches(text)
+        return items[0] if len(items) == 1 else None
 
     def find(self, text: str) -> int:
-        """The item; where there is none, an error that names similar titles."""
+        """The item; where there is none or more than one, an error that names candidates."""
         item = self.get(text)
         if item is None:
             raise self.not_found(text)
         return item
 
-    def not_found(self, text: str) -> DataError:
-        """The error for a title that is not in the catalogue, with up to three similar ones."""
-        by_plain, sought = dict(zip(self.plain, self.titles)), plain(text)[:80]
-        inside = sorted((key for key in by_plain if sought and sought in key), key=len)
-        similar = difflib.get_close_matches(sought, by_plain, n=3, cutoff=0.5)
-        close = " or ".join(f'"{by_plain[key]}"' for key in list(dict.fromkeys(inside[:2] + similar))[:3])
-        hint = f"Did you mean {close}?" if close else "Give a title or the name of an item, as they stand in the data."
-        shown = text if len(text) <= 80 else text[:79] + "…"
-        return DataError(f'"{shown}" is not in the catalogue of {len(self.titles):,} items. {hint}')
+    def not_found(self, text: str, shown: int = SHOWN) -> DataError:
+        """The error for a text that names no item, with similar titles, or several, with their names. At most `shown`
+        characters of the text are repeated."""
+        clean = CONTROL.sub("", text)
+        quoted = f'"{clean}"' if len(clean) <= shown else f'"{clean[: shown - 1]}…"'
+        if len(items := self.matches(text)) > 1:
+            listed = ", ".join(f'"{self.names[at]}" ({self.titles[at]})' for at in items[:LISTED])
+            more = f" and {len(items) - LISTED:,} more" if len(items) > LISTED else ""
+            return DataError(f"{quoted} is the title of {len(items):,} items: {listed}{more}. Give the name of one.")
+        sought = next(iter(title_parts(text[:SHOWN]).keys), "")
+        inside = sorted((key for key in self.keys if sought and sought in key), key=len)
+        similar = difflib.get_close_matches(sought, self.keys, n=3, cutoff=0.5)
+        close = [self.titles[self.keys[key][0]] for key in dict.fromkeys(inside[:2] + similar)][:3]
+        hint = "Give a title or the name of an item, as they stand in the data."
+        if close:
+            hint = "Did you mean " + " or ".join(f'"{title}"' for title in close) + "?"
+        return DataError(f"{quoted} is not in the catalogue of {len(self.titles):,} items. {hint}")
+
+
+def _index(pairs: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """The numbers of every key, in order."""
+    index: dict[str, list[int]] = {}
+    for key, at in pairs:
+        index.setdefault(key, []).append(at)
+    return index

@@ -18,6 +18,7 @@ from fedtaste.core import Download, Examples, Method, Model, People
 from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.item_features import item_features
 from fedtaste.data.user_files import UserSplit
+from fedtaste.data.vocabulary import PeopleGroups
 from fedtaste.engine.run import State, begin
 from fedtaste.evaluation.list_metrics import BeyondAccuracy
 from fedtaste.evaluation.protocol import Evaluation
@@ -100,6 +101,10 @@ class Task(Protocol):
     def evaluate(self, served: Served, people: People, passes: int | None) -> Evaluation:
         """Metrics of these people on the test data; `passes` of newcomers as in tasks.serve.serve, None for others."""
 
+    def measurable(self, people: People, passes: int | None) -> People:
+        """Those of these people for whom `evaluate` has a figure, in its order."""
+        return people
+
     def leak(self) -> JsonObject | None:
         """The metrics of a recommender that only remembers training negatives, for protocols that may leak."""
         return None
@@ -146,6 +151,7 @@ class TaskData:
     scale: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = ()
     genres: tuple[str, ...] = ()  # by item; empty where the data have none
+    groups: PeopleGroups | None = None  # of people, where the data have a column for it
 
     def restricted_to(self, people: People) -> TaskData:
         """The data of these people; the others keep their numbers and hold nothing."""

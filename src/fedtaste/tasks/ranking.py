@@ -49,7 +49,7 @@ class Ranking(Task):
         self.choosing = self.test if self.published else HeldOut(self.valid, parts["valid_negatives"])
         self.final_train = self.train if self.published else self.train.then(self.valid)
         self.forbidden = self.valid.then(parts["test"]) if self.published else None
-        self.genres = genre_bits(data.genres)
+        self.genres, self.groups = genre_bits(data.genres), data.groups
         self.people = self.train.people
         self.left_out = np.flatnonzero(splits.held_out_people(self.people, new_people, seed))
         self.evaluated = some(np.flatnonzero(parts["test"].lengths), MOST_EVALUATED, key_of(seed, SPLIT, 6))
@@ -92,7 +92,9 @@ class Ranking(Task):
         sampled = rank_sampled(ready, positives, self.test.negatives.take(people))
         history = self.final_train.take(people)
         full, top = rank_full(ready, history, positives, self.catalogue)
-        return RankingMetrics.of_ranks(sampled, full, Lists.of(top, self.catalogue, self.genres, history.lengths))
+        labels = [self.groups.labels[person] for person in people] if self.groups else ()
+        lists = Lists.of(top, self.catalogue, self.genres, history.lengths, labels)
+        return RankingMetrics.of_ranks(sampled, full, lists)
 
     def item_counts(self) -> NDArray[np.int64]:
         """How many people have each item in their history, [items]."""
@@ -104,7 +106,7 @@ class Ranking(Task):
         def metrics(group: Evaluation | None) -> ListMetrics | None:
             if not isinstance(group, RankingMetrics) or group.lists is None:
                 return None
-            return group.lists.metrics(taken, self.people, group.full)
+            return group.lists.metrics(taken, self.people, group.full, self.groups.column if self.groups else "")
 
         return BeyondAccuracy(seen=metrics(seen), new=metrics(new))
 
@@ -199,4 +201,6 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
     parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in parts.items()}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
     notes = data.notes + split.notes
-    return TaskData("ranking", table.name, catalogue, timed, parts, notes=notes, genres=table.genres)
+    return TaskData(
+        "ranking", table.name, catalogue, timed, parts, notes=notes, genres=table.genres, groups=table.groups
+    )

@@ -69,9 +69,13 @@ class Ratings(Task):
         people = personalise(served, devices, self.choosers, min(served.state.round, CHOOSER_PASSES))
         return rating_errors(people, self.other.take(self.choosers), self.scale)
 
+    def measurable(self, people: People, passes: int | None) -> People:
+        train, test = (self.train, self.test) if passes is None else (self.support, self.query)
+        return people[(test.lengths[people] > 0) & (train.lengths[people] > 0)]
+
     def evaluate(self, served: Served, people: People, passes: int | None) -> PredictionErrors:
         train, test = (self.train, self.test) if passes is None else (self.support, self.query)
-        people = people[(test.lengths[people] > 0) & (train.lengths[people] > 0)]
+        people = self.measurable(people, passes)
         ready = personalise(served, self._devices(train, served.sampling, stream=SERVE), people, passes)
         return rating_errors(ready, test.take(people), self.scale)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedtaste.errors import SettingError
 from fedtaste.result_part import Count, ResultPart
+from fedtaste.wire.loss_accountant import loss_accountant
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -95,7 +96,7 @@ def epsilons(mechanism: Mechanism, rounds: int, delta: float) -> Epsilons:
 
 @lru_cache(256)
 def _epsilons(mechanism: Mechanism, rounds: int, delta: float) -> Epsilons:
-    from dp_accounting import pld, rdp
+    from dp_accounting import rdp
 
     if not rounds:
         return Epsilons(0.0, 0.0)
@@ -104,7 +105,7 @@ def _epsilons(mechanism: Mechanism, rounds: int, delta: float) -> Epsilons:
         by_rdp = float(rdp.RdpAccountant().compose(event).get_epsilon(delta))
         if by_rdp > 2 * MEANINGLESS:  # the exact figure would take gigabytes, and means nothing
             return Epsilons(by_rdp, by_rdp)
-        return Epsilons(float(pld.PLDAccountant().compose(event).get_epsilon(delta)), by_rdp)
+        return Epsilons(float(loss_accountant()().compose(event).get_epsilon(delta)), by_rdp)
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def solve(epsilon: float, delta: float, rounds: int, rate: float = 1.0, local: b
     """The smallest noise multiplier, to one in a thousand, with which `rounds` rounds cost no more than epsilon. With
     shares of a budget, which add to 1, it is that of one round."""
     import dp_accounting
-    from dp_accounting import pld, rdp
+    from dp_accounting import rdp
 
     def calibrate(accountant: Callable[[], object], low: float, guess: float, tolerance: float) -> float:
         bracket = dp_accounting.LowerEndpointAndGuess(low, guess)
@@ -138,7 +139,7 @@ def solve(epsilon: float, delta: float, rounds: int, rate: float = 1.0, local: b
         noise = float(dp_accounting.get_sigma_gaussian(epsilon, delta) * math.sqrt(rounds) * (2 if local else 1))
     else:  # Renyi divergences are quick and ask for a little too much; the exact answer is just below
         enough = calibrate(rdp.RdpAccountant, 0.05, 1.0, 0.01)
-        noise = calibrate(pld.PLDAccountant, 0.75 * enough, enough, 2e-3 * enough)
+        noise = calibrate(loss_accountant(), 0.75 * enough, enough, 2e-3 * enough)
     # The accountant's grid is coarse, so the solution may be just too small.
     while epsilons(Mechanism(noise, rate, (), local), rounds, delta).epsilon > epsilon:
         noise *= 1.0005

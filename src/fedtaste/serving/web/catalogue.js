@@ -44,6 +44,15 @@ const pair = (text, i) => text.charCodeAt(i - 1) * 8191 + text.charCodeAt(i);
 /** Genres with a colour of their own; the rest share one. */
 export const KINDS = 8;
 
+/** The items of every key, from the keys of every item. */
+function grouped(keys) {
+  const items = new Map();
+  for (const [item, own] of keys.entries()) {
+    for (const key of new Set(own)) items.set(key, [...(items.get(key) ?? []), item]);
+  }
+  return items;
+}
+
 /** A colour for every main genre and the legend: the most frequent genres have their own colour. */
 function colouring(genres, genreNames) {
   const counts = genreNames.map(() => 0);
@@ -66,14 +75,8 @@ export class Catalogue {
     this.keys = this.parts.map((part) => bare(fold(part.name)));
     this.texts = this.parts.map(({ name, others, year }) => ` ${fold([name, ...others].join(" "))} ${year ?? ""} `);
     this.byName = new Map(items.names.map((name, item) => [name, item]));
-    this.byTitle = new Map(items.titles.map((title, item) => [title, item]));
-    this.byKey = new Map();
-    for (let item = 0; item < this.size; item++) {
-      for (const text of new Set([this.keys[item], ...this.parts[item].others.map((other) => bare(fold(other)))])) {
-        if (!this.byKey.has(text)) this.byKey.set(text, []);
-        this.byKey.get(text).push(item);
-      }
-    }
+    this.byTitle = grouped(items.titles.map((title) => [title]));
+    this.byKey = grouped(this.parts.map(({ others }, item) => [this.keys[item], ...others.map((o) => bare(fold(o)))]));
     this.median = Uint8Array.from(popularity).sort()[Math.floor(popularity.length / 2)];
   }
 
@@ -150,16 +153,19 @@ export class Catalogue {
     return found.slice(0, n).map(([, item]) => item);
   }
 
-  /** The item of this title, in any spelling; with a year, only one of that year or of the one beside it. */
-  match(title, givenYear = null) {
-    const same = this.byTitle.get(title);
-    if (same !== undefined) return same;
-    const part = parts(title);
+  /**
+   * The items that a text names, by the rule of fedtaste/serving/titles.py: the item of this name, else those of this
+   * title, else those of this title in other letters, with a year only those of that year or of the one beside it.
+   */
+  matches(text, givenYear = null, named = true) {
+    if (named && this.byName.has(text)) return [this.byName.get(text)];
+    if (this.byTitle.has(text)) return this.byTitle.get(text);
+    const part = parts(text);
     const year = givenYear ?? part.year;
-    const keys = [bare(fold(part.name)), ...part.others.map((other) => bare(fold(other)))];
+    const keys = [part.name, ...part.others].map((name) => bare(fold(name)));
     const gap = (item) => (year && this.parts[item].year ? Math.abs(this.parts[item].year - year) : 0);
-    const found = keys.flatMap((key) => (key && this.byKey.get(key)) || []).filter((item) => gap(item) <= 1);
-    found.sort((a, b) => gap(a) - gap(b) || this.popularity[b] - this.popularity[a] || a - b);
-    return found[0] ?? null;
+    const found = [...new Set(keys.flatMap((key) => (key && this.byKey.get(key)) || []))];
+    const nearest = found.reduce((best, item) => Math.min(best, gap(item)), 1);
+    return found.filter((item) => gap(item) === nearest).sort((a, b) => a - b);
   }
 }

@@ -187,24 +187,24 @@ function valueOf(row, manifest, top) {
   return steps(manifest).reduce((best, step) => (Math.abs(step - mapped) <= Math.abs(best - mapped) ? step : best));
 }
 
-function itemOf(row, catalogue) {
-  const known = catalogue.byName.get(row.id || row.title);
+/** The items that a row names. An id beside a title may be another service's, so its item must have that title. */
+function itemsOf(row, catalogue) {
+  const known = catalogue.byName.get(row.id);
+  if (known !== undefined && (!row.title || catalogue.titles[known] === row.title)) return [known];
   const year = /^\d{4}$/.test(row.year ?? "") ? Number(row.year) : null;
-  if (!row.title) return known ?? null;
-  if (known !== undefined && catalogue.titles[known] === row.title) return known;
-  return catalogue.match(row.title, year) ?? (row.id === row.title ? known ?? null : null);
+  return row.title ? catalogue.matches(row.title, year, !row.id || row.id === row.title) : [];
 }
 
 /** Matches rows with the catalogue: picks [item, {value, time}], oldest first, and an account of what was left out. */
 export function understand(rows, catalogue, manifest) {
   const ratings = rows.map((row) => row.rating ?? "").filter(isNumber).map(numberOf);
   const top = ratings.length ? topOf(ratings, manifest) : manifest.scale[1];
-  const account = { rows: rows.length, leftOut: 0, rounded: 0, twice: 0, missing: [], top, rated: ratings.length > 0 };
+  const account = { rows: rows.length, leftOut: 0, rounded: 0, twice: 0, missing: [], several: [], top, rated: ratings.length > 0 };
   const picks = new Map();
   for (const row of rows) {
-    const item = itemOf(row, catalogue);
-    if (item === null) {
-      account.missing.push(row.title || row.id);
+    const [item, ...others] = itemsOf(row, catalogue);
+    if (item === undefined || others.length) {
+      (others.length ? account.several : account.missing).push(row.title || row.id);
       continue;
     }
     const value = valueOf(row, manifest, top);

@@ -124,7 +124,7 @@ export class Mine {
   #sentences(picks, account, { before, timed }) {
     const values = picks.map(([, pick]) => pick.value);
     const [low, high] = this.manifest.scale;
-    const { top, missing } = account;
+    const { top, missing, several } = account;
     const said = [];
     if (this.ranking) {
       const likes = values.filter((value) => value === 1).length;
@@ -143,6 +143,10 @@ export class Mine {
     if (account.twice) said.push(`${account.twice} came more than once: one of each counts.`);
     if (before) said.push(`${before} had been in your list: the file’s opinion counts.`);
     if (timed) said.push("They have dates: where the model looks at that, recent ones count more.");
+    if (several.length) {
+      said.push(`${several.length} left out, as several titles here have that name (${listed(several.slice(0, NAMED))})`
+        + ": choose them by searching.");
+    }
     const some = missing.length > NAMED ? ", such as" : "";
     if (missing.length) said.push(`${missing.length} not found in this catalogue${some}:`);
     return said;

@@ -1,4 +1,4 @@
-"""What Recommender does with a model in a folder: fit, recommend, personalise, evaluate, update, forget and save.
+"""Recommender's work on a model in a folder: fit, recommend, personalise, evaluate, update, forget and save.
 
 Names in, names out; numbers of people and items stay inside. `fedtaste.recommender` has the public class, which imports
 this module when it is needed, so that a process which only serves a bundle does not wait for torch.
@@ -29,21 +29,35 @@ from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.removal import remove_people
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
-from fedtaste.errors import DataError, RunError, SettingError
+from fedtaste.errors import DataError, SettingError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.experiment.continuation import continue_from, join, rounds_of_update, without_people
+from fedtaste.experiment.evaluate_method import measure
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.experiment.progress import ProgressListener
+from fedtaste.experiment.privacy_ledger import LedgerChoice, enter_run
+from fedtaste.experiment.progress import ProgressListener, Silent
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings, changed_settings, settings_from
 from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
-from fedtaste.experiment.train import execute, prepare
-from fedtaste.files.folders import replace_folder
+from fedtaste.experiment.tune_result import StudyHeader, TuneResult
+from fedtaste.files.folders import check_replaceable, replace_folder
 from fedtaste.methods import name_method
 from fedtaste.methods.own import Factory
-from fedtaste.serving.bundle_recommender import REASONS, check_count
-from fedtaste.serving.item_lists import OnUnknown, allowed_items, as_list, describe, find_items
+from fedtaste.report.tuning import write_tuning_report
+from fedtaste.serving.bundle_recommender import REASONS
+from fedtaste.serving.item_lists import (
+    Filter,
+    OnUnknown,
+    TasteArguments,
+    allowed_items,
+    as_list,
+    check_count,
+    describe,
+    find_items,
+    find_taste,
+    nothing_left,
+)
 from fedtaste.serving.open_model import OpenModel
 from fedtaste.serving.rebuild import (
     Tables,
@@ -55,11 +69,21 @@ from fedtaste.serving.rebuild import (
 )
 from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
 from fedtaste.serving.similar import similar_items as nearest_items
+from fedtaste.serving.titles import Titles
 from fedtaste.tasks.serve import serve
 from fedtaste.wire.messages import encode
 
+
+class TuneLimits(TypedDict):
+    """How long to search."""
+
+    trials: int
+    minutes: float | None
+
+
 SAVED = ("settings.json", "facts.json", "plan.json", "items.json", "result.json", "model.safetensors")
 OF_PEOPLE = (INTERACTIONS, "final.safetensors")
+NOTHING = np.zeros(0, np.int64)
 
 
 def as_interactions(data: object, like: Interactions | None = None) -> Interactions | UserSplit:
@@ -70,29 +94,56 @@ def as_interactions(data: object, like: Interactions | None = None) -> Interacti
         return Interactions.from_frame(data, name=like.name, **keywords)
     loaded = data if isinstance(data, Interactions | UserSplit) else load(data)
     if isinstance(loaded, Supervised):
-        raise DataError(f"{loaded.name} has clients with features; a BundleRecommender needs people and items.")
+        raise DataError(f"{loaded.name} has clients with features; a Recommender needs people and items.")
     return loaded
 
 
 def settings_of_fit(method: str | Factory, data: str, values: Mapping[str, object]) -> Settings:
-    """Settings from the arguments of a BundleRecommender; the method may be a function of the user's own."""
+    """Settings from the arguments of a Recommender; the method may be a function of the user's own."""
     return settings_from(name_method(method), data, values)
 
 
 def fit_model(
-    settings: Settings, data: Interactions | UserSplit, path: Path, listener: ProgressListener | None
-) -> OpenModel:
-    """Fit a model to all data, in a new folder."""
+    settings: Settings, data: Interactions | UserSplit, path: Path, listener: ProgressListener | None,
+    ledger: LedgerChoice = None,
+) -> OpenModel:  # fmt: skip
+    """Fit a model to all data, in a new folder. A private fit is entered into the ledger first."""
     settings = settings.model_copy(update={"data": data.name})
     prepared = prepare_fit(settings, data)
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
+    enter_run(folder, prepared, ledger)
     fit(prepared, folder, listener)
     return OpenModel.open(path)
 
 
+def tune_settings(
+    settings: Settings, data: Interactions | UserSplit, spaces: Mapping[str, str], limits: TuneLimits,
+    path: Path | None, listener: ProgressListener | None,
+) -> tuple[TuneResult, dict[str, object]]:  # fmt: skip
+    """Search the settings on validation data; (the result, the chosen values). The study is kept in `path`, and
+    continued if it is there already; without a path it is removed."""
+    import_module("fedtaste.experiment.optuna_extra").require_optuna()
+    work = import_module("fedtaste.experiment.tune")
+    settings = settings.model_copy(update={"data": data.name})
+    plan = work.prepare_tuning(settings, data, spaces)
+    header = StudyHeader(
+        space=plan.words(), own_space=dict(spaces), trials=limits["trials"], minutes=limits["minutes"], final=None
+    )
+    with tempfile.TemporaryDirectory(prefix="fedtaste-") as temporary:
+        folder = work.begin_study(path or Path(temporary) / "study", plan, header, __version__)
+        result: TuneResult = work.tune(plan, folder, listener or Silent())
+        if path is not None:
+            write_tuning_report(result, path)
+        else:
+            result = result.model_copy(update={"study": "", "config": ""})
+    chosen = work.best_settings(plan, result).set
+    return result, {name: value for name, value in result.settings.items() if name in chosen}
+
+
 def update_model(
-    model: OpenModel, new: object, changes: Mapping[str, object], path: Path, listener: ProgressListener | None
-) -> OpenModel:
+    model: OpenModel, new: object, changes: Mapping[str, object], path: Path, listener: ProgressListener | None,
+    ledger: LedgerChoice = None,
+) -> OpenModel:  # fmt: skip
     """A model of the old and the new data together, which continues from the state of this one, in a new folder."""
     result = model.result
     if not isinstance(result, FitResult):
@@ -101,9 +152,10 @@ def update_model(
             "fitted, or use `fedtaste run --from`."
         )
     data = join(model.data, joined(as_interactions(new, model.data)))
-    settings = changed_settings(model.settings, {"rounds": rounds_of_update(result.rounds), **changes})
+    settings = changed_settings(model.lasting_settings, {"rounds": rounds_of_update(result.rounds), **changes})
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
+    enter_run(folder, prepared, ledger)
     fit(prepared, folder, listener, before=result)
     return OpenModel.open(path)
 
@@ -128,7 +180,7 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     data = without_people(model.data, leaving)
     store = Store.fresh(state.private.initial, len(staying), current.method.rows)
     store.unpack_part(np.arange(len(staying)), state.private.part(staying))
-    folder = RunFolder.create(path, model.settings.model_dump(), data, __version__, "fit")
+    folder = RunFolder.create(path, model.lasting_settings.model_dump(), data, __version__, "fit")
     folder.require_same_plan(current.settings, replace(model.facts, people=len(staying)))
     save_interactions(path / INTERACTIONS, data, model.settings.seed)
     folder.save_final(State(state.shared, state.memory, store, state.round))
@@ -137,21 +189,17 @@ def forget_people(model: OpenModel, names: Iterable[object], path: Path) -> Open
     return OpenModel.open(path)
 
 
-def evaluate_model(model: OpenModel, listener: ProgressListener | None) -> RunResult:
+def evaluate_model(model: OpenModel, listener: ProgressListener | None, ledger: LedgerChoice = None) -> RunResult:
     """The clean protocol on the data of the model, with its settings: part of the data is held out and not learnt."""
     if isinstance(model.result, RunResult):
         return model.result
-    with tempfile.TemporaryDirectory(prefix="fedtaste-") as beside:
-        path = Path(beside) / "run"
-        prepared = prepare(model.settings, model.data)
-        folder = RunFolder.create(path, model.settings.model_dump(), model.data, __version__)
-        return execute(prepared, folder, listener).model_copy(update={"run": ""})
+    return measure(model.lasting_settings, model.data, listener, ledger)
 
 
 def save_model(model: OpenModel, out: Path, people: bool) -> None:
     """Write the model into a folder of its own: all of it or nothing. Without `people`, nobody's history and nobody's
     private parameters are in it."""
-    _check_target(out)
+    check_replaceable(out, "a model that save wrote", _model_files)
     names = [*SAVED, *(OF_PEOPLE if people else ())]
 
     def fill(folder: Path) -> None:
@@ -163,33 +211,22 @@ def save_model(model: OpenModel, out: Path, people: bool) -> None:
     replace_folder(out, fill)
 
 
-def _check_target(out: Path) -> None:
-    """Refuse to replace anything but a model that `save` wrote."""
-    if out.is_symlink() or out.exists() and not out.is_dir():
-        raise RunError(
-            f"{out} is a {'symbolic link' if out.is_symlink() else 'file'}, not a folder. Give a new folder."
-        )
-    if not out.exists() or not any(out.iterdir()):
-        return
-    others = sorted({entry.name for entry in out.iterdir()} - {*SAVED, *OF_PEOPLE})
-    if others or RunFolder.open(out).kind != "fit":
-        raise RunError(
-            f"{out} is not empty, and what is in it is not a model that save wrote"
-            f"{f' ({others[0]})' if others else ''}. Give a new folder."
-        )
+def _model_files(out: Path) -> set[str]:
+    """The files of a saved model in this folder; none where it is no model."""
+    return {*SAVED, *OF_PEOPLE} if (out / "settings.json").exists() and RunFolder.open(out).kind == "fit" else set()
 
 
 # Recommendations
 
 
 def recommend_table(
-    model: OpenModel, users: Iterable[object] | None, n: int, *, only: Iterable[object] | None,
-    exclude: Iterable[object], on_unknown: OnUnknown = "raise", repeat: bool = False,
-) -> pl.DataFrame:  # fmt: skip
-    """The n best items of these people of the data, or of everybody: a frame with user, item, rank and score."""
+    model: OpenModel, users: Iterable[object] | None, n: int, filter: Filter, *, repeat: bool = False
+) -> pl.DataFrame:
+    """The n best items of these people of the data, or of everybody: a frame with user, item, rank and score. Of
+    unknown people the filter says what happens."""
     check_count(n)
-    allowed = allowed_items(model.titles, only, exclude, on_unknown)
-    numbers = _find_people(model, users, on_unknown)
+    allowed = allowed_mask(model.titles, filter)
+    numbers = _find_people(model, users, filter.on_unknown)
     histories = model.histories.take(numbers)
     best = model.top(histories, n, timed=model.data.time is not None, members=numbers, allowed=allowed, repeat=repeat)
     left = (best.items >= 0).sum(1)
@@ -232,71 +269,45 @@ def to_library(frame: pl.DataFrame, library: str) -> object:
     return pandas.DataFrame({name: frame[name].to_list() for name in frame.columns})
 
 
-def history_of(
-    model: OpenModel, likes: Iterable[object], ratings: Mapping[object, float] | None, on_unknown: OnUnknown,
-    argument: str = "likes",
-) -> Histories:  # fmt: skip
-    """One person's history, oldest first; a like counts as the best rating."""
-    if ratings and model.facts.kind == "ranking":
-        raise SettingError("This model knows liked or not, and no ratings. Give likes and dislikes.")
-    low, high = model.facts.scale
-    values = dict.fromkeys(find_items(model.titles, likes, on_unknown, argument), high)
-    for name, value in (ratings or {}).items():
-        if not isinstance(value, int | float) or not low <= value <= high:
-            raise SettingError(
-                f"ratings must be numbers from {low:g} to {high:g}, got {value!r} for {str(name)[:40]!r}."
-            )
-        for number in find_items(model.titles, [name], on_unknown, "ratings"):
-            values.pop(number, None)
-            values[number] = float(value)
-    items = np.array(list(values), np.int32)
-    return Histories(np.array([0, len(items)]), items, np.array(list(values.values()), np.float32))
+def history_of(taste: Taste) -> Histories:
+    """The likes of one person as their history."""
+    return Histories(np.array([0, len(taste.likes)]), taste.likes.astype(np.int32), taste.values.astype(np.float32))
 
 
-class TasteArguments(TypedDict):
-    """What a new person likes, dislikes and has rated, by names or titles of items."""
-
-    likes: Iterable[object]
-    dislikes: Iterable[object]
-    ratings: Mapping[object, float] | None
-    timed: bool  # whether likes are in order of time, oldest first
-
-
-def recommend_person(
-    model: OpenModel, taste: TasteArguments, n: int, *, only: Iterable[object] | None, exclude: Iterable[object]
-) -> Recommendations:
+def recommend_person(model: OpenModel, person: TasteArguments, n: int, filter: Filter) -> Recommendations:
     """The n best items for somebody new, with reasons where the method has a recipe."""
     check_count(n)
-    history = history_of(model, taste["likes"], taste["ratings"], "raise")
-    dislikes = np.array(find_items(model.titles, taste["dislikes"], "raise", "dislikes"), np.int64)
-    if not len(history):
+    taste = find_taste(model.titles, person, model.facts.kind, model.facts.scale)
+    if not len(taste.likes):
         raise SettingError("likes names no items. Give at least one, as in likes=['Toy Story (1995)'].")
-    both = np.intersect1d(history.items, dislikes)
-    if len(both):
-        raise SettingError(f"{model.items['titles'][both[0]]!r} is both in likes and in dislikes. Choose one.")
-    allowed = allowed_items(model.titles, only, exclude)
-    allowed[np.isin(model.titles.groups, model.titles.groups[dislikes])] = False
-    person = Taste(history.items.astype(np.int64), history.values.astype(np.float64), dislikes, taste["timed"])
-    items, scores, because = _ranked(model, history, person, n, allowed)
+    items, scores, because = _ranked(model, taste, n, allowed_mask(model.titles, filter, taste.dislikes))
     if not len(items):
-        raise SettingError("Nothing is left to recommend: the filters and the likes leave no item.")
+        raise nothing_left(filter, model.facts.items)
     titles = model.items["titles"]
     return Recommendations(
         items=recommended_items(model, items, scores, because),
-        history=tuple(titles[at] for at in history.items),
-        disliked=tuple(titles[at] for at in dislikes),
+        history=tuple(titles[at] for at in taste.likes),
+        disliked=tuple(titles[at] for at in taste.dislikes),
     )
 
 
+def allowed_mask(titles: Titles, filter: Filter, dislikes: NDArray[np.integer] = NOTHING) -> NDArray[np.bool_]:
+    """Which items may be recommended, [m]: those that pass the filter and have no disliked title."""
+    allowed = np.ones(len(titles.titles), bool)
+    if (items := allowed_items(titles, filter)) is not None:
+        allowed = np.isin(np.arange(len(allowed)), items)
+    return allowed & ~np.isin(titles.groups, titles.groups[dislikes])
+
+
 def _ranked(
-    model: OpenModel, history: Histories, taste: Taste, n: int, allowed: NDArray[np.bool_]
+    model: OpenModel, taste: Taste, n: int, allowed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.integer], NDArray[np.floating], list[list[int]]]:
     """(items, scores, reasons) of a new person. Dislikes change scores where the method has a recipe, which counts them
     as examples; elsewhere they are only left out. Without them scores are those of `recommend`."""
     parts = model.rebuild_parts
     person = rebuild(parts.recipe, parts.tables, parts.gram, taste) if parts else None
     if parts is None or person is None or not len(taste.dislikes):
-        best = model.top(history, n, timed=taste.timed, allowed=allowed)
+        best = model.top(history_of(taste), n, timed=taste.timed, allowed=allowed)
         items, scores = best.items[0][best.items[0] >= 0], best.scores[0]
     else:
         scores = person_scores(parts.tables, taste, person)
@@ -316,7 +327,7 @@ def similar_items(model: OpenModel, item: object, n: int) -> SimilarItems:
     vectors = parts.item if parts else table.numpy() if table is not None and table.ndim == 2 else np.zeros((0, 0))
     if vectors.shape[1] < 2 or not (vectors[:, 1:] != 0).any():
         raise SettingError(f"{model.settings.method} has no item vectors, so similar items are not known to it.")
-    (number,) = find_items(model.titles, [item], "raise", "item")
+    (number,) = find_items(model.titles, [item], "item")
     tables = Tables(vectors.astype(np.float64), None, False)
     names, titles = model.items["names"], model.items["titles"]
     near = zip(*nearest_items(tables, number, n, model.titles.groups))
@@ -358,7 +369,8 @@ class PersonalModel:
 
 def personal_model(model: OpenModel, likes: Iterable[object], timed: bool) -> PersonalModel:
     """Personalise one person on this machine as their own device would."""
-    history = history_of(model, likes, None, "raise", "history")
+    items = np.array(find_items(model.titles, likes, "history"), np.int64)
+    history = history_of(Taste(items, np.full(len(items), model.facts.scale[1]), items[:0], timed))
     if not len(history):
         raise SettingError("history names no items. Give what the person took, oldest first.")
     current, shared = model.plan(timed), model.shared

@@ -1,0 +1,112 @@
+"""`fedtaste compare --methods auto`: try the methods that suit the data within a time budget, and advise one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.table import Table
+
+from fedtaste.cli.options import CompareOptions
+from fedtaste.cli.output import emit, out, put, say
+from fedtaste.cli.run import create_folder, load_data, new_folder, train_folder
+from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.experiment.folder import Data, RunFolder, fingerprint
+from fedtaste.experiment.heterogeneity import heterogeneity
+from fedtaste.experiment.method_choice import ChoicePlan, choose, estimate_seconds, plan_choice, require_budget
+from fedtaste.experiment.progress_bars import Bars
+from fedtaste.experiment.result import MethodChoice, RunResult
+from fedtaste.experiment.seeds import FinishedRun
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import remember_tracking
+from fedtaste.experiment.train import make_task
+from fedtaste.report.comparison import compare_runs, write_comparison
+from fedtaste.report.html import shape
+from fedtaste.report.numbers import human_bytes, human_seconds
+
+MINUTES = 5.0
+
+
+def compare_auto(settings: Settings, options: CompareOptions) -> None:
+    """Try the candidates, print what each is worth and which one to take."""
+    _refuse_other_options(settings, options)
+    data = load_data(settings)
+    path = options.out or new_folder(data.name, "auto")
+    if path.exists():
+        raise RunError(f"{path} is there already. Choose another --out.")
+    plan, minutes = plan_choice(settings, data, make_task(settings, data)), options.minutes or MINUTES
+    with Bars() as bars:
+        results = try_methods(plan, data, path, options, bars)
+        runs = [FinishedRun(result.method, Path(result.run), result, fingerprint(data)) for result in results]
+        measured = heterogeneity(plan.task, settings.seed)
+        compared = compare_runs(runs, measured)
+        report = write_comparison(compared, path, shape(data), measured, plan.left_out)
+    choice = choose(plan, results, minutes)
+    RunFolder(path).write("choice.json", choice.dump())
+    if options.as_json:
+        emit(compared.result(report, plan.left_out).model_copy(update={"choice": choice}).dump())
+    else:
+        show_choice(choice, report)
+
+
+def try_methods(plan: ChoicePlan, data: Data, path: Path, options: CompareOptions, bars: Bars) -> list[RunResult]:
+    """Train the candidates in turn, as long as the budget allows; a method that does not fit it is left out."""
+    began, minutes, results = time.perf_counter(), options.minutes or MINUTES, []
+    estimates = {method: estimate_seconds(plan.runs[method]) for method in plan.required}
+    require_budget(estimates, minutes)
+    for method, prepared in plan.runs.items():
+        if method not in estimates:
+            seconds = estimate_seconds(prepared)
+            left = 60 * minutes - (time.perf_counter() - began)
+            if seconds > left:
+                budget = f"{human_seconds(max(left, 0.0))} of {minutes:g} minutes are left"
+                plan.left_out[method] = f"it would take up to {human_seconds(seconds)}, and {budget}"
+                say(f"{method} is left out: {plan.left_out[method]}.")
+                continue
+        folder = create_folder(path / method, prepared, data, None)
+        remember_tracking(folder, options.track, options.track_to)
+        bars.label = f"{method}: "
+        try:
+            results.append(train_folder(folder, prepared, data, bars))
+        except DivergedError as error:
+            plan.left_out[method] = str(error)
+            say(f"{method} is left out: {error}")
+            if len(plan.runs) == 1:
+                raise
+    if not results:
+        raise RunError("None of the methods finished; the reasons are above.")
+    return results
+
+
+def show_choice(choice: MethodChoice, report: Path) -> None:
+    """Print the table of the methods that were tried, why others were not, and the advice."""
+    table = Table("method", f"{choice.metric}\nvalidation", "bytes a\nperson", "stays with\na person", "new person",
+                  "secure\nsums", "page")  # fmt: skip
+    for trial in choice.trials:
+        stays, served = ", ".join(trial.private) or "nothing", "trains first" if trial.trains_new_people else "at once"
+        flags = ["yes" if flag else "no" for flag in (trial.secure, trial.page)]
+        sent, style = human_bytes(trial.bytes_per_person), "bold" if trial.method == choice.take else None
+        table.add_row(trial.method, f"{trial.valid:.3f}", sent, stays, served, *flags, style=style)
+    out.print(table)
+    for trial in choice.trials:
+        out.print(f"Tried {trial.method}: {trial.why}.", style="dim", markup=False)
+    reasons: dict[str, list[str]] = {}
+    for method, reason in choice.left_out.items():
+        reasons.setdefault(reason, []).append(method)
+    for reason, methods in reasons.items():
+        out.print(f"Not tried: {', '.join(methods)}: {reason.rstrip('.')}.", style="dim", markup=False)
+    put(choice.sentence, "bold")
+    put(f"Report: {report}")
+
+
+def _refuse_other_options(settings: Settings, options: CompareOptions) -> None:
+    """Raise SettingError for options that say what to compare, which auto decides itself."""
+    given: dict[str, object] = {"--method": options.method, "--sweep": options.sweep, "--jobs": options.jobs}
+    given |= {"--set": settings.set, "--axes": options.axes, "--ledger": options.ledger, "--epsilon": options.epsilon}
+    given |= {"--seeds": options.seeds > 1}
+    given |= {"--rounds": settings.rounds}
+    for name, value in given.items():
+        if value:
+            raise SettingError(
+                f"{name} does not go with --methods auto, which tries methods as they are. Leave it out."
+            )

@@ -1,0 +1,95 @@
+"""comparison.json: the plan of a comparison, written before its first run, from which `fedtaste resume` finishes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedtaste.data.sources import absolute_source
+from fedtaste.errors import RunError
+from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.result import FolderName
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.tracking import TrackerName
+from fedtaste.files.atomic import write_atomically
+from fedtaste.result_part import Count, ResultPart
+
+FILE: Literal["comparison.json"] = "comparison.json"
+
+
+class RecordedRun(ResultPart):
+    """One run of a comparison, whether it has begun or not."""
+
+    folder: FolderName
+    configuration: str
+    """The label without the seed."""
+    settings: dict[str, object]
+    data_hash: str
+
+
+class ComparisonRecord(ResultPart):
+    """Everything that a comparison was asked for."""
+
+    format: Literal["fedtaste-comparison-1"] = "fedtaste-comparison-1"
+    version: str
+    runs: Annotated[dict[str, RecordedRun], Field(min_length=1)]
+    """By label, in the order of the tables."""
+    duplicates: dict[str, str]
+    """Runs that equal an earlier one, which is trained once and copied."""
+    refused: dict[str, str]
+    """Methods that do not fit the data, and why."""
+    axes: tuple[str, ...]
+    ledger: str | None
+    jobs: Count | None
+    track: TrackerName | None = None
+    track_to: str | None = None
+
+    def settings(self, label: str) -> Settings:
+        """The settings of a run."""
+        try:
+            return Settings(**self.runs[label].settings)  # type: ignore[arg-type]
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise RunError(f"{FILE} holds no settings of this fedtaste for {label} ({reason}). Run again.") from error
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods of the runs, each once."""
+        return list(dict.fromkeys(self.settings(label).method for label in self.runs))
+
+    def write(self, path: Path) -> None:
+        """Write comparison.json; readable by its owner only, because settings may hold the seed of the noise."""
+        write_atomically(path / FILE, self.model_dump_json(indent=1).encode(), 0o600)
+
+    def require_same_version(self, path: Path, version: str) -> None:
+        """Refuse to finish a comparison that another version began: its defaults and arithmetic may differ."""
+        if self.version != version:
+            raise RunError(
+                f"{path} was begun by fedtaste {self.version}; this is {version}, and the comparison would mix the "
+                "two. Use that version, or compare again."
+            )
+
+    def require_same_data(self, path: Path, label: str, data_hash: str) -> None:
+        """Refuse to finish a comparison with other data than it began with."""
+        if self.runs[label].data_hash != data_hash:
+            raise RunError(
+                f"The data have changed since {path} was begun; its runs would not compare. Restore the data, or "
+                "compare again."
+            )
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a folder holds a comparison with its plan."""
+    return (path / FILE).is_file()
+
+
+def read_record(path: Path) -> ComparisonRecord:
+    """The plan of the comparison in a folder."""
+    return RunFolder(path).validated(FILE, ComparisonRecord)
+
+
+def recorded_settings(settings: Settings) -> dict[str, object]:
+    """Settings as they are stored: the path of the data is absolute."""
+    return settings.model_dump(mode="json") | {"data": absolute_source(settings.data)}

@@ -1,0 +1,91 @@
+"""`compare --methods auto`: candidates by task, the choice by validation and bytes, the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedtaste.cli import compare_auto
+from fedtaste.errors import SettingError
+from fedtaste.experiment.method_choice import candidates, choose, require_budget
+from fedtaste.experiment.result import MethodTrial
+from fedtaste.methods import METHODS
+from fedtaste.tasks.base import Facts
+from support.command import WORLD, fedtaste
+
+TASKS = {
+    "ranking": (Facts("ranking", items=50, timed=True), ["popularity", "fedals", "fedtrail", "fedrecon", "fedmf"]),
+    "many items": (Facts("ranking", items=30_000), ["popularity", "fedals", "fedrecon", "fedmf"]),
+    "ratings": (Facts("ratings", items=50), ["popularity", "fedals", "fedrecon", "fedmf"]),
+    "labels": (Facts("labels", shape=(4,), classes=2), ["local", "fedavg", "ditto", "fedclup"]),
+    "pictures": (Facts("labels", shape=(1, 8, 8), classes=2), ["local", "fedavg", "fedbn", "fedrep"]),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_method_is_tried_or_has_a_reason_why_not(name):
+    facts, expected = TASKS[name]
+    tried, left_out = candidates(facts)
+    assert list(tried) == expected
+    assert tried.keys() | left_out.keys() == METHODS.keys() and not tried.keys() & left_out.keys()
+
+
+def trial(method: str, valid: float, size: int) -> MethodTrial:
+    flags = {"private": (), "trains_new_people": False, "secure": True, "page": True}
+    return MethodTrial(method=method, why="", valid=valid, bytes_per_person=size, run=method, **flags)
+
+
+@pytest.mark.parametrize(
+    ("figures", "sign", "take", "says"),
+    [
+        (((0.2, 10), (0.49, 100), (0.5, 1200)), 1, "b", "c is 0.010 better on validation but sends 12 times the bytes"),
+        (((0.2, 10), (0.4, 100), (0.5, 1200)), 1, "c", "No other method that was tried is better"),
+        (((0.2, 10), (0.1, 100), (0.2, 5)), 1, "a", "no method that was tried is better on validation"),
+        (((1.0, 10), (0.9, 100), (0.95, 20)), -1, "b", "rmse 0.900"),
+    ],
+)
+def test_the_cheapest_of_those_that_keep_the_gain_is_taken(monkeypatch, figures, sign, take, says):
+    trials = {name: trial(name, *pair) for name, pair in zip("abc", figures)}
+    monkeypatch.setattr("fedtaste.experiment.method_choice._trial", lambda plan, result, metric: trials[result])
+    task = SimpleNamespace(selection=("ndcg@10" if sign > 0 else "rmse", sign))
+    choice = choose(SimpleNamespace(task=task, left_out={}), list("abc"), 5.0)
+    assert choice.take == take and says in choice.sentence
+
+
+def test_auto_advises_by_validation_and_stays_in_its_budget(tmp_path: Path, monkeypatch):
+    seconds = {"popularity": 1.0, "fedals": 1.0, "fedtrail": 1.0}  # others would take an hour
+    monkeypatch.setattr(compare_auto, "estimate_seconds", lambda p: seconds.get(p.settings.method, 3600.0))
+    result = fedtaste("compare", *WORLD, "--methods", "auto", "--json", "--out", tmp_path / "auto").json
+    choice = result["choice"]
+    assert [t["method"] for t in choice["trials"]] == list(seconds) == [r["method"] for r in result["results"]]
+    for tried, run in zip(choice["trials"], result["results"]):
+        best = run["curve"][run["best_round"] - 1]
+        assert tried["valid"] == round(best["valid"]["ndcg@10"], 6)
+        sent = run["traffic"]["up_bytes"] + run["traffic"]["down_bytes"]
+        assert tried["bytes_per_person"] == round(sent / run["members"])
+    assert choice["take"] in seconds and choice["sentence"].startswith(f"Take {choice['take']}: ")
+    assert "minutes are left" in choice["left_out"]["fedmf"] and result["left_out"] == choice["left_out"]
+
+
+def test_a_budget_too_small_for_the_least_comparison_is_refused(tmp_path: Path):
+    with pytest.raises(SettingError, match=r"--minutes 0.5 is too little for popularity and fedals"):
+        require_budget({"popularity": 10.0, "fedals": 30.0}, 0.5)
+    require_budget({"popularity": 10.0, "fedals": 20.0}, 0.5)
+    refused = fedtaste("compare", *WORLD, "--methods", "auto", "--minutes", "1e-9", "--out", tmp_path / "auto")
+    refused.refused("--minutes 1e-09 is too little for popularity and fedals", "Give at least --minutes")
+    assert not (tmp_path / "auto").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--methods", "auto", "--wire", "clip=1,noise=1"), "--methods popularity,fedveil"),
+        (("--methods", "auto", "--set", "k=8"), "--set does not go with --methods auto"),
+        (("--methods", "fedals", "--minutes", "3"), "--minutes is the budget of --methods auto"),
+        (("--methods", "auto", "--minutes", "0"), "minutes"),
+    ],
+)
+def test_options_that_auto_cannot_use_are_refused(tmp_path: Path, options, says):
+    fedtaste("compare", *WORLD, *options, "--out", tmp_path / "auto").refused(says)
