@@ -81,7 +81,7 @@ def test_set_beats_a_preset_beats_a_rule_beats_the_defaults(monkeypatch):
         presets={("ranking", "ml-100k"): {"lr": 3.0, "negatives": 3}},
     )
     monkeypatch.setitem(METHODS, "fedavg", spec)
-    result = plan(Settings(method="fedavg", data="ml-100k", set={"lr": "4"}), ranking(40))
+    result = plan(Settings(method="fedavg", data="ml-100k", protocol="published", set={"lr": "4"}), ranking(40))
     assert [result.settings[name] for name in ("lr", "negatives", "k")] == [4.0, 3, 5] and result.rounds == 6
     assert result.scaled == {"k": 5}
     other = plan(Settings(method="fedavg", data="mine.csv", rounds=7), ranking(60))
