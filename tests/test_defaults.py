@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -161,3 +162,26 @@ def test_a_removal_keeps_the_values_of_the_model(growing):
     assert model.result.settings["window"] == 4
     model.forget(list(map(str, range(15))))
     assert model.result.people == 25 and model.result.settings["window"] == 4
+
+
+def test_a_model_is_served_with_the_defaults_of_the_version_that_trained_it(tmp_path):
+    """plan.json holds every setting in force, so a model outlives a change of the defaults."""
+    data = ft.load("synthetic:60x40x900")
+    ft.Recommender("fedals", k=4, rounds=2).fit(data, progress=False).save(tmp_path / "model")
+    expected = ft.Recommender.load(tmp_path / "model").recommend(["1"], n=3)
+    file = tmp_path / "model" / "plan.json"
+    plan_then = json.loads(file.read_text())
+    assert plan_then["alpha0"] == 0.2
+    file.write_text(json.dumps(plan_then | {"alpha0": 0.9}))
+    other = ft.Recommender.load(tmp_path / "model").recommend(["1"], n=3)
+    assert not expected.equals(other)  # served with alpha0 = 0.9, as plan.json says
+    file.write_text(json.dumps({name: value for name, value in plan_then.items() if name != "alpha0"}))
+    with pytest.raises(ft.RunError, match="other values of alpha0"):
+        ft.Recommender.load(tmp_path / "model")
+
+
+def test_an_updated_model_keeps_the_k_that_a_small_catalogue_limited():
+    small, large = ft.load("synthetic:60x20x400"), ft.load("synthetic:60x40x900")
+    model = ft.Recommender("fedmf", rounds=1).fit(small, progress=False)
+    assert model.result.settings["k"] == 20
+    assert model.update(large, progress=False).result.settings["k"] == 20

@@ -109,6 +109,20 @@ def test_addresses_are_for_mlflow_without_noise(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_update_of_a_private_model_is_sent_nowhere(tmp_path: Path):
+    data, model = ("--data", "synthetic:60x40x900"), tmp_path / "model"
+    assert fedtaste("fit", *data, "--rounds", "1", "--set", "k=2", *PRIVATE, "--out", model).code == 0
+    update = ("fit", "--from", model, *data, "--out", tmp_path / "next", "--track", "mlflow")
+    fedtaste(*update, "--track-to", "http://localhost:9").refused("its epsilon does not cover")
+
+
+def test_an_address_that_does_not_work_is_refused_before_training(tmp_path: Path):
+    pytest.importorskip("mlflow")
+    to = ("--track", "mlflow", "--track-to", "foo://bar")
+    fedtaste("run", *WORLD, *to, "--out", tmp_path / "run").refused("foo://bar cannot be used by MLflow")
+    assert not (tmp_path / "run").exists()
+
+
 def test_no_tracker_is_imported_without_the_option(tmp_path: Path, monkeypatch):
     real = builtins.__import__
 

@@ -13,16 +13,27 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtaste import Recommender, __version__, load
 from fedtaste.errors import DivergedError, SettingError
+from fedtaste.evaluation.protocol import RankingMetrics
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.optuna_study import JOURNAL, Pruned, TrialQueue, remove_half_line
 from fedtaste.experiment.progress import Silent
+from fedtaste.experiment.scores import PersonScores, save_scores
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Training, prepare
-from fedtaste.experiment.tune import begin_study, best_settings, prepare_tuning, tune
+from fedtaste.experiment.tune import (
+    begin_study,
+    best_settings,
+    choose,
+    gain_over_defaults,
+    prepare_tuning,
+    scores_of,
+    tune,
+)
 from fedtaste.experiment.tune_result import StudyHeader, TuneResult, TuneTrial
 from fedtaste.methods import METHODS
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range, parse_space, resolve
@@ -406,3 +417,37 @@ def test_the_best_settings_are_those_of_the_best_trial(small_plan):
     settings = best_settings(small_plan, result)
     chosen = {name: float(settings.set[name]) for name in result.trials[result.best].settings}
     assert chosen == result.trials[result.best].settings and settings.tuned_on
+
+
+def keep_scores(number, scores):
+    """Store the validation scores of a trial as the study does; returns the trial."""
+    path = scores_of(RunFolder(Path()), number)
+    path.mkdir(parents=True)
+    save_scores(path, {"seen": (np.arange(len(scores)), RankingMetrics({"ndcg@10": scores.tolist()}))})
+    return TuneTrial(
+        number=number, settings={"lam": 0.1} if number else {}, state="complete", valid=float(scores.mean()),
+        best_round=1, rounds=1, up_bytes=0, down_bytes=0, seconds=0.0,
+    )  # fmt: skip
+
+
+def test_the_defaults_are_kept_unless_a_trial_is_better_by_more_than_the_standard_error(small_plan):
+    """Both trials are .01 better; people's differences have standard deviations of .3 and .03, so standard errors of
+    .03 and .003."""
+    draws = np.random.default_rng(0)
+    defaults, spread = draws.random(100), draws.normal(size=100)
+    spread = (spread - spread.mean()) / spread.std()
+    first = keep_scores(0, defaults)
+    unsure = keep_scores(1, defaults + 0.01 + 0.3 * spread)
+    sure = keep_scores(2, defaults + 0.01 + 0.03 * spread)
+    folder = RunFolder(Path())
+    assert gain_over_defaults(folder, 1, "ndcg@10") == pytest.approx((0.01, 0.03), rel=0.1)
+    chosen, (note,) = choose(small_plan, folder, [first, unsure])
+    assert chosen is first and "the defaults are kept" in note
+    assert choose(small_plan, folder, [first, sure]) == (sure, ())
+
+
+def test_the_scores_of_a_trial_are_those_of_its_best_round(small_plan):
+    result = search(small_plan, "study", 2)
+    for trial in result.trials:
+        scores = PersonScores.read(scores_of(RunFolder(Path("study")), trial.number))
+        assert scores.columns["seen.sampled.ndcg@10"].mean() == pytest.approx(trial.valid)

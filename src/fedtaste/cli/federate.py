@@ -13,7 +13,7 @@ from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder
 from fedtaste.experiment.progress_bars import Bars, err
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import prepare
+from fedtaste.experiment.train import prepare, refuse_tuned_noise
 from fedtaste.flower.deploy import read_catalogue, write_deployment
 from fedtaste.flower.federate import prepare_federation, run_federation
 from fedtaste.flower.validation import refuse_unfit
@@ -48,6 +48,7 @@ def write_app(settings: Settings, options: FederateOptions) -> None:
         raise SettingError("--ledger would change nothing: --write-app runs nothing. Leave it out.")
     if options.catalogue is None:
         items = load_data(settings)
+        refuse_tuned_noise(settings, items)
     else:
         items = read_catalogue(options.catalogue, settings.read_options)
     assert options.write_app is not None

@@ -28,12 +28,13 @@ def fit(settings: Settings, options: FitOptions) -> None:
     if options.like is not None:
         settings = settings_like(options.like, settings)
     allow_method(settings.method)
-    require_tracker(options.track, options.track_to, adds_noise(settings))
     if options.from_model is not None:
         settings = read_alike(options.from_model, settings)
     data: Data = load_data(settings)
     path = options.out or new_folder("model", data.name, settings.method)
     prepared, before = prepare_model(settings, data, options.from_model)
+    private = adds_noise(prepared.settings) or (before is not None and before.privacy is not None)
+    require_tracker(options.track, options.track_to, private)
     check_ledger(options.ledger, [prepared], prepared.data or data)
     announce_privacy(prepared)
     folder = RunFolder.create(path, prepared.settings.model_dump(), prepared.data or data, __version__, "fit")

@@ -322,19 +322,23 @@ class RunFolder:
     def require_same_plan(self, settings: JsonObject, facts: Facts | None = None) -> None:
         """Write plan.json and facts.json where they are missing, and refuse settings in force that differ from those of
         plan.json. Weights by age may differ: they are off where a new person's history has no order."""
-        now = json.loads(json.dumps(settings))
         if facts is not None and not (self.path / "facts.json").exists():
             self.write("facts.json", facts.words())
         if not (self.path / "plan.json").exists():
-            self.write("plan.json", now)
+            self.write("plan.json", json.loads(json.dumps(settings)))
             return
-        then = self.read("plan.json")
-        changed = [n for n in sorted({*then, *now}) if then.get(n) != now.get(n) and n not in UNTIMED]
-        if changed:
+        if changed := self.changed_settings(settings):
             raise RunError(
                 f"{self.path} was begun with other values of {', '.join(changed)} than this fedtaste's defaults. "
                 "Use the fedtaste that began it, or run again."
             )
+
+    def changed_settings(self, settings: JsonObject) -> JsonObject:
+        """The settings of plan.json that differ from these, with their values there (None for those it does not have).
+        Weights by age are left out."""
+        now, then = json.loads(json.dumps(settings)), self.read("plan.json")
+        names = [n for n in sorted({*then, *now}) if then.get(n) != now.get(n) and n not in UNTIMED]
+        return {name: then.get(name) for name in names}
 
     # Checkpoints and trained parameters
 

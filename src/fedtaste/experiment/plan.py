@@ -197,8 +197,10 @@ def _scale_note(task: Facts, changed: Values) -> tuple[str, ...]:
 
 def with_scaled_values(settings: Settings, run_plan: Plan) -> Settings:
     """The settings with the values that the method's rule chose, so that a model that is continued with more data, or
-    with fewer people, keeps them. Weights by age are left out: they follow from whether a history has an order."""
-    chosen = {name: value for name, value in run_plan.scaled.items() if name not in UNTIMED}
+    with fewer people, keeps them, and with the k that its tables have: a small catalogue may have limited it. Weights
+    by age are left out: they follow from whether a history has an order."""
+    kept = run_plan.scaled | {name: value for name, value in run_plan.settings.items() if name == "k"}
+    chosen = {name: value for name, value in kept.items() if name not in UNTIMED}
     return changed_settings(settings, chosen)
 
 

@@ -26,6 +26,7 @@ from fedtaste.result_part import JsonObject
 TrackerName = Literal["tensorboard", "mlflow"]
 PACKAGES: dict[str, str] = {"tensorboard": "tensorboardX", "mlflow": "mlflow"}  # the modules that the extras install
 NOTE = "tracking.json"  # in a run folder that is tracked
+EXPERIMENT = "fedtaste"  # the MLflow experiment that runs are entered into
 ARTIFACTS = ("report.html", "result.json")
 Result = RunResult | FitResult
 
@@ -50,16 +51,27 @@ def require_tracker(name: TrackerName | None, address: str | None, private: bool
             "figures stay in the run folder."
         )
     try:
-        _import(name)
+        package = _import(name)
     except ImportError:
         raise SettingError(
             f"--track {name} needs a package that is not installed. Run: pip install 'fedtaste[{name}]'"
         ) from None
+    if address is not None:
+        try:
+            package.MlflowClient(tracking_uri=address).get_experiment_by_name(EXPERIMENT)
+        except package.MlflowException as error:
+            reason = str(error).splitlines()[0][:200]
+            raise SettingError(
+                f"--track-to {address} cannot be used by MLflow ({reason}). Give the address of a server that runs, as "
+                "in http://localhost:5000, or leave it out."
+            ) from None
 
 
 def _import(name: TrackerName) -> Any:
-    """The package of a tracker. MLflow reports its own use over the network unless this variable is set."""
+    """The package of a tracker. MLflow reports its own use over the network unless it is told not to, and tries a
+    server that does not answer for minutes."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     return importlib.import_module(PACKAGES[name])
 
 
@@ -171,8 +183,8 @@ class MLflow:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # MLflow's own use of SQLAlchemy
             self.client: Any = _import("mlflow").MlflowClient(tracking_uri=address)
-            experiment = self.client.get_experiment_by_name("fedtaste")
-            number = experiment.experiment_id if experiment else self.client.create_experiment("fedtaste", artifacts)
+            experiment = self.client.get_experiment_by_name(EXPERIMENT)
+            number = experiment.experiment_id if experiment else self.client.create_experiment(EXPERIMENT, artifacts)
         self.run = self.client.create_run(number, run_name=name).info.run_id
         for key, text in _texts(settings).items():
             self.client.log_param(self.run, key, text[:500])  # the longest that every store of MLflow takes

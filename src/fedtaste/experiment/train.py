@@ -23,6 +23,7 @@ from fedtaste.data.user_files import UserSplit
 from fedtaste.engine.backends import choose_backend
 from fedtaste.engine.run import Convergence, Round, State, begin, run
 from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.evaluation.protocol import Evaluation
 from fedtaste.experiment.evaluate import Trained
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.plan import Plan, plan
@@ -181,6 +182,7 @@ class Training:
         self.setup_seconds, self._start = prepared.seconds, prepared.start
         self.folder, self.listener, self.remote = folder, listener, remote
         self.searches = self.task.validates and self.plan.searches
+        self.validation: Evaluation | None = None  # of the last round that was validated
         self._resumed, progress = folder.restore(lambda: self.begin(self.federation("final")))
         self.progress = progress or Progress(phase="search" if self.searches else "final")
         if remote:
@@ -315,7 +317,8 @@ class Phase:
             self.first_refused = f", {done.refused}'s in round {done.number} first"
         last = done.number == self.rounds
         if self.searching and self.task.validates and (done.number % self.plan.every == 0 or last):
-            metrics = self.task.validation(self.training.served(self.state)).exact()
+            self.training.validation = self.task.validation(self.training.served(self.state))
+            metrics = self.training.validation.exact()
         self.progress.add_round(done, metrics, self.on_curve, self._expected_cohort())
         if self.progress.phase == "final":
             wire, rounds, delta = self.plan.wire, self.plan.rounds, self.plan.delta

@@ -1,10 +1,13 @@
 """Tune the settings of a method: trials of the search phase of a run, pruned by round, chosen on validation data alone.
 
 A trial trains on the training part and is measured on the validation data after every round, as the search phase of
-`fedtaste run` is; its figure is that of its best round. The test data are not read. Trial 0 has the defaults. The study
-is a folder (kind "tune" of folder.py) beside whose settings.json stand
+`fedtaste run` is; its figure is that of its best round. The test data are not read. Trial 0 has the defaults, and they
+are kept unless a trial is better by more than the standard error of the difference, paired by person: the best of many
+trials is always a little better by chance. The study is a folder (kind "tune" of folder.py) beside whose settings.json
+stand
 
     journal.jsonl    every trial (optuna_study.py)       result.json    the TuneResult that `--json` prints
+    scores/          validation scores of every person in every complete trial
     run.toml         the best settings, for `fedtaste run --config`      report.html, plots/
 """
 
@@ -19,15 +22,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fedtaste.data.sources import absolute_source
 from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.evaluation.paired import paired_differences
+from fedtaste.evaluation.protocol import Evaluation
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.optuna_study import Pruned, Trial, TrialQueue
 from fedtaste.experiment.plan import UNTIMED, plan, unread_settings
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.progress import Progress, ProgressListener
+from fedtaste.experiment.scores import PersonScores, person_scores, person_sums, save_scores
 from fedtaste.experiment.settings import Settings, with_method_settings
 from fedtaste.experiment.train import Prepared, Training, prepare
 from fedtaste.experiment.tune_result import StudyHeader, TuneCost, TuneResult, TuneTrial
@@ -36,6 +43,7 @@ from fedtaste.files.lock import lock_folder
 from fedtaste.methods import known_method
 from fedtaste.methods.search_space import Choice, LogRange, Range, Space, largest_k, parse_space, resolve
 
+NORMAL_95 = 1.96  # standard errors from the middle of a 95 % interval to its ends
 NOISE = (
     "Settings cannot be tuned with noise: each trial would release a model, and trials are compared on people's data "
     "without noise, which no epsilon covers. Tune on public data of the same kind without noise, and run with --config "
@@ -172,6 +180,8 @@ class TrialListener:
         self.name, self.sign = plan.base.task.selection
         self.prunes = plan.base.plan.searches  # else rounds release parts of one model and cannot be compared
         self.trial, self.clock, self.rounds = trial, clock, 0
+        self.training: Training | None = None
+        self.best: tuple[float, Evaluation | None] = (-math.inf, None)  # the score of the best round, and its people's
 
     def phase(self, name: str, rounds: int, done: int) -> None:
         """Remember how many rounds there are."""
@@ -181,8 +191,12 @@ class TrialListener:
         """Enter the round; raises Pruned, OutOfTimeError, or DivergedError for a figure that is no number."""
         if metrics and not math.isfinite(metrics[self.name]):
             raise DivergedError(f"{self.name} is {metrics[self.name]} after round {number}.")
-        if metrics and self.prunes:
-            self.trial.report(number, self.sign * metrics[self.name])
+        if metrics:
+            score = self.sign * metrics[self.name]
+            if self.training and (score > self.best[0] or not self.prunes):
+                self.best = score, self.training.validation
+            if self.prunes:
+                self.trial.report(number, score)
         if self.clock.over and number < self.rounds:
             raise OutOfTimeError(number / self.rounds)
 
@@ -227,14 +241,23 @@ class Tuner:
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=self.folder.path) as path:
             try:
                 prepared = prepare(self.plan.settings(trial.values), self.plan.data, task=self.plan.base.task)
-                training = Training(prepared, RunFolder(Path(path)), listener, None)
+                training = listener.training = Training(prepared, RunFolder(Path(path)), listener, None)
                 training.search()
+                self._save_scores(trial, listener.best[1])
             except Pruned:
                 state = "pruned"
             except (DivergedError, SettingError, LinAlgError) as error:
                 state, reason = "failed", str(error)
         progress = training.progress if training else Progress()
         return self._record(trial, progress, state, reason)
+
+    def _save_scores(self, trial: Trial, evaluation: Evaluation | None) -> None:
+        """Keep what every person scored in the best round."""
+        if evaluation is not None:
+            path = scores_of(self.folder, trial.number)
+            path.mkdir(parents=True, exist_ok=True)
+            people = np.arange(len(next(iter(person_scores(evaluation).values()))))
+            save_scores(path, {"seen": (people, evaluation)})
 
     def _record(self, trial: Trial, progress: Progress, state: str, reason: str) -> TuneTrial:
         name, sign = self.plan.base.task.selection
@@ -293,10 +316,45 @@ def best_trial(trials: list[TuneTrial], sign: int) -> TuneTrial | None:
     return max(complete, key=lambda trial: sign * (trial.valid or 0.0), default=None)
 
 
+def scores_of(folder: RunFolder, number: int) -> Path:
+    """Where the validation scores of a trial are kept."""
+    return folder.path / "scores" / str(number)
+
+
+def gain_over_defaults(folder: RunFolder, number: int, metric: str) -> tuple[float, float] | None:
+    """(the metric of a trial minus that of the defaults, the standard error of this difference, paired by person); None
+    where the scores of one of them are not stored."""
+    scores = [PersonScores.read(scores_of(folder, each)) for each in (number, 0)]
+    if scores[0] is None or scores[1] is None:
+        return None
+    keys = [key for key in (f"seen.sampled.{metric}", f"seen.{metric}") if key in scores[0].columns]
+    parts = [person_sums([each], [""], keys[0]) for each in scores if each is not None and keys]
+    if len(parts) < 2 or parts[0] is None or parts[1] is None:
+        return None
+    (difference,) = paired_differences([parts[0], parts[1]])
+    low, high = difference.interval
+    return difference.mean, (high - low) / (2 * NORMAL_95)
+
+
+def choose(plan: TunePlan, folder: RunFolder, trials: list[TuneTrial]) -> tuple[TuneTrial | None, tuple[str, ...]]:
+    """(the trial whose settings are taken, notes): the best one, or the defaults where it is hardly better."""
+    best, name = best_trial(trials, plan.sign), plan.base.task.selection[0]
+    if best is None or best.number == 0 or trials[0].state != "complete":
+        return best, ()
+    gain = gain_over_defaults(folder, best.number, name)
+    if gain is None or plan.sign * gain[0] > gain[1]:
+        return best, ()
+    note = (
+        f"The best trial, {best.number}, is {abs(gain[0]):.4f} better than the defaults in {name} on validation data, "
+        f"within the standard error of this difference ({gain[1]:.4f}): the defaults are kept."
+    )
+    return trials[0], (note,)
+
+
 def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str) -> TuneResult:
     """The result of the trials that have ended."""
     trials, base, header = queue.finished(), plan.base, folder.study()
-    best = best_trial(trials, plan.sign)
+    best, kept = choose(plan, folder, trials)
     if best is None or best.valid is None:
         reasons = "; ".join(dict.fromkeys(trial.reason for trial in trials if trial.reason)) or stopped
         raise RunError(f"No trial was completed ({reasons}). Search other values, or give more time.")
@@ -312,7 +370,7 @@ def conclude(plan: TunePlan, queue: TrialQueue, folder: RunFolder, stopped: str)
         space=plan.words(), requested=header.trials, stopped=stopped,
         trials=tuple(trials), best=best.number, defaults=plan.defaults, settings=plan.defaults | best.settings,
         valid=best.valid, valid_of_defaults=defaults.valid if defaults else None, importances=queue.importances(),
-        cost=cost, notes=(OPTIMISTIC, *base.plan.notes), study=str(folder.path),
+        cost=cost, notes=(*kept, OPTIMISTIC, *base.plan.notes), study=str(folder.path),
         config=str(config), **({"final": header.final} if header.final else {}),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ from fedtaste.evaluation.scoring import CELLS, Personalised
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.plan import Plan, plan, with_scaled_values
 from fedtaste.experiment.result import FitResult, RunResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import Settings, with_method_settings
 from fedtaste.experiment.stored_interactions import INTERACTIONS, load_interactions
 from fedtaste.experiment.train import make_task
 from fedtaste.federation import Federation, separate_devices
@@ -83,6 +83,9 @@ class OpenModel:
             raise SettingError(f"{path} is a run on {facts.kind}; there are no items to recommend.")
         items = cast(Catalogue, folder.items(facts.items))
         model = OpenModel(folder, settings, result, facts, items, cache)
+        changed = folder.changed_settings(model.plan(facts.timed).settings)
+        if known := {name: value for name, value in changed.items() if value is not None}:
+            model = replace(model, settings=with_method_settings(settings, known))  # defaults of another version
         folder.require_same_plan(model.plan(facts.timed).settings)
         return model
 
