@@ -52,6 +52,7 @@ CASES = [
     ("fedtrail", {"parts": "trail", "mix": 0.4, "fast": 0.3, "slow": 0.8, "reach": 5}, "ranking", 0),
     ("fedtrail", {"parts": "factors", "bits": 8}, "ranking", 0),
     ("fedtrail", {"parts": "trail+als", "keep": 7, "bits": 8, "reach": 0}, "ranking", 0),
+    ("fedeigen", {"lam": 0.03, "alpha0": 0.4, "recency": 0.5}, "ranking", 0),
     ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 3, "parts": "common"}, "additive", 8),
     ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 2, "parts": "common", "released": False}, "additive", 0),
 ]

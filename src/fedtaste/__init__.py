@@ -23,9 +23,9 @@ _MODULES = {  # module -> its public names; tests/test_public.py compares this t
     "data.sources": "load",
     "data.supervised": "Supervised",
     "federation": "of_histories of_arrays",
-    "models": "factorization additive linear logistic cnn wrap",
+    "models": "factorization linear logistic cnn wrap",
     "methods": "METHODS popularity local centralised fedsgd fedavg fedprox fedper fedrep fedbn ditto pfedme apfl"
-    " fedclup lgmix fedrecon fedals fedrap fedtrail fedveil fcf fedmf fedncf pfedrec",
+    " fedclup lgmix fedrecon fedals fedrap fedtrail fedeigen fedveil fcf fedmf fedncf pfedrec",
     "engine.run": "run State",
     "tasks.serve": "top_items",
     "tasks.clients": "personal_outputs",
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         fedavg,
         fedbn,
         fedclup,
+        fedeigen,
         fedmf,
         fedncf,
         fedper,
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
         pfedrec,
         popularity,
     )
-    from fedtaste.models import additive, cnn, factorization, linear, logistic, wrap
+    from fedtaste.models import cnn, factorization, linear, logistic, wrap
     from fedtaste.recommender import Recommender
     from fedtaste.report.trade_off import trade_off
     from fedtaste.serving.export import export

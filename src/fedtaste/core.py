@@ -197,6 +197,7 @@ class Method:
     recipe: Recipe | None = None  # how anybody is rebuilt by plain arithmetic, as in a browser (recipe.py)
     tables: Callable[[Params], Params] | None = None  # shared parameters as the tables that the recipe reads ("item",
     # "trail"), where they are kept in another form
+    stage: Stage | None = None  # the method's own first stage of uploads, such as rounding to 8 bits
     server_with: Callable[[ServerStep], ServerStep] | None = None  # the server with another step in place of adding the
     # mean change, for methods whose server does more than that
     pooled: bool = False  # a baseline that sees everybody's data in one place

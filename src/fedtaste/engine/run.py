@@ -96,7 +96,8 @@ class RunOptions(TypedDict, total=False):
     seed: int
     """Everything random follows from it, except secret noise."""
     wire: Stage | None
-    """What happens to uploads on their way: clipping, noise, secure sums, compression."""
+    """What happens to uploads on their way: clipping, noise, secure sums, compression; the method's own stage (rounding
+    to few bits, where it has one) when left out."""
     noise_seed: int | None
     """Draws noise from this number, for studies that are to be repeated. It protects nobody."""
     noise_key: bytes | None
@@ -153,7 +154,7 @@ class RoundLoop:
 
     def __init__(self, method: Method, model: Model, federation: Federation, options: RunOptions) -> None:
         self.method, self.model, self.federation, self.options = method, model, federation, options
-        self.wire = options.get("wire") or Stage()
+        self.wire = options.get("wire") or method.stage or Stage()
         self.seed = options.get("seed", 0)
         self.backend = choose_backend(options.get("backend", "auto"), method, self.wire)
         self.clients = options.get("clients")

@@ -45,7 +45,7 @@ def make_wire(
     check_budget(settings.epsilon, settings.delta)
     plain = build(public)
     if not stages and settings.epsilon is None:
-        return Wire(plain, Stage(), None, False)
+        return Wire(plain, plain.stage or Stage(), None, False)
     people, bounded = max(task.people, 1), bool(plain.privacy.bounds)
     cohort = people if settings.cohort is None else cohort_size(settings.cohort, people)
     if bounded and settings.cohort is not None:

@@ -17,6 +17,7 @@ from fedtaste.methods.averaging import fedavg, fedbn, fedmf, fedncf, fedper, fed
 from fedtaste.methods.baselines import centralised, local, popularity
 from fedtaste.methods.fcf import fcf
 from fedtaste.methods.fedals import fedals
+from fedtaste.methods.fedeigen import fedeigen
 from fedtaste.methods.fedrap import fedrap
 from fedtaste.methods.fedrecon import fedrecon
 from fedtaste.methods.fedtrail import fedtrail
@@ -33,7 +34,7 @@ from fedtaste.text import did_you_mean
 __all__ = ["METHODS", "build", "find_method", "known_method", "name_method"]
 __all__ += ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedbn", "ditto"]
 __all__ += ["pfedme", "apfl", "fedclup", "lgmix", "fedrecon", "fedals", "fedrap", "fedtrail", "fedveil", "fcf", "fedmf"]
-__all__ += ["fedncf", "pfedrec"]
+__all__ += ["fedeigen", "fedncf", "pfedrec"]
 
 METHODS: dict[str, Callable[..., Method]] = {
     "popularity": popularity,
@@ -54,6 +55,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedals": fedals,
     "fedrap": fedrap,
     "fedtrail": fedtrail,
+    "fedeigen": fedeigen,
     "fedveil": fedveil,
     "fcf": fcf,
     "fedmf": fedmf,

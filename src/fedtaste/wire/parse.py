@@ -131,8 +131,10 @@ def assemble(
         method, stage = stages.sparsify(method, share, like)
         parts.append(stage)
         notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
-    if bits := values.get("quantise"):
+    if bits := values.get("quantise"):  # in place of the method's own rounding
         parts.append(stages.quantise(int(bits)))
+    elif method.stage:
+        parts.append(method.stage)
     noise = multiplier or values.get("noise") or values.get("local") or 0.0
     protection = _Protection(method, limit, noise, "local" in values, everybody, likes)
     parts += protection.stages("secure" in values, values.get("secure"))
