@@ -62,6 +62,14 @@ def test_a_key_that_is_swept_twice_is_refused_and_a_repeated_method_is_reported(
     assert "popularity was named 2 times; it is trained once." in output.err and len(output.json["results"]) == 1
 
 
+def test_settings_that_are_given_twice_and_runs_of_one_name_are_refused():
+    swept = ("--method", "fedals", "--sweep", "lam=0.01,0.1", *QUICK)
+    fedtaste("compare", *swept, "--set", "lam=5").refused("--set lam and --sweep lam were both given")
+    budgets = ("--methods", "fedals", "--wire", "clip=1", "--epsilon", "1,1.0000001", *QUICK)
+    fedtaste("compare", *budgets).refused("Two runs would have the name fedals-epsilon=1")
+    assert not Path("runs").exists()
+
+
 # Several seeds
 
 
@@ -258,6 +266,10 @@ def test_a_comparison_is_resumed_with_its_own_data_version_and_plan(seeds):
         ({"version": "0.1.0"}, ["begun by fedtaste 0.1.0"]),
         ({"runs": content["runs"] | {label: content["runs"][label] | {"data_hash": "0"}}}, ["data have changed"]),
         ({"runs": {}}, ["comparison.json has no usable runs"]),
+        ({"duplicates": {"nobody": label}}, ["comparison.json has no usable duplicates"]),
+        ({"duplicates": {label: "nobody"}}, ["comparison.json has no usable duplicates"]),
+        ({"duplicates": {label: label}}, ["comparison.json has no usable duplicates"]),
+        ({"axes": ["accuracy", "depth"]}, ["comparison.json has no usable axes"]),
         ({"runs": {"a": content["runs"][label] | {"folder": "../a"}}}, ["comparison.json has no usable runs"]),
     ):
         Path("copy/comparison.json").write_text(json.dumps(content | change))

@@ -12,7 +12,9 @@ import pytest
 from fedtaste.evaluation import paired
 from fedtaste.evaluation.paired import PersonSums, holm, paired_differences, randomisation_test
 from fedtaste.evaluation.protocol import PredictionErrors
+from fedtaste.experiment.result import Difference, SeedSummary
 from fedtaste.experiment.scores import PersonScores, person_scores, person_sums
+from fedtaste.report.differences import Study, difference_note
 from support.command import fedtaste
 
 WORLD = ("--data", "synthetic:40x40x400", "--threads", "1", "--rounds", "2", "--json")
@@ -122,3 +124,11 @@ def test_people_of_data_that_a_seed_generates_are_other_people(tmp_path):
     key = "seen.sampled.hr@10"
     together, apart = (len(person_sums(runs, worlds, key).sums) for worlds in (["a", "a"], ["a", "b"]))
     assert apart == sum(len(run.people("seen")) for run in runs) > together
+
+
+def test_the_note_counts_the_seeds_that_are_paired():
+    pair = Difference(first="a", second="b", metric="m", difference=0.1, interval=(0.0, 0.2), p=0.5, p_holm=0.5,
+                      people=40, by_seed=(0.1, 0.1))  # fmt: skip
+    notes = [difference_note(Study("m", "a", SeedSummary(seeds=seeds, methods=()), (pair,))) for seeds in
+             ((0, 1), (0, 1, 2))]  # fmt: skip
+    assert "scores of all 2 seeds." in notes[0] and "scores of the 2 seeds that all methods have." in notes[1]

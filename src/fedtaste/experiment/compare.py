@@ -88,8 +88,10 @@ def label_runs(
     """The settings of every variant with every privacy budget and seed, by a label such as `fedals-k=8-epsilon=3`."""
     if settings.seed + seeds - 1 > MAX_SEED:
         raise SettingError(f"--seed must be at most {MAX_SEED - seeds + 1} for {seeds} seeds, got {settings.seed}.")
-    runs = {}
+    runs: dict[str, RequestedRun] = {}
     for variant in variants:
+        if both := next((name for name in variant.set if name in settings.set), None):
+            raise SettingError(f"--set {both} and --sweep {both} were both given. Leave one of them out.")
         for budget in budgets:
             marks = [f"{name}={value}" for name, value in variant.set.items()]
             if len(budgets) > 1:
@@ -100,6 +102,8 @@ def label_runs(
             configuration = "-".join([variant.method, *marks])
             for seed in range(settings.seed, settings.seed + seeds):
                 label = configuration if seeds == 1 else f"{configuration}-seed={seed}"
+                if folder_name(label) in map(folder_name, runs):
+                    raise SettingError(f"Two runs would have the name {label}. Give values that differ more.")
                 runs[label] = RequestedRun(settings.model_copy(update=values | {"seed": seed}), configuration)
     return runs
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from fedtaste.data.sources import absolute_source
 from fedtaste.errors import RunError
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.experiment.result import FolderName
+from fedtaste.experiment.result import Axis, FolderName
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.tracking import TrackerName
 from fedtaste.files.atomic import write_atomically
@@ -40,7 +40,7 @@ class ComparisonRecord(ResultPart):
     """Runs that equal an earlier one, which is trained once and copied."""
     refused: dict[str, str]
     """Methods that do not fit the data, and why."""
-    axes: tuple[str, ...]
+    axes: tuple[Axis, ...]
     ledger: str | None
     jobs: Count | None
     track: TrackerName | None = None
@@ -52,6 +52,15 @@ class ComparisonRecord(ResultPart):
         if len({run.folder for run in runs.values()}) < len(runs):
             raise ValueError("two runs have the same folder")
         return runs
+
+    @field_validator("duplicates")
+    @classmethod
+    def _of_runs_that_are_trained(cls, duplicates: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        runs = info.data.get("runs", {})
+        for label, original in duplicates.items():
+            if label not in runs or original not in runs or original in duplicates:
+                raise ValueError(f"{label} is no copy of a run that is trained")
+        return duplicates
 
     def settings(self, label: str) -> Settings:
         """The settings of a run."""

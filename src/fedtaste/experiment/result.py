@@ -333,6 +333,16 @@ def _folder_name(name: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(_folder_name)]
+AXES = ("accuracy", "bytes", "epsilon", "rounds", "gradients")
+
+
+def _axis(name: str) -> str:
+    if name not in AXES:
+        raise ValueError(f"must be one of {', '.join(AXES)}")
+    return name
+
+
+Axis = Annotated[str, AfterValidator(_axis)]
 
 
 class Comparison(ResultPart):
@@ -341,7 +351,7 @@ class Comparison(ResultPart):
     runs: Annotated[tuple[FolderName, ...], Field(min_length=1)]
     heterogeneity: Heterogeneity | None = None
     left_out: dict[str, str] = {}
-    axes: tuple[str, ...] = ()
+    axes: tuple[Axis, ...] = ()
 
 
 class SurfacePoint(ResultPart):

@@ -92,8 +92,12 @@ def difference_note(study: Study) -> str:
     """How differences were measured."""
     if not study.differences:
         return ""
-    people = study.differences[0].people
-    seeds = f" Every person keeps their scores of all {study.seed_count} seeds." if study.seed_count > 1 else ""
+    people, used = study.differences[0].people, len(study.differences[0].by_seed)
+    which = f"all {used}" if used == study.seed_count else f"the {used}"
+    that = "" if used == study.seed_count else " that all methods have"
+    seeds = f" Every person keeps their scores of {which} seeds{that}." if used > 1 else ""
+    if used == 1 < study.seed_count:
+        seeds = " Scores are those of the only seed that all methods have."
     few = " So few say little." if people < 30 else ""
     return (
         f"Paired by person ({people:,} of them): both methods are measured on the same people and test items."

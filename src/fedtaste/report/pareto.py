@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedtaste.errors import SettingError
-from fedtaste.experiment.result import RunResult, SurfacePoint, SurfaceSummary
+from fedtaste.experiment.result import AXES, RunResult, SurfacePoint, SurfaceSummary
 from fedtaste.report.numbers import decimals
 from fedtaste.report.tables import method_name
 from fedtaste.text import did_you_mean
 
 if TYPE_CHECKING:
     from fedtaste.report.trade_off import Tradeoff
-
-AXES = ("accuracy", "bytes", "epsilon", "rounds", "gradients")
 
 
 @dataclass(frozen=True)
