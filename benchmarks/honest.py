@@ -65,7 +65,7 @@ def table(data: dict[str, dict[str, dict[str, Any]]]) -> str:
             pair(clean["seen"]["full"]),
             pair(clean["new"]["sampled"]) if clean["new"] else "-",
             str(clean["best_round"]),
-            size(clean["traffic"]["up_bytes"] / clean["people"]),
+            size(clean["traffic"]["up_bytes"] / clean["members"]),
             f"{clean['seconds']['train_cpu']:.1f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -115,7 +115,7 @@ def sparsity() -> str:
         result = entry["result"]
         setting = entry["command"].split("--rounds ")[1].split(" ", 1)[1].removesuffix(" --json")
         zeros = f"{100 * result['curve'][-1]['zeros']:.0f} %"
-        down = size(result["traffic"]["down_bytes"] / result["people"])
+        down = size(result["traffic"]["down_bytes"] / result["members"])
         rows.append([result["rounds"], f"`{setting}`", zeros, pair(result["seen"]["sampled"]), down])
     heads = "rounds | setting | zeros in the common table | HR / NDCG@10 (published) | down, a person in all"
     return markdown(heads, rows)
@@ -126,7 +126,7 @@ def trail() -> str:
     for entry in evidence("fedtrail"):
         result = entry["result"]
         options = entry["command"].removeprefix("fedtaste run --method fedtrail").removesuffix(" --json").strip()
-        traffic = [size(result["traffic"][way] / result["people"]) for way in ("up_bytes", "down_bytes")]
+        traffic = [size(result["traffic"][way] / result["members"]) for way in ("up_bytes", "down_bytes")]
         seen, new = result["seen"], result["new"]["sampled"]
         rows.append([f"`{options or 'default'}`", pair(seen["sampled"]), pair(seen["full"]), pair(new), *traffic])
     return markdown("setting | seen: 99 | seen: all | new: 99 | up, a person | down, a person", rows)
