@@ -47,6 +47,7 @@ def compare_auto(settings: Settings, options: CompareOptions) -> None:
         emit(compared.result(report, plan.left_out).model_copy(update={"choice": choice}).dump())
     else:
         show_choice(choice, report)
+        put(f"Next: fedtaste fit --data {settings.data} --method {choice.take} trains it on everything.", "dim")
 
 
 def try_methods(plan: ChoicePlan, data: Data, path: Path, options: CompareOptions, bars: Bars) -> list[RunResult]:
@@ -83,7 +84,8 @@ def show_choice(choice: MethodChoice, report: Path) -> None:
     table = Table("method", f"{choice.metric}\nvalidation", "bytes a\nperson", "stays with\na person", "new person",
                   "secure\nsums", "page")  # fmt: skip
     for trial in choice.trials:
-        stays, served = ", ".join(trial.private) or "nothing", "trains first" if trial.trains_new_people else "at once"
+        stays = "history and own parameters" if trial.private else "history"
+        served = "trains first" if trial.trains_new_people else "at once"
         flags = ["yes" if flag else "no" for flag in (trial.secure, trial.page)]
         sent, style = human_bytes(trial.bytes_per_person), "bold" if trial.method == choice.take else None
         table.add_row(trial.method, f"{trial.valid:.3f}", sent, stays, served, *flags, style=style)

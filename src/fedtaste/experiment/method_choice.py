@@ -33,6 +33,7 @@ Reasons = dict[str, str]  # by method
 RANKING = {
     "popularity": "the plain baseline, the same list for everybody",
     "fedals": "the default: exact solves, few rounds",
+    "fedeigen": "item factors from eigenvectors of counts; a hundredth of the bytes of fedals",
     "fedtrail": "counts which items are taken together, and in which order where there is time; one round",
     "fedrecon": "rebuilds a person from their own items and stores nothing; good where histories are short",
     "fedmf": "the plain federated factorisation, by gradients",

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from fedtaste.errors import SettingError
 from fedtaste.evaluation.list_metrics import BeyondAccuracy
 from fedtaste.experiment.tune_result import Tuning
 from fedtaste.result_part import Count, Interval, ResultPart
@@ -249,7 +250,12 @@ class RunResult(ResultPart):
             return lists.metric(name) if lists else None
         if who == "new_items":
             return self.new_items.metrics.get(name) if self.new_items else None
-        scores = {"seen": self.seen, "new": self.new}.get(who)
+        groups = {"seen": self.seen, "new": self.new}
+        if who not in groups:
+            raise SettingError(
+                f"A metric begins with seen, new, beyond or new_items, as in seen.sampled.hr@10; got {key!r}."
+            )
+        scores = groups[who]
         return scores.metric(name) if scores else None
 
     def interval(self, key: str) -> Interval | None:
