@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start many processes. Keep compiled modules for them, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo check unit test suite lint browser bench evidence notebooks clean
+.PHONY: install demo check unit test suite lint browser bench evidence notebooks docs package clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -65,6 +65,13 @@ bench: .venv/ready
 evidence: .venv/ready notebooks
 	$(BIN)/python benchmarks/evidence.py
 	for example in examples/*.py; do $(BIN)/python $$example || exit 1; done
+
+# The documentation site, offline, into docs/_build/html; a warning is an error.
+docs: .venv/ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+	$(BIN)/python docs/check.py links docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
 
 notebooks: .venv/ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[notebooks]'

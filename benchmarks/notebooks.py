@@ -1,6 +1,6 @@
 """`make notebooks`: run the notebooks, which takes minutes, and save their output.
 
-python benchmarks/notebooks.py [name ...]      all of notebooks/*.ipynb, or some
+python benchmarks/notebooks.py [name ...]      all of docs/tutorials/*.ipynb, or some
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[1] / "notebooks"
+FOLDER = Path(__file__).parents[1] / "docs" / "tutorials"
 LARGEST = 300_000  # bytes, because notebooks are stored in the history of the project
 
 
@@ -36,7 +36,7 @@ def main(names: list[str]) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the kernel of this Python
     for path in sorted(FOLDER.glob("*.ipynb")):
         if not names or path.stem in names:
-            print(f"notebooks/{path.name}", flush=True)
+            print(f"docs/tutorials/{path.name}", flush=True)
             execute(path)
 
 
