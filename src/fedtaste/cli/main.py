@@ -32,6 +32,7 @@ COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "audit": "Attack the uploads that a configuration really produces, and show what a server learns about people.",
     "poison": "Let some people turn hostile, and measure what they achieve with a plain sum and with a robust one.",
     "bench": "Measure the CPU time of one round by loop, vmap and kernel, and how it grows with the interactions.",
+    "reproduce": "Train the main table of a paper within minutes: our figures beside the published ones.",
     "data": "Data sets: list, fetch, import, describe.",
     "data list": "List the data sets that have a name.",
     "data fetch": "Fetch a data set into the cache, and check it; or say where to get one that fedtaste may not fetch.",

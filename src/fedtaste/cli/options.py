@@ -267,6 +267,19 @@ class BenchOptions(JsonOptions):
     """The seed of everything random."""
 
 
+class ReproduceOptions(JsonOptions):
+    """Train the main table of a paper within minutes: our figures beside the published ones.
+
+    PAPER is federated-sgd, fedrecon, fedrap, fedclup or lgmix.
+    """
+
+    paper: Annotated[str, Cli(argument=True, metavar="PAPER")]
+    out: Path | None = None
+    """The folder of the runs, the figures and the plot; a new one under runs/ when it is left out."""
+    seed: Seed = 0
+    """The seed of everything random."""
+
+
 class LedgerOptions(ReadSettings, JsonOptions):
     """Show the private runs on the same people and their total epsilon.
 
@@ -339,6 +352,7 @@ COMMANDS = {
     "poison": Command("poison:poison", PoisonOptions, ("data", "set", "rounds", "cohort", "seed", "threads",
                                                               *ReadSettings.model_fields)),
     "bench": Command("bench:bench", BenchOptions),
+    "reproduce": Command("reproduce:reproduce", ReproduceOptions),
     "data list": Command("data:list_sources", SourceListOptions),
     "data fetch": Command("data:fetch", FetchOptions),
     "data import": Command("data:import_file", ImportOptions),
