@@ -57,6 +57,7 @@ browser:
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell README.md CHANGELOG.md docs src
 	$(BIN)/mypy
 
 bench: .venv/ready
@@ -72,6 +73,11 @@ docs: .venv/ready
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 	$(BIN)/python docs/check.py links docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
+
+# The sdist and the wheel, checked, and used in empty environments; into dist/.
+package: .venv/ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[package]'
+	$(BIN)/python benchmarks/package.py
 
 notebooks: .venv/ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[notebooks]'
