@@ -34,7 +34,7 @@ import importlib.util, sys
 import fedtaste as ft
 assert not [name for name in {heavy!r} if importlib.util.find_spec(name)], "the environment is not a light one"
 model = ft.Recommender.load({site!r})
-print([each.title for each in model.recommend_for(likes=["The Quiet Balcony"], n=3).items])
+print([each.title for each in model.recommend_for(likes=["The Quiet Labyrinth"], n=3).items])
 """
 
 
@@ -110,7 +110,7 @@ def check_page(bin: Path, site: Path) -> None:
             line = next(line for line in server.stdout if "http://" in line)
             address = next(word for word in line.split() if word.startswith("http://")).rstrip("/.,")
             page = urllib.request.urlopen(f"{address}/", timeout=10).read()
-            body = json.dumps({"likes": ["The Quiet Balcony"], "n": 2}).encode()
+            body = json.dumps({"likes": ["The Quiet Labyrinth"], "n": 2}).encode()
             headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(f"{address}/v1/recommend", body, headers)
             answer = json.loads(urllib.request.urlopen(request, timeout=10).read())
