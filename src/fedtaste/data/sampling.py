@@ -117,9 +117,10 @@ def _samples(
             first, count = starts[person], starts[person + 1] - starts[person]
             begin, end = out_starts[place], out_starts[place + 1]
             out_items[begin : begin + count] = items[first : first + count]
-            out_targets[begin : begin + count] = values[first : first + count]
             if negatives > 0:
                 out_targets[begin : begin + count] = 1.0
+            else:
+                out_targets[begin : begin + count] = values[first : first + count]
             if end > begin + count:
                 _mark(marks, place, starts, items, person)
                 _mark(marks, place, forbidden_starts, forbidden_items, person)
@@ -183,7 +184,8 @@ def samples(
     lengths = histories.lengths[chosen]
     full = lengths + forbidden.lengths[chosen] >= catalogue
     starts = starts_of(lengths * np.where(full, 1, 1 + negatives))
-    own = (histories.starts, histories.items, np.ascontiguousarray(histories.values))
+    values = np.zeros(0, np.float32) if negatives else np.ascontiguousarray(histories.values)
+    own = (histories.starts, histories.items, values)
     out = (forbidden.starts, forbidden.items)
     numbers = np.zeros_like(chosen) if alone else chosen
     items, targets = _samples(chosen, starts, own, out, catalogue, negatives, key, numbers)

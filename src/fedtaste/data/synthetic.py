@@ -166,6 +166,7 @@ def choose_items(
     (table, table_starts), (first_taste, last_taste), (items, affinity) = tables, tastes, out
     k = factors.shape[1]
     mix, taste = np.empty(k), np.empty(k)
+    spots, looked_at = np.empty(CANDIDATES, np.int64), np.empty(CANDIDATES, np.int32)
     for person in range(people[0], people[1]):
         for place in range(starts[person], starts[person + 1]):
             progress = np.float32((place - starts[person]) / (starts[person + 1] - starts[person]))
@@ -176,24 +177,30 @@ def choose_items(
             length = np.sqrt(square)
             for i in range(k):
                 taste[i] = mix[i] / length
-            candidates, best, best_score = 0, -1, -np.inf
-            while candidates < CANDIDATES or best < 0:
-                candidates += 1
-                state = next_state(state)
-                genre = k
-                if uniform(state) > OFF_TASTE:
+            best, best_score, left = -1, -np.inf, CANDIDATES
+            while left > 0:  # once, unless all candidates were taken before: then one more at a time
+                for c in range(left):  # first all places and then all items: the processor loads several at once
                     state = next_state(state)
-                    genre = pick_share(mix, uniform(state))
-                width = table_starts[genre + 1] - table_starts[genre]
-                if width == 0:  # with more tastes than items a genre may be empty
-                    continue
-                state = next_state(state)
-                item = table[table_starts[genre] + int(uniform(state) * width)]
-                score = 0.0
-                for i in range(k):
-                    score += taste[i] * factors[item, i]
-                if score > best_score and taken_by[item] != person:
-                    best, best_score = item, score
+                    genre = k
+                    if uniform(state) > OFF_TASTE:
+                        state = next_state(state)
+                        genre = pick_share(mix, uniform(state))
+                    width = table_starts[genre + 1] - table_starts[genre]
+                    spots[c] = -1
+                    if width > 0:  # with more tastes than items a genre may be empty
+                        state = next_state(state)
+                        spots[c] = table_starts[genre] + int(uniform(state) * width)
+                for c in range(left):
+                    looked_at[c] = table[spots[c]] if spots[c] >= 0 else -1
+                for c in range(left):
+                    item, score = looked_at[c], 0.0
+                    if item < 0:
+                        continue
+                    for i in range(k):
+                        score += taste[i] * factors[item, i]
+                    if score > best_score and taken_by[item] != person:
+                        best, best_score = item, score
+                left = 1 if best < 0 else 0
             taken_by[best] = person
             items[place], affinity[place] = best, best_score
     return state

@@ -35,6 +35,7 @@ from fedtaste.evaluation.metrics import (
 )
 from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks, top_lists
 from fedtaste.kernels.pair_counts import count_drawn
+from fedtaste.kernels.ranks import column_ranks
 from fedtaste.result_part import JsonObject
 
 MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
@@ -227,18 +228,13 @@ def beyond_chance(memory: float, popular: float, people: int) -> bool:
     return bool(memory - popular > 3 * error)
 
 
-def popularity_hr(counts: NDArray[np.integer], held_out: HeldOut) -> float:
-    """HR@10 of ranking by how many people have an item."""
-    columns, positives = held_out.columns(np.flatnonzero(held_out.positives.lengths))
+def popularity_hr(counts: NDArray[np.integer], held_out: HeldOut, people: People) -> float:
+    """HR@10 of these people, who have held-out items, where items are ranked by how many people have them."""
+    columns, positives = held_out.columns(people)
     ranks = _rank_columns(counts[columns.items].astype(float), columns, positives)
     return float(ranking_metrics(*ranks)["hr@10"].mean())
 
 
 def _rank_columns(scores: NDArray[np.float64], columns: Histories, positives: NDArray[np.int64]) -> Ranks:
     """Ranks where each person's first `positives` columns are the positives; ties count against them."""
-    ranks = []
-    for person in range(columns.people):
-        own = scores[columns.starts[person] : columns.starts[person + 1]]
-        n = positives[person]
-        ranks.append(1 + (own[n:][None] >= own[:n][:, None]).sum(1))
-    return np.concatenate(ranks), np.repeat(np.arange(columns.people), positives)
+    return column_ranks(scores, columns.starts, positives), np.repeat(np.arange(columns.people), positives)

@@ -87,7 +87,8 @@ def shape(data: Interactions | UserSplit | Supervised) -> DataShape | None:
     if isinstance(data, Supervised):
         return None
     table = data.table
-    return DataShape(np.bincount(table.person).tolist(), np.bincount(table.item).tolist())
+    people, items = count_numbers(table.person, len(table.people)), count_numbers(table.item, len(table.items))
+    return DataShape(people.tolist(), items.tolist())
 
 
 def render(

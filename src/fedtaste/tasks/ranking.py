@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from fedtaste.core import Method, People
 from fedtaste.data import splits
-from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.interactions import Histories, Interactions, repeated
 from fedtaste.data.item_features import genre_bits
+from fedtaste.data.ragged import count_numbers
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
@@ -98,7 +99,11 @@ class Ranking(Task):
 
     def item_counts(self) -> NDArray[np.int64]:
         """How many people have each item in their history, [items]."""
-        return np.bincount(self.final_train.distinct().items, minlength=self.catalogue)
+        return count_numbers(self.final_train.distinct().items, self.catalogue)
+
+    def _entry_counts(self) -> NDArray[np.int64]:
+        """How many entries of histories each item has, [items]."""
+        return count_numbers(self.final_train.items, self.catalogue)
 
     def beyond(self, seen: Evaluation, new: Evaluation | None) -> BeyondAccuracy:
         taken = self.item_counts()
@@ -114,8 +119,7 @@ class Ranking(Task):
         if self.new_items is None:
             return None
         devices = self._devices(self.final_train, served.sampling, stream=SERVE)
-        counts = np.bincount(self.final_train.items, minlength=self.catalogue)
-        return self.new_items.evaluate(served, devices, self.seen, counts)
+        return self.new_items.evaluate(served, devices, self.seen, self._entry_counts())
 
     def leak(self) -> JsonObject:
         rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks
@@ -123,7 +127,7 @@ class Ranking(Task):
             self.final_train, self.forbidden, self.test, self.catalogue, self.seed, rounds=rounds
         )
         memory = dict(curve)[MEMORY_ROUND]
-        popular = protocol.popularity_hr(np.bincount(self.final_train.items, minlength=self.catalogue), self.test)
+        popular = protocol.popularity_hr(self._entry_counts(), self.test, self.evaluated)
         return {
             "memoriser_hr@10": round(memory, 6),
             "popularity_hr@10": round(popular, 6),
@@ -173,7 +177,7 @@ def production_task(data: Interactions | UserSplit, *, seed: int, search: bool) 
     the newest item of each person chooses the number of rounds before that."""
     table = data.table.require()
     histories = all_histories(data, seed)
-    ones = replace(histories, values=np.ones(len(histories), np.float32))
+    ones = replace(histories, values=repeated(1.0, len(histories)))
     split = splits.for_production(ones, len(table.items), seed, search=search)
     parts = {"train": split.train, "valid": split.valid, "test": split.test}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
@@ -198,7 +202,7 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
         shared = protocol_name == "published"
         split = splits.leave_one_out(data.histories(seed), catalogue, seed, shared_negatives=shared, timed=timed)
     parts = {"train": split.train, "valid": split.valid, "test": split.test}
-    parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in parts.items()}
+    parts = {name: replace(part, values=repeated(1.0, len(part))) for name, part in parts.items()}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
     notes = data.notes + split.notes
     return TaskData(
