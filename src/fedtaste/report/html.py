@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.ragged import count_numbers
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import RunError, SettingError
