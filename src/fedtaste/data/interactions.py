@@ -19,6 +19,7 @@ from fedtaste.data.columns import Table, read_ratings, read_times
 from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_options, frame_tables, matrix_entries
 from fedtaste.data.lazy_polars import pl
 from fedtaste.data.ragged import (
+    compact,
     copy_people,
     count_kept,
     count_numbers,
@@ -26,9 +27,10 @@ from fedtaste.data.ragged import (
     group_rows,
     is_in_order,
     join_people,
+    newest_rows,
     sort_histories,
 )
-from fedtaste.data.vocabulary import PeopleGroups, indices, keep_newest, labels, people_groups, vocabulary
+from fedtaste.data.vocabulary import PeopleGroups, indices, labels, people_groups, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
@@ -219,20 +221,11 @@ class Interactions:
     ) -> Interactions:
         """The interactions of one table, with these vocabularies."""
         person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
-        value, time = read_ratings(table), read_times(table)
-        keep, notes = keep_newest(person, item, time, len(items))
-        return Interactions(
-            name=name,
-            person=person[keep],
-            item=item[keep],
-            people=tuple(people.to_list()),
-            items=tuple(items.to_list()),
-            value=None if value is None else value[keep],
-            time=None if time is None else time[keep],
-            titles=titles,
-            genres=genres,
-            notes=notes + table.notes,
-        )
+        data = Interactions(
+            name, person, item, tuple(people.to_list()), tuple(items.to_list()), read_ratings(table), read_times(table),
+            titles, genres,
+        )  # fmt: skip
+        return data.with_newest_pairs().noted(*table.notes)
 
     def __post_init__(self) -> None:
         if not self.titles:
@@ -262,6 +255,20 @@ class Interactions:
         ties = None if self.ties is None else self.ties[keep]
         return replace(self, person=self.person[keep], item=self.item[keep], value=value, time=time, ties=ties)
 
+    def with_newest_pairs(self) -> Interactions:
+        """Each pair once: the newest, and of equally new ones the last. Columns are changed in place."""
+        starts = starts_of(count_numbers(self.person, len(self.people)))
+        rows = np.empty(len(self), row_type(len(self)))
+        group_rows(self.person, starts, rows)
+        time = np.zeros(0) if self.time is None else self.time
+        keep, pairs = newest_rows(rows, starts, self.item, time, len(self.items))
+        if not pairs:
+            return self
+        columns = {n: getattr(self, n) for n in ("person", "item", "value", "time")}
+        kept = {n: column[: compact(column, keep)] for n, column in columns.items() if column is not None}
+        which = "newest" if self.time is not None else "last row"
+        return replace(self, **kept).noted(f"{count(pairs, 'duplicate pair')}: the {which} of each was kept.")
+
     def noted(self, *notes: str) -> Interactions:
         return replace(self, notes=self.notes + notes)
 
@@ -274,7 +281,7 @@ class Interactions:
         if self.time is not None and is_in_order(person, self.time):
             values = repeated(1.0, len(self)) if self.value is None else np.asarray(self.value, np.float32)
             return Histories(starts, item, values)
-        rows = np.empty(len(self), np.int32 if len(self) < 2**31 else np.int64)
+        rows = np.empty(len(self), row_type(len(self)))
         group_rows(person, starts, rows)
         ties = np.zeros(0, np.uint64) if self.ties is None else self.ties
         time = np.zeros(0) if self.time is None else np.asarray(self.time, np.float64)
@@ -324,6 +331,11 @@ def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
     """Where each part of a ragged array starts, and its end: [0, 2, 5] for parts of lengths 2 and 3."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def row_type(rows: int) -> type[np.integer]:
+    """The smallest type of integers that can number so many rows."""
+    return np.int32 if rows < 2**31 else np.int64
 
 
 def repeated(value: float, n: int) -> Floats:

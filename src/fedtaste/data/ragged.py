@@ -50,7 +50,9 @@ def first_entries(starts: Starts, items: Ints, catalogue: int) -> Bools:
 
 
 @njit(cache=True, nogil=True)
-def copy_people(starts: Starts, values: NDArray[np.generic], people: NDArray[np.int64], out: NDArray[np.generic]) -> None:
+def copy_people(
+    starts: Starts, values: NDArray[np.generic], people: NDArray[np.int64], out: NDArray[np.generic]
+) -> None:
     """Fill `out` with the entries of these people, one person after the other."""
     to = 0
     for person in people:
@@ -171,3 +173,14 @@ def newest_rows(
                 keep[older] = False
             owner[which], kept[which] = person, row
     return keep, repeated
+
+
+@njit(cache=True, nogil=True)
+def compact(values: NDArray[np.generic], keep: Bools) -> int:
+    """Move the values that are kept to the front, in order; returns how many there are."""
+    to = 0
+    for at in range(len(values)):
+        if keep[at]:
+            values[to] = values[at]
+            to += 1
+    return to

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
-
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.ragged import count_numbers
 from fedtaste.data.supervised import Supervised
