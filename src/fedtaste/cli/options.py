@@ -297,7 +297,7 @@ class ImportOptions(ReadSettings):
     """Check a file of your own, and write it in the form that fedtaste reads fastest.
 
     SOURCE is a CSV, TSV, JSON-lines, Parquet or Feather file with columns user, item and optionally rating, timestamp,
-    title, genres. TARGET ends in .parquet, .csv or .csv.gz.
+    title, genres. TARGET ends in .parquet, .csv, .csv.gz, or in .world for a folder that is mapped into memory.
     """
 
     source: Annotated[Path, Cli(argument=True, metavar="SOURCE")]
