@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 import numpy as np
@@ -11,7 +10,6 @@ import polars as pl
 import pytest
 import torch
 
-from fedtaste.cli.main import main
 from fedtaste.data import pieces, ragged, worlds
 from fedtaste.data.interactions import Histories, Interactions, hash_pairs, repeated, starts_of
 from fedtaste.data.sampling import DrawnNegatives, distinct_negatives, key_of
@@ -22,6 +20,7 @@ from fedtaste.errors import DataError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.evaluation.scoring import full_ranks, top_lists
 from fedtaste.steps import listening
+from support.command import fedtaste
 
 PEOPLE, ITEMS = 30, 40
 COLUMNS = ("person", "item", "value", "time")
@@ -230,22 +229,19 @@ def test_a_world_without_ratings_and_times(tmp_path):
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_import_writes_a_world_and_run_gives_the_same_result(tmp_path, monkeypatch, capsys, large):
+def test_import_writes_a_world_and_run_gives_the_same_result(tmp_path, monkeypatch, large):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pieces, "PIECE", 100)
     monkeypatch.setattr(pieces, "LARGE", 0 if large else 1 << 40)
     save(synthetic(30, 40, 400), tmp_path / "mine.parquet")
-    main(["data", "import", "mine.parquet", "mine.world"])
+    assert fedtaste("data", "import", "mine.parquet", "mine.world").code == 0
     assert same_data(load("mine.world"), load("mine.parquet"))
     assert sorted(file.name for file in (tmp_path / "mine.world").iterdir()) == [
         "item.i32", "names.json", "person.i32", "time.f64", "value.f32", "world.json",
     ]  # fmt: skip
     if not large:
-        capsys.readouterr()
-        results = []
-        for source in ("mine.parquet", "mine.world"):
-            main(["run", "--data", source, "--rounds", "1", "--out", source + ".run", "--json"])
-            results.append(json.loads(capsys.readouterr().out))
+        sources = ("mine.parquet", "mine.world")
+        results = [fedtaste("run", "--data", s, "--rounds", 1, "--out", s + ".run", "--json").json for s in sources]
         assert results[0]["seen"] == results[1]["seen"] and results[0]["people"] == 30
 
 
@@ -257,16 +253,13 @@ def test_duplicates_are_removed_from_a_world(tmp_path, small_pieces):
     assert data.notes == ("1 duplicate pair: the last row of each was kept.",)
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     save(synthetic(20, 30, 200), tmp_path / "mine.csv")
     monkeypatch.setattr(worlds.os, "posix_fallocate", full)
-    with pytest.raises(SystemExit) as exit:
-        main(["data", "import", str(tmp_path / "mine.csv"), str(tmp_path / "mine.world")])
-    assert exit.value.code == 2
-    assert "has no room for person" in capsys.readouterr().err
+    fedtaste("data", "import", tmp_path / "mine.csv", tmp_path / "mine.world").refused("has no room for person", "GB")
     assert [file.name for file in tmp_path.iterdir()] == ["mine.csv"]
 
 

@@ -263,6 +263,10 @@ class BenchOptions(JsonOptions):
     """Smaller data sets: a minute instead of several."""
     method: str | None = None
     """fedals, fedrecon, fedrap, logistic, cnn or cnn-16; all of them when it is left out."""
+    growth: bool = False
+    """Measure only how a round of FedALS grows from 100,000 interactions to --largest, and its exponent."""
+    largest: int = 10_000_000
+    """With --growth: the largest world, 1000000, 10000000 or 100000000 interactions (8 GB of memory)."""
     seed: Seed = 0
     """The seed of everything random."""
 

@@ -13,10 +13,12 @@ from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SPLIT, TEST, VALID, distinct_negatives, key_of, uniform
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
+from fedtaste.steps import report
 from fedtaste.text import count
 
 NEGATIVES = 99  # drawn for each person, to rank held-out items against
 SHARES = (0.8, 0.1)  # of training and of validation
+SPLITTING = "splitting"  # the step: histories, test, validation, task
 SUPPLIED = "The split is the user's own and is used as it is."
 
 
@@ -40,7 +42,9 @@ def leave_one_out(
     People with two items have no validation item; people with one take part in training and are not evaluated.
     """
     older, test = leave_last(histories)
+    report(SPLITTING, 2, 4)
     train, valid = leave_last(older)
+    report(SPLITTING, 3, 4)
     negatives = _draw_negatives(histories, catalogue, seed, shared=shared_negatives)
     notes: tuple[str, ...] = ()
     if single := int((histories.lengths == 1).sum()):

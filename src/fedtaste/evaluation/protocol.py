@@ -37,6 +37,7 @@ from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks,
 from fedtaste.kernels.pair_counts import count_drawn
 from fedtaste.kernels.ranks import column_ranks
 from fedtaste.result_part import JsonObject
+from fedtaste.steps import report
 
 MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
 TESTED = 2_000  # people on whom a protocol is tested for leaks, at most
@@ -169,11 +170,14 @@ def rank_full(
 ) -> tuple[Ranks, NDArray[np.int64]]:
     """((ranks, owners) of these people's positives among everything that is not in their `seen` history, their top-10
     lists [people, TOP] as `top_lists` gives them)."""
-    ranks, owners, top = [], [], np.empty((seen.people, TOP), np.int64)
+    ranks, owners, top, done = [], [], np.empty((seen.people, TOP), np.int64), 0
+    report("evaluating", 0, seen.people)
     for part, scores in people.scores(torch.arange(catalogue)):
         ranks.append(full_ranks(scores, seen, positives, part))
         owners.append(np.repeat(part, positives.lengths[part]))
         top[part] = top_lists(scores, seen, part, TOP)
+        done += len(part)
+        report("evaluating", done, seen.people)
     return (np.concatenate(ranks), np.concatenate(owners)), top
 
 

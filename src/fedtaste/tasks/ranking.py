@@ -20,6 +20,7 @@ from fedtaste.evaluation.list_metrics import BeyondAccuracy, ListMetrics, Lists
 from fedtaste.evaluation.protocol import Evaluation, HeldOut, RankingMetrics, rank_full, rank_sampled
 from fedtaste.federation import Federation, of_histories, pooled
 from fedtaste.result_part import JsonObject
+from fedtaste.steps import report
 from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, all_histories, count_learners
 from fedtaste.tasks.new_items import NewItems
 from fedtaste.tasks.serve import personalise
@@ -166,9 +167,11 @@ def ranking_task(
     data: Interactions | UserSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
 ) -> Ranking:
     """The ranking task of a data set, with the public item features that its titles and genres give."""
+    report(splits.SPLITTING, 0, 4)
     parts = split_for_ranking(data, protocol_name, split_name, seed)
     task = Ranking(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
     task.facts = task.facts.described(data.table.titles, data.table.genres)
+    report(splits.SPLITTING, 4, 4)
     return task
 
 
@@ -199,8 +202,9 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
     elif split_name == "random":
         split = splits.random_share(data.histories(seed), catalogue, seed)
     else:
-        shared = protocol_name == "published"
-        split = splits.leave_one_out(data.histories(seed), catalogue, seed, shared_negatives=shared, timed=timed)
+        shared, histories = protocol_name == "published", data.histories(seed)
+        report(splits.SPLITTING, 1, 4)
+        split = splits.leave_one_out(histories, catalogue, seed, shared_negatives=shared, timed=timed)
     parts = {"train": split.train, "valid": split.valid, "test": split.test}
     parts = {name: replace(part, values=repeated(1.0, len(part))) for name, part in parts.items()}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
