@@ -1,4 +1,4 @@
-"""`fedtaste bench --growth`: how the CPU time of a FedALS round grows with the interactions, and the exponent of the fit.
+"""`fedtaste bench --growth`: how the CPU time of a FedALS round grows with the interactions, with a fitted exponent.
 
 People and items grow along with the interactions, so that a cost of people x items would show.
 """

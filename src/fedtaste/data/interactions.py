@@ -90,15 +90,15 @@ class Histories:
 
     def take(self, people: NDArray[np.integer]) -> Histories:
         """The histories of these people, in this order."""
-        people = np.asarray(people, np.int64)
-        if len(people) == self.people and (people == np.arange(self.people)).all():
+        chosen = np.asarray(people, np.int64)
+        if len(chosen) == self.people and (chosen == np.arange(self.people)).all():
             return self
-        starts = starts_of(self.lengths[people])
+        starts = starts_of(self.lengths[chosen])
         items, values = np.empty(starts[-1], np.int32), constant(self.values, starts[-1])
-        copy_people(self.starts, self.items, people, items)
+        copy_people(self.starts, self.items, chosen, items)
         if values is None:
             values = np.empty(starts[-1], np.float32)
-            copy_people(self.starts, self.values, people, values)
+            copy_people(self.starts, self.values, chosen, values)
         return Histories(starts, items, values)
 
     def then(self, later: Histories) -> Histories:

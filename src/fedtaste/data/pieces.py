@@ -8,10 +8,10 @@ result is the same as at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,15 +43,35 @@ WIDEST = 4  # a table of all integers in a range is used where the range has at 
 NARROW = 1 << 24  # or where it is this small
 
 
+Number = TypeVar("Number", bound=np.generic)
+
+
 class Allocate(Protocol):
     """Makes the array of a column: in memory, or in a file (data/worlds.py)."""
 
-    def __call__(self, column: str, dtype: type[np.generic], rows: int) -> NDArray[np.generic]: ...
+    def __call__(self, column: str, dtype: type[Number], rows: int) -> NDArray[Number]: ...
 
 
-def in_memory(column: str, dtype: type[np.generic], rows: int) -> NDArray[np.generic]:
+def in_memory(column: str, dtype: type[Number], rows: int) -> NDArray[Number]:
     """An array in memory."""
     return np.empty(rows, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of a data set, which are filled piece by piece."""
+
+    person: NDArray[np.int32]
+    item: NDArray[np.int32]
+    value: NDArray[np.float32] | None
+    time: NDArray[np.float64] | None
+
+    @staticmethod
+    def of(allocate: Allocate, rows: int, roles: Sequence[str]) -> Columns:
+        """Columns of so many rows, with those of ratings and times where `roles` has them."""
+        value = allocate("value", np.float32, rows) if "rating" in roles else None
+        time = allocate("time", np.float64, rows) if "timestamp" in roles else None
+        return Columns(allocate("person", np.int32, rows), allocate("item", np.int32, rows), value, time)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,19 +205,15 @@ def read_pieces(pieces: Pieces, allocate: Allocate = in_memory) -> Interactions:
         people, place_of_person = found.user.vocabulary()
         items, place_of_item = found.item.vocabulary()
         roles = [role for role in NUMBERS if found.has(role, pieces)]
-        kinds = {"person": np.int32, "item": np.int32}
-        kinds |= {"value": np.float32} if "rating" in roles else {}
-        kinds |= {"time": np.float64} if "timestamp" in roles else {}
-        columns = {name: allocate(name, kind, found.rows) for name, kind in kinds.items()}
-        begin = 0
+        columns, begin = Columns.of(allocate, found.rows, roles), 0
         for table in pieces.tables("reading", ("user", "item", *roles)):
             end = begin + len(table.frame)
-            columns["person"][begin:end] = place_of_person(table.frame["user"])
-            columns["item"][begin:end] = place_of_item(table.frame["item"])
-            if "value" in columns:
-                columns["value"][begin:end] = read_ratings(table)
-            if "time" in columns:
-                columns["time"][begin:end] = _times(table)
+            columns.person[begin:end] = place_of_person(table.frame["user"])
+            columns.item[begin:end] = place_of_item(table.frame["item"])
+            if columns.value is not None and (ratings := read_ratings(table)) is not None:
+                columns.value[begin:end] = ratings
+            if columns.time is not None and (times := _times(table)) is not None:
+                columns.time[begin:end] = times
             begin = end
     except pl.exceptions.PolarsError as error:
         reason = str(error).splitlines()[0]
@@ -215,10 +231,10 @@ def _times(table: Table) -> NDArray[np.float64] | None:
 
 
 def _assemble(
-    pieces: Pieces, found: Vocabularies, people: pl.Series, items: pl.Series, columns: dict[str, NDArray[np.generic]]
+    pieces: Pieces, found: Vocabularies, people: pl.Series, items: pl.Series, columns: Columns
 ) -> Interactions:
     """The data set of these columns, each pair once."""
-    time: NDArray[np.float64] | None = columns.get("time")  # type: ignore[assignment]
+    time = columns.time
     if time is not None and (unit := epoch_unit(max(float(time.max()), -float(time.min())))) != 1:
         for begin in range(0, len(time), PIECE):  # by polars, whose quotients differ from NumPy's in the last bit
             part = time[begin : begin + PIECE]
@@ -228,8 +244,8 @@ def _assemble(
     grouped = [replace(empty, frame=frame) for frame in found.groups]
     titles, genres = (_labels(described, role, items) for role in ("title", "genres"))
     data = Interactions(
-        stem(pieces.path), columns["person"], columns["item"], tuple(people.to_list()), tuple(items.to_list()),
-        columns.get("value"), time, titles, genres, groups=people_groups(grouped, people),
+        stem(pieces.path), columns.person, columns.item, tuple(people.to_list()), tuple(items.to_list()),
+        columns.value, time, titles, genres, groups=people_groups(grouped, people),
     )  # fmt: skip
     return data.with_newest_pairs().noted(*empty.notes)
 

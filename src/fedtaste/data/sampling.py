@@ -232,7 +232,7 @@ class DrawnNegatives(Histories):
         self.__dict__.update(_touched=touched, _catalogue=catalogue, _key=key)
 
     @cached_property
-    def items(self) -> Ints:  # type: ignore[override]
+    def items(self) -> Ints:
         """Everybody's, [n]."""
         return self._draw(np.arange(self.people), self.starts)
 

@@ -16,6 +16,7 @@ from fedtaste.data.interactions import Floats, Interactions, Ints, starts_of
 from fedtaste.errors import DataError
 from fedtaste.steps import blocks
 
+Doubles = NDArray[np.float64]
 GENRES = (
     "Adventure", "Comedy", "Drama", "Mystery", "Romance", "Science", "History", "Music", "Fantasy", "Travel", "Nature",
     "Crime", "War", "Family", "Horror", "Sport", "Art", "Western",
@@ -148,6 +149,44 @@ def pick_share(shares: NDArray[np.float64], at: float) -> int:
 
 
 @njit(cache=True, nogil=True)
+def blend_tastes(first: Floats, last: Floats, share: np.float32, mix: Doubles, taste: Doubles) -> None:
+    """Fill `mix` with a mix of two tastes, the last one with this share, and `taste` with the unit vector of it."""
+    square = 0.0
+    for i in range(len(mix)):
+        mix[i] = (1 - np.float64(share)) * first[i] + share * last[i]
+        square += mix[i] * mix[i]
+    length = np.sqrt(square)
+    for i in range(len(mix)):
+        taste[i] = mix[i] / length
+
+
+@njit(cache=True, nogil=True)
+def draw_candidates(
+    tables: tuple[Ints, NDArray[np.int64]], mix: Doubles, state: np.uint64, spots: NDArray[np.int64], items: Ints
+) -> np.uint64:
+    """Fill `items` with candidates, -1 where a genre is empty (with more tastes than items one may be); `spots` is
+    space for as many numbers. Returns the state of the generator.
+
+    First all places in the table and then all items: the processor loads several at once.
+    """
+    table, starts = tables
+    for c in range(len(items)):
+        state = next_state(state)
+        genre = len(mix)
+        if uniform(state) > OFF_TASTE:
+            state = next_state(state)
+            genre = pick_share(mix, uniform(state))
+        width = starts[genre + 1] - starts[genre]
+        spots[c] = -1
+        if width > 0:
+            state = next_state(state)
+            spots[c] = starts[genre] + int(uniform(state) * width)
+    for c in range(len(items)):
+        items[c] = table[spots[c]] if spots[c] >= 0 else -1
+    return state
+
+
+@njit(cache=True, nogil=True)
 def choose_items(
     people: tuple[int, int],
     starts: NDArray[np.int64],
@@ -163,44 +202,23 @@ def choose_items(
     `out` gets each person's items in the order they are taken, and how well each suited at that moment. `taken_by`
     [items] is the last person who took an item: nobody takes one twice.
     """
-    (table, table_starts), (first_taste, last_taste), (items, affinity) = tables, tastes, out
-    k = factors.shape[1]
+    (first_taste, last_taste), (items, affinity), k = tastes, out, factors.shape[1]
     mix, taste = np.empty(k), np.empty(k)
-    spots, looked_at = np.empty(CANDIDATES, np.int64), np.empty(CANDIDATES, np.int32)
+    spots, candidates = np.empty(CANDIDATES, np.int64), np.empty(CANDIDATES, np.int32)
     for person in range(people[0], people[1]):
         for place in range(starts[person], starts[person + 1]):
             progress = np.float32((place - starts[person]) / (starts[person + 1] - starts[person]))
-            square = 0.0
-            for i in range(k):
-                mix[i] = (1 - np.float64(progress)) * first_taste[person, i] + progress * last_taste[person, i]
-                square += mix[i] * mix[i]
-            length = np.sqrt(square)
-            for i in range(k):
-                taste[i] = mix[i] / length
-            best, best_score, left = -1, -np.inf, CANDIDATES
-            while left > 0:  # once, unless all candidates were taken before: then one more at a time
-                for c in range(left):  # first all places and then all items: the processor loads several at once
-                    state = next_state(state)
-                    genre = k
-                    if uniform(state) > OFF_TASTE:
-                        state = next_state(state)
-                        genre = pick_share(mix, uniform(state))
-                    width = table_starts[genre + 1] - table_starts[genre]
-                    spots[c] = -1
-                    if width > 0:  # with more tastes than items a genre may be empty
-                        state = next_state(state)
-                        spots[c] = table_starts[genre] + int(uniform(state) * width)
-                for c in range(left):
-                    looked_at[c] = table[spots[c]] if spots[c] >= 0 else -1
-                for c in range(left):
-                    item, score = looked_at[c], 0.0
-                    if item < 0:
-                        continue
+            blend_tastes(first_taste[person], last_taste[person], progress, mix, taste)
+            best, best_score, number = -1, -np.inf, CANDIDATES
+            while best < 0:  # once, unless all candidates were taken before: then one more at a time
+                state = draw_candidates(tables, mix, state, spots, candidates[:number])
+                for item in candidates[:number]:
+                    score = 0.0
                     for i in range(k):
                         score += taste[i] * factors[item, i]
-                    if score > best_score and taken_by[item] != person:
+                    if item >= 0 and score > best_score and taken_by[item] != person:
                         best, best_score = item, score
-                left = 1 if best < 0 else 0
+                number = 1
             taken_by[best] = person
             items[place], affinity[place] = best, best_score
     return state
@@ -247,7 +265,7 @@ def timestamps(starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[n
     np.floor(gaps, out=gaps)
     gaps += 1.0
     first = gaps[starts[:-1]]
-    total = np.cumsum(gaps, out=gaps)
+    total: Doubles = np.cumsum(gaps, out=gaps)
     begin = 1_600_000_000.0 + rng.integers(365 * 86_400, size=len(starts) - 1)
     _add_to_people(starts, total, begin - (total[starts[:-1]] - first))  # less the gaps of the people before
     return total

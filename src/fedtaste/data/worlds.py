@@ -18,11 +18,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.pieces import Number
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.user_files import read_interactions
 from fedtaste.data.vocabulary import PeopleGroups
@@ -46,7 +48,7 @@ class WorldColumns:
     folder: Path
     files: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
-    def allocate(self, column: str, dtype: type[np.generic], rows: int) -> NDArray[np.generic]:
+    def allocate(self, column: str, dtype: type[Number], rows: int) -> NDArray[Number]:
         """A mapped array of so many rows. DataError where the disk has no room: a full disk under a mapped file would
         end the process without a message."""
         path, size = self.path(column), rows * np.dtype(dtype).itemsize
@@ -59,11 +61,19 @@ class WorldColumns:
                 f"{self.folder.parent} has no room for {column}, {size / 1e9:.2f} GB of the world that is written "
                 f"there ({error.strerror}; {free / 1e9:.2f} GB are free). Free some space, or choose another folder."
             ) from error
-        self.files[column] = np.asarray(np.memmap(path, dtype, "r+", shape=(rows,)))
-        return self.files[column]
+        values: NDArray[Number] = np.asarray(np.memmap(path, dtype, "r+", shape=(rows,)))
+        self.files[column] = values
+        return values
 
     def path(self, column: str) -> Path:
         return self.folder / f"{column}.{COLUMNS[column][1:].replace('4', '32').replace('8', '64')}"
+
+    def open(self, column: str, rows: int) -> NDArray[Any]:
+        """A column that was written, mapped; changes in memory do not reach the file."""
+        path, kind = self.path(column), np.dtype(COLUMNS[column])
+        if path.stat().st_size != rows * kind.itemsize:
+            raise ValueError(f"{path.name} does not hold {rows:,} numbers")
+        return np.asarray(np.memmap(path, kind, "c", shape=(rows,)))
 
     def store(self, column: str, values: NDArray[np.generic]) -> None:
         """Write a column, unless its values are those of the file already; then cut the file after the last one."""
@@ -128,18 +138,18 @@ def open_world(path: Path) -> Interactions:
         about, names = (json.loads((path / file).read_text("utf-8")) for file in ("world.json", "names.json"))
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r}")
-        rows, columns = int(about["interactions"]), WorldColumns(path)
-        data = {}
-        for name in about["columns"]:
-            kind = np.dtype(COLUMNS[name])
-            if columns.path(name).stat().st_size != rows * kind.itemsize:
-                raise ValueError(f"{columns.path(name).name} does not hold {rows:,} numbers")
-            data[name] = np.asarray(np.memmap(columns.path(name), kind, "c", shape=(rows,)))
+        columns = WorldColumns(path)
+        data = {name: columns.open(name, int(about["interactions"])) for name in about["columns"]}
         _require_known(data["person"], len(names["people"]), "people")
         _require_known(data["item"], len(names["items"]), "items")
         groups = PeopleGroups(names["groups"][0], tuple(names["groups"][1])) if names.get("groups") else None
-        texts = {part: tuple(names[part]) for part in ("people", "items", "titles", "genres", "notes")}
-        return Interactions(str(about["name"]), **data, **texts, groups=groups)
+        people, items, titles, genres, notes = (
+            tuple(names[part]) for part in ("people", "items", "titles", "genres", "notes")
+        )
+        return Interactions(
+            str(about["name"]), data["person"], data["item"], people, items, data.get("value"), data.get("time"),
+            titles, genres, notes, groups=groups,
+        )  # fmt: skip
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path} is not a world of this fedtaste ({error}). Import the data again.") from error
 

@@ -115,7 +115,8 @@ def top_lists(scores: Tensor, seen: Histories, places: People, n: int) -> NDArra
     history, values = seen.take(places), _lowest_where_undefined(scores)
     every, each = np.ones(values.shape[1], bool), np.arange(values.shape[1])
     best, _ = top_items(values, history.starts, history.items, every, each, n)
-    return best.astype(np.int64)
+    lists: NDArray[np.int64] = best.astype(np.int64)
+    return lists
 
 
 def _lowest_where_undefined(scores: Tensor) -> NDArray[np.floating]:
