@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from rich.console import Console
 
+from fedtaste import evaluate
+from fedtaste.bench import growth
+from fedtaste.bench.result import GrowthPoint
 from fedtaste.data import pieces, ragged, worlds
 from fedtaste.data.interactions import Histories, Interactions, hash_pairs, repeated, starts_of
 from fedtaste.data.sampling import DrawnNegatives, distinct_negatives, key_of
@@ -19,7 +25,8 @@ from fedtaste.data.user_files import read_interactions, save
 from fedtaste.errors import DataError
 from fedtaste.evaluation.ranking import rank_items
 from fedtaste.evaluation.scoring import full_ranks, top_lists
-from fedtaste.steps import listening
+from fedtaste.experiment import progress_bars
+from fedtaste.steps import blocks, listening
 from support.command import fedtaste
 
 PEOPLE, ITEMS = 30, 40
@@ -302,3 +309,50 @@ def test_loading_reports_its_steps(tmp_path, small_pieces):
 def test_counting_is_bincount():
     numbers = np.random.default_rng(0).integers(0, 9, 100).astype(np.int32)
     assert np.array_equal(ragged.count_numbers(numbers, 12), np.bincount(numbers, minlength=12))
+
+
+def test_a_step_has_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+    text, clock = io.StringIO(), iter(range(0, 1_000, 6))
+    monkeypatch.setattr(progress_bars, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(progress_bars, "err", Console(file=text, force_interactive=False))
+    with progress_bars.Bars():
+        for _ in blocks("splitting", range(5)):
+            pass
+    assert text.getvalue().splitlines() == ["splitting: 40 %", "splitting: 80 %"]
+    monkeypatch.setattr(progress_bars, "err", Console(file=io.StringIO(), force_interactive=True))
+    with progress_bars.Bars() as bars:
+        for part in blocks("splitting", range(5)):
+            shown = [task.description for task in bars.progress.tasks]
+            assert shown == (["splitting"] if part else [])
+        assert not bars.progress.tasks
+
+
+def test_a_run_reports_splitting_and_evaluating():
+    reports: list[tuple[str, int, int]] = []
+    with listening(lambda *report: reports.append(report)):
+        evaluate("popularity", synthetic(30, 40, 300), rounds=1, new_people=None)
+    assert [report[1] for report in reports if report[0] == "splitting"] == [0, 1, 2, 3, 4]
+    evaluating = [report[1:] for report in reports if report[0] == "evaluating"]
+    assert evaluating[0] == (0, 27) and evaluating[-1] == (3, 3) and {(27, 27), (0, 3)} < set(evaluating)
+
+
+# Growth
+
+
+def test_growth_is_measured_and_fitted(monkeypatch):
+    monkeypatch.setattr(growth, "SMALLEST", 1_000)
+    monkeypatch.setattr(growth, "LARGEST", (10_000,))
+    output = fedtaste("bench", "--growth", "--largest", 10_000, "--json").json
+    (found,) = output["growth"]
+    assert [point["interactions"] for point in found["points"]] == [1_000, 10_000]
+    seconds = [point["cpu_seconds"] for point in found["points"]]
+    assert found["fit"]["exponent"] == pytest.approx(np.log10(seconds[1] / seconds[0]), abs=0.001)
+    assert found["fit"]["r_squared"] == 1
+    fedtaste("bench", "--growth", "--largest", 5).refused("--largest must be one of 10000, got 5")
+
+
+def test_an_exponent_of_two_is_found():
+    sizes = (10, 100, 1_000)
+    points = [GrowthPoint(interactions=n, people=1, items=1, cpu_seconds=3e-6 * n**2) for n in sizes]
+    fit = growth.fit_growth(points)
+    assert (fit.exponent, fit.r_squared) == (2.0, 1.0)

@@ -39,20 +39,22 @@ class Bars:
         self.listening = ExitStack()
 
     def __enter__(self) -> Bars:
-        self.progress.start()
+        if err.is_interactive:  # elsewhere rich would write an empty line at the end
+            self.progress.start()
         self.listening.enter_context(listening(self.step))
         return self
 
     def __exit__(self, *_: object) -> None:
         self.listening.close()
-        self.progress.stop()
+        if err.is_interactive:
+            self.progress.stop()
 
     def step(self, name: str, done: int, total: int) -> None:
         """Show how far a step is, once it has taken a while; remove its bar when it is over."""
         now = time.monotonic()
         if done == 0:
             self.step_began, self.step_told = now, now
-        if not err.is_terminal:
+        if not err.is_interactive:
             if 0 < done < total and now - self.step_told >= PAUSE:
                 self.step_told = now
                 err.print(f"{name}: {100 * done // total} %", style="dim", markup=False)
