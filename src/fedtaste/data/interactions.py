@@ -276,18 +276,26 @@ class Interactions:
         """The histories of all people, oldest first. Equal times are ordered by a seeded hash of (person, item): ids
         follow popularity and rows follow the file, so either would leak into a split. Without time the hash alone is
         the order."""
+        starts = starts_of(count_numbers(self.person, len(self.people)))
+        rows = self.history_rows(starts, seed)
+        item = np.asarray(self.item, np.int32)
+        if self.value is None:
+            return Histories(starts, item if rows is None else item[rows], repeated(1.0, len(self)))
+        values = np.asarray(self.value, np.float32)
+        return Histories(starts, item if rows is None else item[rows], values if rows is None else values[rows])
+
+    def history_rows(self, starts: NDArray[np.int64], seed: int) -> NDArray[np.integer] | None:
+        """The numbers of the rows in the order of `histories`, each person's from `starts` on; None where they stand in
+        this order already."""
         person, item = np.asarray(self.person, np.int32), np.asarray(self.item, np.int32)
-        starts = starts_of(count_numbers(person, len(self.people)))
-        if self.time is not None and is_in_order(person, self.time):
-            values = repeated(1.0, len(self)) if self.value is None else np.asarray(self.value, np.float32)
-            return Histories(starts, item, values)
+        time = np.zeros(0) if self.time is None else np.asarray(self.time, np.float64)
+        if self.time is not None and is_in_order(person, time):
+            return None
         rows = np.empty(len(self), row_type(len(self)))
         group_rows(person, starts, rows)
         ties = np.zeros(0, np.uint64) if self.ties is None else self.ties
-        time = np.zeros(0) if self.time is None else np.asarray(self.time, np.float64)
         sort_histories(rows, starts, item, time, ties, pair_shift(seed))
-        values = repeated(1.0, len(self)) if self.value is None else self.value[rows].astype(np.float32, copy=False)
-        return Histories(starts, item[rows], values)
+        return rows
 
     def require(self, people: int = 2) -> Interactions:
         """Refuse data that is too small to learn from."""

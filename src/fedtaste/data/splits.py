@@ -71,7 +71,8 @@ def temporal(interactions: Interactions, seed: int) -> Split:
         )
     first, second = np.quantile(interactions.time, [SHARES[0], sum(SHARES)])
     histories = interactions.histories(seed)
-    times = interactions.time[np.lexsort((interactions.time, interactions.person))]
+    rows = interactions.history_rows(histories.starts, seed)
+    times = interactions.time if rows is None else interactions.time[rows]
     return _cut(histories, times <= first, (times > first) & (times <= second), len(interactions.items), seed)
 
 
