@@ -20,7 +20,7 @@ from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_opt
 from fedtaste.data.lazy_polars import pl
 from fedtaste.data.ragged import (
     compact,
-    copy_people,
+    copy_parts,
     count_kept,
     count_numbers,
     first_entries,
@@ -93,12 +93,16 @@ class Histories:
         chosen = np.asarray(people, np.int64)
         if len(chosen) == self.people and (chosen == np.arange(self.people)).all():
             return self
-        starts = starts_of(self.lengths[chosen])
+        return self.parts(self.starts[:-1][chosen], self.lengths[chosen])
+
+    def parts(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Histories:
+        """Histories of one part of these each: so many entries from the entry `begins[i]` on."""
+        starts = starts_of(lengths)
         items, values = np.empty(starts[-1], np.int32), constant(self.values, starts[-1])
-        copy_people(self.starts, self.items, chosen, items)
+        copy_parts(begins, starts, self.items, items)
         if values is None:
             values = np.empty(starts[-1], np.float32)
-            copy_people(self.starts, self.values, chosen, values)
+            copy_parts(begins, starts, self.values, values)
         return Histories(starts, items, values)
 
     def then(self, later: Histories) -> Histories:

@@ -50,15 +50,14 @@ def first_entries(starts: Starts, items: Ints, catalogue: int) -> Bools:
 
 
 @njit(cache=True, nogil=True)
-def copy_people(
-    starts: Starts, values: NDArray[np.generic], people: NDArray[np.int64], out: NDArray[np.generic]
+def copy_parts(
+    begins: NDArray[np.int64], starts: Starts, values: NDArray[np.generic], out: NDArray[np.generic]
 ) -> None:
-    """Fill `out` with the entries of these people, one person after the other."""
-    to = 0
-    for person in people:
-        for at in range(starts[person], starts[person + 1]):
-            out[to] = values[at]
-            to += 1
+    """Fill the part of `out` from starts[i] to starts[i + 1] with as many values from begins[i] on, for every i."""
+    for part in range(len(begins)):
+        begin, to = begins[part], starts[part]
+        for at in range(starts[part + 1] - to):
+            out[to + at] = values[begin + at]
 
 
 @njit(cache=True, nogil=True)

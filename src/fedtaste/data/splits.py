@@ -120,9 +120,9 @@ def _user_negatives(supplied: Histories, test: Histories, drawn: Histories) -> t
 
 def leave_last(histories: Histories) -> tuple[Histories, Histories]:
     """(all but the newest, the newest) of everybody who has at least two."""
-    last = np.zeros(len(histories), bool)
-    last[histories.starts[1:][histories.lengths >= 2] - 1] = True
-    return histories.where(~last), histories.where(last)
+    lengths, begins = histories.lengths, histories.starts[:-1]
+    last = (lengths >= 2).astype(np.int64)
+    return histories.parts(begins, lengths - last), histories.parts(begins + lengths - last, last)
 
 
 class _Negatives(NamedTuple):

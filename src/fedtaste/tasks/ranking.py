@@ -195,6 +195,8 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
     """The histories to train on, to choose the round by and to evaluate on; ratings count as 1."""
     table = data.table.require()
     catalogue, timed = len(table.items), table.time is not None
+    if isinstance(data, Interactions):
+        data = replace(data, value=None)
     if isinstance(data, UserSplit):
         split = splits.supplied(data, seed)
     elif split_name == "temporal":
