@@ -153,7 +153,7 @@ def pooled(federation: Federation) -> Federation:
 
     def examples(people: People, round: int, form: ExampleForm) -> Ragged:
         separate = federation.examples(federation.members, round, form)
-        inputs, targets = separate.inputs, separate.targets
+        inputs, targets = separate.inputs, np.ascontiguousarray(separate.targets)
         starts = np.array([0, len(targets)])
         if federation.catalogue:
             return Ragged(starts, np.stack([np.repeat(federation.members, separate.lengths), inputs], 1), targets)

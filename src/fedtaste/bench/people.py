@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.table import Table
 
 from fedtaste.bench.clients import NETWORKS, measure_clients
-from fedtaste.bench.result import BenchResult, Fit, Growth, GrowthPoint, SpeedRow
+from fedtaste.bench.growth import fit_growth, world_size
+from fedtaste.bench.result import BenchResult, Growth, GrowthPoint, SpeedRow
 from fedtaste.bench.timing import fastest, one_round, single_thread
 from fedtaste.core import Download, Examples, Method, Model
 from fedtaste.data.interactions import Histories, Interactions
@@ -182,19 +182,12 @@ def measure_growth(name: str, quick: bool, seed: int, log: Log) -> Growth:
     points = []
     sizes = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
     for size in sizes[:3] if quick else sizes[:4] if name == "fedrap" else sizes:  # fedrap has five examples for each
-        people, items = size // 100, max(500, int((size / 100) ** 0.8))
+        people, items = world_size(size)
         log(f"{name}: {size:,} interactions of {people:,} people with {items:,} items")
         job = Job.of(name, synthetic(people, items, size, seed=seed).histories(), items)
         cpu = round(job.one_round("kernel", 3), 5)
         points.append(GrowthPoint(interactions=size, people=people, items=items, cpu_seconds=cpu))
-    x, y = np.array([(point.interactions, point.cpu_seconds) for point in points], float).T
-    slope, start = np.polyfit(x, y, 1, w=1 / y)  # every size counts alike
-    fit = Fit(
-        microseconds_per_interaction=round(1e6 * slope, 4),
-        largest_deviation=round(float(np.abs(y / (start + slope * x) - 1).max()), 3),
-        exponent=round(float(np.polyfit(np.log(x), np.log(y), 1)[0]), 3),
-    )
-    return Growth(method=name, points=tuple(points), fit=fit)
+    return Growth(method=name, points=tuple(points), fit=fit_growth(points))
 
 
 def table(result: BenchResult) -> Table:

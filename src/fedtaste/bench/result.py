@@ -45,6 +45,8 @@ class Fit(ResultPart):
     microseconds_per_interaction: float
     largest_deviation: float
     exponent: float
+    r_squared: float
+    """The share of the variance of log(seconds) that the line of the exponent explains."""
 
 
 class Growth(ResultPart):

@@ -12,7 +12,9 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.data.sources import SOURCES, load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit, read_interactions, save
+from fedtaste.data.worlds import ENDING, import_world
 from fedtaste.errors import DataError
+from fedtaste.experiment.progress_bars import Bars
 
 SHOWN = ("name", "about", "how", "people", "items", "interactions", "terms")
 
@@ -44,8 +46,12 @@ def import_file(options: ImportOptions) -> None:
     source, target = options.source, options.target
     if source.exists() and target.exists() and source.samefile(target):
         raise DataError(f"{source} would be written over itself; nothing was changed. Name another file to write.")
-    data = read_interactions(source, options.read_options)
-    save(data, target)
+    with Bars():
+        if target.name.lower().endswith(ENDING):
+            data = import_world(source, target, options.read_options)
+        else:
+            data = read_interactions(source, options.read_options)
+            save(data, target)
     show_facts(data)
     put(f"Written to {target}. Use it: fedtaste run --data {target}")
 

@@ -263,6 +263,10 @@ class BenchOptions(JsonOptions):
     """Smaller data sets: a minute instead of several."""
     method: str | None = None
     """fedals, fedrecon, fedrap, logistic, cnn or cnn-16; all of them when it is left out."""
+    growth: bool = False
+    """Measure only how a round of FedALS grows from 100,000 interactions to --largest, and its exponent."""
+    largest: int = 10_000_000
+    """With --growth: the largest world, 1000000, 10000000 or 100000000 interactions (8 GB of memory)."""
     seed: Seed = 0
     """The seed of everything random."""
 
@@ -310,7 +314,7 @@ class ImportOptions(ReadSettings):
     """Check a file of your own, and write it in the form that fedtaste reads fastest.
 
     SOURCE is a CSV, TSV, JSON-lines, Parquet or Feather file with columns user, item and optionally rating, timestamp,
-    title, genres. TARGET ends in .parquet, .csv or .csv.gz.
+    title, genres. TARGET ends in .parquet, .csv, .csv.gz, or in .world for a folder that is mapped into memory.
     """
 
     source: Annotated[Path, Cli(argument=True, metavar="SOURCE")]

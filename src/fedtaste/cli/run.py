@@ -52,7 +52,8 @@ def run(settings: Settings, options: RunOptions) -> None:
     data = load_data(settings)
     path = options.out or new_folder(data.name, settings.method)
     if options.from_model is None:
-        prepared = prepare(settings, data, strict=True, began=began)
+        with Bars():
+            prepared = prepare(settings, data, strict=True, began=began)
     else:
         prepared = prepare_continued(open_continued(options.from_model, settings, data))
         data = prepared.data or data
@@ -69,7 +70,8 @@ def run(settings: Settings, options: RunOptions) -> None:
 
 def load_data(settings: Settings) -> Data:
     """Load the data of these settings, through the user's cache."""
-    return load(settings.data, seed=settings.seed, cache=cache(), log=say, options=settings.read_options)
+    with Bars():
+        return load(settings.data, seed=settings.seed, cache=cache(), log=say, options=settings.read_options)
 
 
 def new_folder(*names: str) -> Path:

@@ -229,10 +229,15 @@ def optional_column(table: Table, role: str) -> pl.Series | None:
     if gaps.all():
         return None
     if gaps.any():
-        ignore = f"give {user_role(role)}=None" if table.options.of_frame else "leave the whole column out"
-        todo = f"Fill it in, remove the row ({table.options.use('drop_missing')}), or {ignore}."
-        raise table.wrong(role, gaps, "the value is missing", todo)
+        raise gap_error(table, role, gaps)
     return column.str.strip_chars() if column.dtype == pl.String else column
+
+
+def gap_error(table: Table, role: str, gaps: pl.Series) -> DataError:
+    """The error for a column of numbers or dates of which some values are missing."""
+    ignore = f"give {user_role(role)}=None" if table.options.of_frame else "leave the whole column out"
+    todo = f"Fill it in, remove the row ({table.options.use('drop_missing')}), or {ignore}."
+    return table.wrong(role, gaps, "the value is missing", todo)
 
 
 def read_ratings(table: Table) -> NDArray[np.float32] | None:
@@ -294,10 +299,13 @@ def epoch_seconds(numbers: pl.Series) -> pl.Series:
     [1500000000.0, 1500000000.0, 1500000000.0, 1500000000.0]
     """
     largest = numbers.abs().filter(numbers.is_finite()).max()
-    for smallest, units in EPOCH_UNITS:
-        if isinstance(largest, float) and largest >= smallest:
-            return numbers / units
-    return numbers
+    unit = epoch_unit(largest) if isinstance(largest, float) else 1.0
+    return numbers if unit == 1 else numbers / unit
+
+
+def epoch_unit(largest: float) -> float:
+    """How many units of a time are one second, by the largest time of a column."""
+    return next((units for smallest, units in EPOCH_UNITS if largest >= smallest), 1.0)
 
 
 def time_hint(column: pl.Series, bad: pl.Series, table: Table) -> str:

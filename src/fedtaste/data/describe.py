@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtaste.data.interactions import Interactions, time_span
+from fedtaste.data.ragged import count_numbers
 from fedtaste.data.supervised import Supervised, shape_text
 from fedtaste.data.user_files import UserSplit
 
@@ -16,8 +17,8 @@ def facts(data: Interactions | UserSplit | Supervised) -> dict[str, object]:
     if isinstance(data, Supervised):
         return _client_facts(data)
     table = data.table
-    activity = np.bincount(table.person, minlength=len(table.people))
-    popularity = np.sort(np.bincount(table.item, minlength=len(table.items)))[::-1]
+    activity = count_numbers(table.person, len(table.people))
+    popularity = np.sort(count_numbers(table.item, len(table.items)))[::-1]
     tenth = popularity[: max(1, len(popularity) // 10)].sum() / max(len(table), 1)
     counts: dict[str, object] = {
         "name": data.name, "people": len(table.people), "items": len(table.items), "interactions": len(table),

@@ -45,7 +45,10 @@ try:
 except (ImportError, OSError, ValueError):
     pass  # a system without such limits
 try:
-    polars.read_parquet(sys.argv[1], glob=False)
+    scan = polars.scan_parquet(sys.argv[1], glob=False)
+    rows = scan.select(polars.len()).collect().item()
+    for begin in range(0, rows, 4_000_000):
+        scan.slice(begin, 4_000_000).collect()
 except (polars.exceptions.PolarsError, OSError):
     pass  # the caller reports it
 """
@@ -118,10 +121,18 @@ def parse_text(file: str, kind: str, start: bytes, source: Path | bytes, options
 
 
 def read_binary(path: Path, kind: str) -> pl.DataFrame:
-    """A Parquet or Feather file, after a trial in a process of its own: a damaged file may make polars ask for
-    exabytes, which ends the process without an error."""
-    feather = kind == "Feather"
-    script = TRIAL.replace("read_parquet(sys.argv[1], glob=False)", "read_ipc(sys.argv[1])") if feather else TRIAL
+    """A Parquet or Feather file, after a trial."""
+    require_readable(path, kind)
+    if kind == "Feather":
+        return pl.read_ipc(io.BytesIO(path.read_bytes()))  # not mapped: the file may change later
+    return pl.read_parquet(path, glob=False)
+
+
+def require_readable(path: Path, kind: str) -> None:
+    """Read a Parquet or Feather file on trial in a process of its own, Parquet in pieces: a damaged file may make
+    polars ask for exabytes, which ends the process without an error."""
+    script = TRIAL.replace("scan_parquet(sys.argv[1], glob=False)", "read_ipc(sys.argv[1]).lazy()")
+    script = script if kind == "Feather" else TRIAL
     size = path.stat().st_size
     trial = [sys.executable, "-P", "-c", script, str(path), str(4 * FREE_BYTES + size * LARGEST_RATIO)]
     try:
@@ -130,9 +141,6 @@ def read_binary(path: Path, kind: str) -> pl.DataFrame:
         done = None
     if done is None or done.returncode:
         raise DataError(f"{path} is a damaged {kind} file: it cannot be read to its end. Write or copy it again.")
-    if feather:
-        return pl.read_ipc(io.BytesIO(path.read_bytes()))  # not mapped: the file may change later
-    return pl.read_parquet(path, glob=False)
 
 
 def gunzip(file: str, content: bytes, options: ReadOptions = DEFAULTS) -> bytes:

@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from fedtaste.data.columns import Table, read_ratings, read_times
 from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_options, frame_tables, matrix_entries
 from fedtaste.data.lazy_polars import pl
-from fedtaste.data.vocabulary import PeopleGroups, indices, keep_newest, labels, people_groups, vocabulary
+from fedtaste.data.ragged import (
+    compact,
+    copy_parts,
+    count_kept,
+    count_numbers,
+    first_entries,
+    group_rows,
+    is_in_order,
+    join_people,
+    newest_rows,
+    sort_histories,
+)
+from fedtaste.data.vocabulary import PeopleGroups, indices, labels, people_groups, vocabulary
 from fedtaste.errors import DataError
 from fedtaste.text import count
 
@@ -61,15 +73,14 @@ class Histories:
 
     def where(self, keep: NDArray[np.bool_]) -> Histories:
         """The entries for which `keep` [n] holds; the people stay the same."""
-        counts = np.bincount(self.owners[keep], minlength=self.people)
-        return Histories(starts_of(counts), self.items[keep], self.values[keep])
+        starts = starts_of(count_kept(self.starts, keep))
+        values = constant(self.values, starts[-1])
+        return Histories(starts, self.items[keep], self.values[keep] if values is None else values)
 
     def distinct(self) -> Histories:
         """Every item once per person, where it stands first."""
-        width = int(self.items.max(initial=0)) + 1
-        keep = np.zeros(len(self), bool)
-        keep[np.unique(self.owners.astype(np.int64) * width + self.items, return_index=True)[1]] = True
-        return self.where(keep)
+        first = first_entries(self.starts, self.items, int(self.items.max(initial=0)) + 1)
+        return self if first.all() else self.where(first)
 
     def without(self, other: Histories) -> Histories:
         """The entries whose item the same person does not have in `other`."""
@@ -79,18 +90,29 @@ class Histories:
 
     def take(self, people: NDArray[np.integer]) -> Histories:
         """The histories of these people, in this order."""
-        lengths = self.lengths[people]
+        chosen = np.asarray(people, np.int64)
+        if len(chosen) == self.people and (chosen == np.arange(self.people)).all():
+            return self
+        return self.parts(self.starts[:-1][chosen], self.lengths[chosen])
+
+    def parts(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Histories:
+        """Histories of one part of these each: so many entries from the entry `begins[i]` on."""
         starts = starts_of(lengths)
-        index = np.arange(starts[-1]) + np.repeat(self.starts[people] - starts[:-1], lengths)
-        return Histories(starts, self.items[index], self.values[index])
+        items, values = np.empty(starts[-1], np.int32), constant(self.values, starts[-1])
+        copy_parts(begins, starts, self.items, items)
+        if values is None:
+            values = np.empty(starts[-1], np.float32)
+            copy_parts(begins, starts, self.values, values)
+        return Histories(starts, items, values)
 
     def then(self, later: Histories) -> Histories:
         """Each person's own entries followed by their entries in `later`."""
         starts = self.starts + later.starts
-        items, values = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
-        for part, offset in ((self, later.starts[:-1]), (later, self.starts[1:])):
-            index = np.arange(len(part)) + np.repeat(offset, part.lengths)
-            items[index], values[index] = part.items, part.values
+        items, values = np.empty(starts[-1], np.int32), constant(self.values, starts[-1])
+        join_people(self.starts, self.items, later.starts, later.items, items)
+        if values is None or (len(later) and (later.values.strides != (0,) or later.values[0] != values[0])):
+            values = np.empty(starts[-1], np.float32)
+            join_people(self.starts, self.values, later.starts, later.values, values)
         return Histories(starts, items, values)
 
     def padded(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -203,20 +225,11 @@ class Interactions:
     ) -> Interactions:
         """The interactions of one table, with these vocabularies."""
         person, item = indices(table.frame["user"], people), indices(table.frame["item"], items)
-        value, time = read_ratings(table), read_times(table)
-        keep, notes = keep_newest(person, item, time, len(items))
-        return Interactions(
-            name=name,
-            person=person[keep],
-            item=item[keep],
-            people=tuple(people.to_list()),
-            items=tuple(items.to_list()),
-            value=None if value is None else value[keep],
-            time=None if time is None else time[keep],
-            titles=titles,
-            genres=genres,
-            notes=notes + table.notes,
-        )
+        data = Interactions(
+            name, person, item, tuple(people.to_list()), tuple(items.to_list()), read_ratings(table), read_times(table),
+            titles, genres,
+        )  # fmt: skip
+        return data.with_newest_pairs().noted(*table.notes)
 
     def __post_init__(self) -> None:
         if not self.titles:
@@ -246,6 +259,20 @@ class Interactions:
         ties = None if self.ties is None else self.ties[keep]
         return replace(self, person=self.person[keep], item=self.item[keep], value=value, time=time, ties=ties)
 
+    def with_newest_pairs(self) -> Interactions:
+        """Each pair once: the newest, and of equally new ones the last. Columns are changed in place."""
+        starts = starts_of(count_numbers(self.person, len(self.people)))
+        rows = np.empty(len(self), row_type(len(self)))
+        group_rows(self.person, starts, rows)
+        time = np.zeros(0) if self.time is None else self.time
+        keep, pairs = newest_rows(rows, starts, self.item, time, len(self.items))
+        if not pairs:
+            return self
+        columns = {n: getattr(self, n) for n in ("person", "item", "value", "time")}
+        kept = {n: column[: compact(column, keep)] for n, column in columns.items() if column is not None}
+        which = "newest" if self.time is not None else "last row"
+        return replace(self, **kept).noted(f"{count(pairs, 'duplicate pair')}: the {which} of each was kept.")
+
     def noted(self, *notes: str) -> Interactions:
         return replace(self, notes=self.notes + notes)
 
@@ -253,12 +280,26 @@ class Interactions:
         """The histories of all people, oldest first. Equal times are ordered by a seeded hash of (person, item): ids
         follow popularity and rows follow the file, so either would leak into a split. Without time the hash alone is
         the order."""
-        ties = hash_pairs(self.person, self.item, seed) if self.ties is None else self.ties
-        keys = (ties, self.person) if self.time is None else (ties, self.time, self.person)
-        order = np.lexsort(keys)
-        starts = starts_of(np.bincount(self.person, minlength=len(self.people)))
-        values = np.ones(len(self), np.float32) if self.value is None else self.value[order].astype(np.float32)
-        return Histories(starts, self.item[order].astype(np.int32), values)
+        starts = starts_of(count_numbers(self.person, len(self.people)))
+        rows = self.history_rows(starts, seed)
+        item = np.asarray(self.item, np.int32)
+        if self.value is None:
+            return Histories(starts, item if rows is None else item[rows], repeated(1.0, len(self)))
+        values = np.asarray(self.value, np.float32)
+        return Histories(starts, item if rows is None else item[rows], values if rows is None else values[rows])
+
+    def history_rows(self, starts: NDArray[np.int64], seed: int) -> NDArray[np.integer] | None:
+        """The numbers of the rows in the order of `histories`, each person's from `starts` on; None where they stand in
+        this order already."""
+        person, item = np.asarray(self.person, np.int32), np.asarray(self.item, np.int32)
+        time = np.zeros(0) if self.time is None else np.asarray(self.time, np.float64)
+        if self.time is not None and is_in_order(person, time):
+            return None
+        rows = np.empty(len(self), row_type(len(self)))
+        group_rows(person, starts, rows)
+        ties = np.zeros(0, np.uint64) if self.ties is None else self.ties
+        sort_histories(rows, starts, item, time, ties, pair_shift(seed))
+        return rows
 
     def require(self, people: int = 2) -> Interactions:
         """Refuse data that is too small to learn from."""
@@ -284,8 +325,12 @@ def time_span(time: NDArray[np.float64]) -> str:
 
 def hash_pairs(a: NDArray[np.integer], b: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
     """A fixed, well-mixed 64-bit number for every pair."""
-    shift = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
-    return splitmix(a.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ b.astype(np.uint64) + shift)
+    return splitmix(a.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ b.astype(np.uint64) + pair_shift(seed))
+
+
+def pair_shift(seed: int) -> np.uint64:
+    """What a seed adds to the hash of a pair."""
+    return np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
 
 
 def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -298,3 +343,18 @@ def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
     """Where each part of a ragged array starts, and its end: [0, 2, 5] for parts of lengths 2 and 3."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def row_type(rows: int) -> type[np.integer]:
+    """The smallest type of integers that can number so many rows."""
+    return np.int32 if rows < 2**31 else np.int64
+
+
+def repeated(value: float, n: int) -> Floats:
+    """An array [n] of one value, which is in memory once; it is read-only."""
+    return np.broadcast_to(np.float32(value), (n,))
+
+
+def constant(values: Floats, n: int) -> Floats | None:
+    """As many as `n` of the value that `repeated` made `values` of; None for other arrays."""
+    return np.broadcast_to(values[:1], (n,)) if len(values) and values.strides == (0,) else None

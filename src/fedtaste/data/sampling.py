@@ -8,6 +8,7 @@ no generator state.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from fedtaste.core import Examples, People
-from fedtaste.data.interactions import Floats, Histories, Ints, splitmix, starts_of
+from fedtaste.data.interactions import Floats, Histories, Ints, repeated, splitmix, starts_of
 
 # Streams: draws for one purpose are independent of draws for another.
 TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE = range(7)
@@ -116,9 +117,10 @@ def _samples(
             first, count = starts[person], starts[person + 1] - starts[person]
             begin, end = out_starts[place], out_starts[place + 1]
             out_items[begin : begin + count] = items[first : first + count]
-            out_targets[begin : begin + count] = values[first : first + count]
             if negatives > 0:
                 out_targets[begin : begin + count] = 1.0
+            else:
+                out_targets[begin : begin + count] = values[first : first + count]
             if end > begin + count:
                 _mark(marks, place, starts, items, person)
                 _mark(marks, place, forbidden_starts, forbidden_items, person)
@@ -182,7 +184,9 @@ def samples(
     lengths = histories.lengths[chosen]
     full = lengths + forbidden.lengths[chosen] >= catalogue
     starts = starts_of(lengths * np.where(full, 1, 1 + negatives))
-    own, out = (histories.starts, histories.items, histories.values), (forbidden.starts, forbidden.items)
+    values = np.zeros(0, np.float32) if negatives else np.ascontiguousarray(histories.values)
+    own = (histories.starts, histories.items, values)
+    out = (forbidden.starts, forbidden.items)
     numbers = np.zeros_like(chosen) if alone else chosen
     items, targets = _samples(chosen, starts, own, out, catalogue, negatives, key, numbers)
     return Ragged(starts, items, targets, batch)
@@ -190,15 +194,17 @@ def samples(
 
 @njit(cache=True, nogil=True, parallel=True)
 def _distinct(
-    out_starts: NDArray[np.int64], starts: NDArray[np.int64], items: Ints, catalogue: int, key: np.uint64
-) -> Ints:
+    people: People, out_starts: NDArray[np.int64], starts: NDArray[np.int64], items: Ints, catalogue: int,
+    key: np.uint64,
+) -> Ints:  # fmt: skip
     out = np.empty(out_starts[-1], np.int32)
     for worker in prange(WORKERS):
         marks = np.full(catalogue, -1, np.int32)
-        for person in range(worker, len(starts) - 1, WORKERS):
+        for place in range(worker, len(people), WORKERS):
+            person = people[place]
             own = mix(key, person)
             _mark(marks, person, starts, items, person)
-            begin, end = out_starts[person], out_starts[person + 1]
+            begin, end = out_starts[place], out_starts[place + 1]
             free = catalogue - (starts[person + 1] - starts[person])
             if 2 * (end - begin) < free:
                 _draw_unmarked(out, begin, end, marks, person, own, False)
@@ -213,11 +219,43 @@ def _distinct(
     return out
 
 
+class DrawnNegatives(Histories):
+    """Up to `count` different items for every person that the person never touched.
+
+    They are drawn when they are read: of a million people only those who are evaluated need any. Everybody's draws are
+    their own, so that `take` draws for these people what `items` holds for them.
+    """
+
+    def __init__(self, touched: Histories, catalogue: int, count: int, key: np.uint64) -> None:
+        starts = starts_of(np.maximum(np.minimum(count, catalogue - touched.lengths), 0))
+        self.__dict__.update(starts=starts, values=repeated(0.0, starts[-1]))
+        self.__dict__.update(_touched=touched, _catalogue=catalogue, _key=key)
+
+    @cached_property
+    def items(self) -> Ints:
+        """Everybody's, [n]."""
+        return self._draw(np.arange(self.people), self.starts)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, people: NDArray[np.integer]) -> Histories:
+        """The negatives of these people, in this order."""
+        chosen = np.asarray(people, np.int64)
+        starts = starts_of(self.lengths[chosen])
+        return Histories(starts, self._draw(chosen, starts), repeated(0.0, starts[-1]))
+
+    def _draw(self, people: People, starts: NDArray[np.int64]) -> Ints:
+        touched: Histories = self.__dict__["_touched"]
+        items: Ints = _distinct(
+            people, starts, touched.starts, touched.items, self.__dict__["_catalogue"], self.__dict__["_key"]
+        )
+        return items
+
+
 def distinct_negatives(touched: Histories, catalogue: int, count: int, key: np.uint64) -> Histories:
     """Up to `count` different items for every person that the person never touched."""
-    starts = starts_of(np.maximum(np.minimum(count, catalogue - touched.lengths), 0))
-    items = _distinct(starts, touched.starts, touched.items, catalogue, key)
-    return Histories(starts, items, np.zeros(len(items), np.float32))
+    return DrawnNegatives(touched, catalogue, count, key)
 
 
 def uniform(people: NDArray[np.integer], key: np.uint64) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import UserSplit, read_interactions, read_split
+from fedtaste.data.worlds import is_world, open_world
 from fedtaste.errors import DataError, SettingError
 from fedtaste.text import did_you_mean
 
@@ -130,6 +131,9 @@ def _load_path(text: str, seed: int, options: ReadOptions) -> Interactions | Use
         if looks_like_domains(path):
             _refuse_options(text, options)
             return domains(path, seed=seed)
+        if is_world(path):
+            _refuse_options(text, options)
+            return open_world(path)
         return read_split(path, options)
     if not os.path.exists(path):
         hint = "The path of a CSV or Parquet file, or of a folder with a split or with domains, may be given as well"
@@ -156,8 +160,8 @@ def _load_object(value: object) -> Interactions:
 def _refuse_options(name: str, options: ReadOptions) -> None:
     if options != DEFAULTS:
         raise SettingError(
-            f"{name} is read as it was published: --columns, --separator, --decimal, --date-format, --drop-missing and "
-            "--max-gib are for files of your own. Leave them out."
+            f"{name} is read as it was published or imported: --columns, --separator, --decimal, --date-format, "
+            "--drop-missing and --max-gib are for files of your own. Leave them out."
         )
 
 

@@ -13,10 +13,12 @@ from fedtaste.data.interactions import Histories, Interactions
 from fedtaste.data.sampling import SPLIT, TEST, VALID, distinct_negatives, key_of, uniform
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
+from fedtaste.steps import report
 from fedtaste.text import count
 
 NEGATIVES = 99  # drawn for each person, to rank held-out items against
 SHARES = (0.8, 0.1)  # of training and of validation
+SPLITTING = "splitting"  # the step: histories, test, validation, task
 SUPPLIED = "The split is the user's own and is used as it is."
 
 
@@ -40,7 +42,9 @@ def leave_one_out(
     People with two items have no validation item; people with one take part in training and are not evaluated.
     """
     older, test = leave_last(histories)
+    report(SPLITTING, 2, 4)
     train, valid = leave_last(older)
+    report(SPLITTING, 3, 4)
     negatives = _draw_negatives(histories, catalogue, seed, shared=shared_negatives)
     notes: tuple[str, ...] = ()
     if single := int((histories.lengths == 1).sum()):
@@ -67,7 +71,8 @@ def temporal(interactions: Interactions, seed: int) -> Split:
         )
     first, second = np.quantile(interactions.time, [SHARES[0], sum(SHARES)])
     histories = interactions.histories(seed)
-    times = interactions.time[np.lexsort((interactions.time, interactions.person))]
+    rows = interactions.history_rows(histories.starts, seed)
+    times = interactions.time if rows is None else interactions.time[rows]
     return _cut(histories, times <= first, (times > first) & (times <= second), len(interactions.items), seed)
 
 
@@ -115,9 +120,9 @@ def _user_negatives(supplied: Histories, test: Histories, drawn: Histories) -> t
 
 def leave_last(histories: Histories) -> tuple[Histories, Histories]:
     """(all but the newest, the newest) of everybody who has at least two."""
-    last = np.zeros(len(histories), bool)
-    last[histories.starts[1:][histories.lengths >= 2] - 1] = True
-    return histories.where(~last), histories.where(last)
+    lengths, begins = histories.lengths, histories.starts[:-1]
+    last = (lengths >= 2).astype(np.int64)
+    return histories.parts(begins, lengths - last), histories.parts(begins + lengths - last, last)
 
 
 class _Negatives(NamedTuple):

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from fedtaste.data.interactions import Floats, Interactions, Ints, starts_of
 from fedtaste.errors import DataError
+from fedtaste.steps import blocks
 
+Doubles = NDArray[np.float64]
 GENRES = (
     "Adventure", "Comedy", "Drama", "Mystery", "Romance", "Science", "History", "Music", "Fantasy", "Travel", "Nature",
     "Crime", "War", "Family", "Horror", "Sport", "Art", "Western",
@@ -35,6 +37,7 @@ NOUNS = (
 LEAST = 5  # interactions of the least active person, where the numbers allow it
 OFF_TASTE = 0.1  # the share of candidates that are drawn by popularity only, regardless of taste
 CANDIDATES = 5  # items that a person looks at before taking one
+BLOCK = 2_000_000  # interactions that are generated between two reports of progress
 
 
 def synthetic(
@@ -53,17 +56,16 @@ def synthetic(
     counts = activity(people, interactions, items * 3 // 4, rng)
     starts = starts_of(counts)
     tables = popularity_tables(factors, rng)
-    item, affinity = choose_items(starts, *tables, factors, first_taste, last_taste, int(rng.integers(1 << 62)))
+    item, affinity = choose_all(starts, tables, factors, (first_taste, last_taste), int(rng.integers(1 << 62)))
     person = np.repeat(np.arange(people, dtype=np.int32), counts)
-    liking = (affinity - affinity.mean()) / max(float(affinity.std()), 1e-6)
-    value = np.clip(np.rint(3.6 + liking + 0.5 * rng.standard_normal(interactions, np.float32)), 1, 5)
+    value = ratings(affinity, rng)
     return Interactions(
         name=f"synthetic:{people}x{items}x{interactions}",
         person=person,
         item=item,
         people=tuple(str(i) for i in range(1, people + 1)),
         items=tuple(str(i) for i in range(1, items + 1)),
-        value=value.astype(np.float32),
+        value=value,
         time=timestamps(starts, rng),
         titles=titles(items, rng),
         genres=genres(factors),
@@ -121,19 +123,23 @@ def activity(people: int, total: int, most: int, rng: np.random.Generator) -> ND
     return counts
 
 
-@njit(cache=True)
-def uniform(state: NDArray[np.uint64]) -> float:
-    """A number in (0, 1), by splitmix64; `state` [1] moves on."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    x = state[0]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+@njit(cache=True, nogil=True)
+def next_state(state: np.uint64) -> np.uint64:
+    """The state of splitmix64 after one more number."""
+    return state + np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(cache=True, nogil=True)
+def uniform(state: np.uint64) -> float:
+    """The number in (0, 1) of this state, by splitmix64."""
+    x = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
     return (np.float64(x >> np.uint64(11)) + 0.5) / 9007199254740992.0
 
 
-@njit(cache=True)
-def pick_share(shares: Floats, at: float) -> int:
+@njit(cache=True, nogil=True)
+def pick_share(shares: NDArray[np.float64], at: float) -> int:
     """The index whose part of the unit line, cut by `shares`, holds the point `at`."""
     for i in range(len(shares) - 1):
         at -= shares[i]
@@ -142,50 +148,127 @@ def pick_share(shares: Floats, at: float) -> int:
     return len(shares) - 1
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
+def blend_tastes(first: Floats, last: Floats, share: np.float32, mix: Doubles, taste: Doubles) -> None:
+    """Fill `mix` with a mix of two tastes, the last one with this share, and `taste` with the unit vector of it."""
+    square = 0.0
+    for i in range(len(mix)):
+        mix[i] = (1 - np.float64(share)) * first[i] + share * last[i]
+        square += mix[i] * mix[i]
+    length = np.sqrt(square)
+    for i in range(len(mix)):
+        taste[i] = mix[i] / length
+
+
+@njit(cache=True, nogil=True)
+def draw_candidates(
+    tables: tuple[Ints, NDArray[np.int64]], mix: Doubles, state: np.uint64, spots: NDArray[np.int64], items: Ints
+) -> np.uint64:
+    """Fill `items` with candidates, -1 where a genre is empty (with more tastes than items one may be); `spots` is
+    space for as many numbers. Returns the state of the generator.
+
+    First all places in the table and then all items: the processor loads several at once.
+    """
+    table, starts = tables
+    for c in range(len(items)):
+        state = next_state(state)
+        genre = len(mix)
+        if uniform(state) > OFF_TASTE:
+            state = next_state(state)
+            genre = pick_share(mix, uniform(state))
+        width = starts[genre + 1] - starts[genre]
+        spots[c] = -1
+        if width > 0:
+            state = next_state(state)
+            spots[c] = starts[genre] + int(uniform(state) * width)
+    for c in range(len(items)):
+        items[c] = table[spots[c]] if spots[c] >= 0 else -1
+    return state
+
+
+@njit(cache=True, nogil=True)
 def choose_items(
+    people: tuple[int, int],
     starts: NDArray[np.int64],
-    table: Ints,
-    table_starts: NDArray[np.int64],
+    tables: tuple[Ints, NDArray[np.int64]],
     factors: Floats,
-    first_taste: Floats,
-    last_taste: Floats,
-    seed: int,
-) -> tuple[Ints, Floats]:
-    """Each person's items in the order they are taken, and how well each suited at that moment. [n], [n]"""
-    items = np.empty(starts[-1], np.int32)
-    affinity = np.empty(starts[-1], np.float32)
-    taken_by = np.full(len(factors), -1, np.int32)  # the last person who took the item: nobody takes one twice
-    state = np.array([seed], np.uint64)
-    for person in range(len(starts) - 1):
+    tastes: tuple[Floats, Floats],
+    taken_by: Ints,
+    state: np.uint64,
+    out: tuple[Ints, Floats],
+) -> np.uint64:
+    """Choose the items of the people from `people[0]` to before `people[1]`; returns the state of the generator.
+
+    `out` gets each person's items in the order they are taken, and how well each suited at that moment. `taken_by`
+    [items] is the last person who took an item: nobody takes one twice.
+    """
+    (first_taste, last_taste), (items, affinity), k = tastes, out, factors.shape[1]
+    mix, taste = np.empty(k), np.empty(k)
+    spots, candidates = np.empty(CANDIDATES, np.int64), np.empty(CANDIDATES, np.int32)
+    for person in range(people[0], people[1]):
         for place in range(starts[person], starts[person + 1]):
             progress = np.float32((place - starts[person]) / (starts[person + 1] - starts[person]))
-            mix = (1 - progress) * first_taste[person] + progress * last_taste[person]
-            taste = mix / np.sqrt((mix * mix).sum())
-            candidates, best, best_score = 0, -1, np.float32(-np.inf)
-            while candidates < CANDIDATES or best < 0:
-                candidates += 1
-                genre = pick_share(mix, uniform(state)) if uniform(state) > OFF_TASTE else len(mix)
-                width = table_starts[genre + 1] - table_starts[genre]
-                if width == 0:  # with more tastes than items a genre may be empty
-                    continue
-                item = table[table_starts[genre] + int(uniform(state) * width)]
-                score = (taste * factors[item]).sum()
-                if score > best_score and taken_by[item] != person:
-                    best, best_score = item, score
+            blend_tastes(first_taste[person], last_taste[person], progress, mix, taste)
+            best, best_score, number = -1, -np.inf, CANDIDATES
+            while best < 0:  # once, unless all candidates were taken before: then one more at a time
+                state = draw_candidates(tables, mix, state, spots, candidates[:number])
+                for item in candidates[:number]:
+                    score = 0.0
+                    for i in range(k):
+                        score += taste[i] * factors[item, i]
+                    if item >= 0 and score > best_score and taken_by[item] != person:
+                        best, best_score = item, score
+                number = 1
             taken_by[best] = person
             items[place], affinity[place] = best, best_score
-    return items, affinity
+    return state
+
+
+def choose_all(
+    starts: NDArray[np.int64],
+    tables: tuple[Ints, NDArray[np.int64]],
+    factors: Floats,
+    tastes: tuple[Floats, Floats],
+    seed: int,
+) -> tuple[Ints, Floats]:
+    """Everybody's items in the order they are taken, and how well each suited at that moment. [n], [n]"""
+    out = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+    taken_by, state = np.full(len(factors), -1, np.int32), np.uint64(seed)
+    cuts = np.searchsorted(starts, np.arange(0, starts[-1], BLOCK)).tolist()
+    for people in blocks("generating", list(zip(cuts, [*cuts[1:], len(starts) - 1]))):
+        state = np.uint64(choose_items(people, starts, tables, factors, tastes, taken_by, state, out))
+    return out
+
+
+def ratings(affinity: Floats, rng: np.random.Generator) -> Floats:
+    """Whole numbers from 1 to 5, by how well an item suited and by chance. Overwrites `affinity`."""
+    mean, spread = affinity.mean(), max(float(affinity.std()), 1e-6)
+    affinity -= mean
+    affinity /= spread
+    affinity += 3.6
+    chance = rng.standard_normal(len(affinity), np.float32)
+    chance *= 0.5
+    affinity += chance
+    return np.clip(np.rint(affinity, out=affinity), 1, 5, out=affinity)
+
+
+@njit(cache=True, nogil=True)
+def _add_to_people(starts: NDArray[np.int64], values: NDArray[np.float64], amount: NDArray[np.float64]) -> None:
+    for person in range(len(amount)):
+        for at in range(starts[person], starts[person + 1]):
+            values[at] += amount[person]
 
 
 def timestamps(starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
     """Whole seconds; each person begins within a year, and steps of at least a second follow. [n]"""
-    gaps = 1.0 + np.floor(rng.exponential(20_000.0, starts[-1]))
-    total = np.cumsum(gaps)
+    gaps = rng.exponential(20_000.0, starts[-1])
+    np.floor(gaps, out=gaps)
+    gaps += 1.0
+    first = gaps[starts[:-1]]
+    total: Doubles = np.cumsum(gaps, out=gaps)
     begin = 1_600_000_000.0 + rng.integers(365 * 86_400, size=len(starts) - 1)
-    earlier = total[starts[:-1]] - gaps[starts[:-1]]  # the gaps of the people before
-    time: NDArray[np.float64] = total + np.repeat(begin - earlier, np.diff(starts))
-    return time
+    _add_to_people(starts, total, begin - (total[starts[:-1]] - first))  # less the gaps of the people before
+    return total
 
 
 def titles(items: int, rng: np.random.Generator) -> tuple[str, ...]:

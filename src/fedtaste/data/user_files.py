@@ -18,6 +18,7 @@ from fedtaste.data.columns import Table, read_ratings, read_table, read_times
 from fedtaste.data.formats import is_table, stem
 from fedtaste.data.interactions import Floats, Histories, Interactions, starts_of
 from fedtaste.data.lazy_polars import pl
+from fedtaste.data.pieces import Allocate, Pieces, in_memory, read_pieces
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.vocabulary import indices, labels, people_groups, vocabulary
 from fedtaste.errors import DataError, RunError
@@ -44,8 +45,11 @@ class UserSplit:
         return self.train
 
 
-def read_interactions(path: Path, options: ReadOptions = DEFAULTS) -> Interactions:
-    """One file with columns user, item and, optionally, rating, timestamp, title, genres."""
+def read_interactions(path: Path, options: ReadOptions = DEFAULTS, allocate: Allocate = in_memory) -> Interactions:
+    """One file with columns user, item and, optionally, rating, timestamp, title, genres. A large Parquet file is read
+    in pieces, into columns that `allocate` makes."""
+    if path.is_file() and (pieces := Pieces.of(path, part_columns("train"), options)):
+        return read_pieces(pieces, allocate)
     table = read_table(path, *part_columns("train"), options)
     people, items = vocabulary([table.frame["user"]]), vocabulary([table.frame["item"]])
     data = Interactions.from_table(

@@ -70,21 +70,3 @@ def people_groups(tables: list[Table], people: pl.Series) -> PeopleGroups | None
         )
     known = dict(rows.iter_rows())
     return PeopleGroups(tables[0].columns["group"], tuple(CONTROL.sub("", known.get(p, UNKNOWN)) for p in people))
-
-
-def keep_newest(
-    person: Ints, item: Ints, time: NDArray[np.float64] | None, items: int
-) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-    """(rows to keep, notes): each pair once, the newest, and of equally new ones the last."""
-    frame = pl.DataFrame({"pair": person.astype(np.int64) * items + item}).with_row_index("row")
-    repeated = frame["pair"].is_duplicated()
-    keep = ~repeated.to_numpy()
-    if keep.all():
-        return keep, ()
-    doubtful = frame.filter(repeated)
-    if time is not None:
-        doubtful = doubtful.with_columns(time=time[~keep]).sort("time", maintain_order=True)
-    rows = doubtful.unique("pair", keep="last")["row"].to_numpy()
-    keep[rows] = True
-    which = "newest" if time is not None else "last row"
-    return keep, (f"{count(len(rows), 'duplicate pair')}: the {which} of each was kept.",)

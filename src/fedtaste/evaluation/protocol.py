@@ -35,7 +35,9 @@ from fedtaste.evaluation.metrics import (
 )
 from fedtaste.evaluation.scoring import Personalised, full_ranks, sampled_ranks, top_lists
 from fedtaste.kernels.pair_counts import count_drawn
+from fedtaste.kernels.ranks import column_ranks
 from fedtaste.result_part import JsonObject
+from fedtaste.steps import report
 
 MANY = 30  # clients, from which on an interval is over clients and not over the examples of these clients
 TESTED = 2_000  # people on whom a protocol is tested for leaks, at most
@@ -168,11 +170,14 @@ def rank_full(
 ) -> tuple[Ranks, NDArray[np.int64]]:
     """((ranks, owners) of these people's positives among everything that is not in their `seen` history, their top-10
     lists [people, TOP] as `top_lists` gives them)."""
-    ranks, owners, top = [], [], np.empty((seen.people, TOP), np.int64)
+    ranks, owners, top, done = [], [], np.empty((seen.people, TOP), np.int64), 0
+    report("evaluating", 0, seen.people)
     for part, scores in people.scores(torch.arange(catalogue)):
         ranks.append(full_ranks(scores, seen, positives, part))
         owners.append(np.repeat(part, positives.lengths[part]))
         top[part] = top_lists(scores, seen, part, TOP)
+        done += len(part)
+        report("evaluating", done, seen.people)
     return (np.concatenate(ranks), np.concatenate(owners)), top
 
 
@@ -227,18 +232,13 @@ def beyond_chance(memory: float, popular: float, people: int) -> bool:
     return bool(memory - popular > 3 * error)
 
 
-def popularity_hr(counts: NDArray[np.integer], held_out: HeldOut) -> float:
-    """HR@10 of ranking by how many people have an item."""
-    columns, positives = held_out.columns(np.flatnonzero(held_out.positives.lengths))
+def popularity_hr(counts: NDArray[np.integer], held_out: HeldOut, people: People) -> float:
+    """HR@10 of these people, who have held-out items, where items are ranked by how many people have them."""
+    columns, positives = held_out.columns(people)
     ranks = _rank_columns(counts[columns.items].astype(float), columns, positives)
     return float(ranking_metrics(*ranks)["hr@10"].mean())
 
 
 def _rank_columns(scores: NDArray[np.float64], columns: Histories, positives: NDArray[np.int64]) -> Ranks:
     """Ranks where each person's first `positives` columns are the positives; ties count against them."""
-    ranks = []
-    for person in range(columns.people):
-        own = scores[columns.starts[person] : columns.starts[person + 1]]
-        n = positives[person]
-        ranks.append(1 + (own[n:][None] >= own[:n][:, None]).sum(1))
-    return np.concatenate(ranks), np.repeat(np.arange(columns.people), positives)
+    return column_ranks(scores, columns.starts, positives), np.repeat(np.arange(columns.people), positives)

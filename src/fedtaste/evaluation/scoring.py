@@ -16,6 +16,8 @@ from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import Ragged
 from fedtaste.engine.backends import chunks, compacted
 from fedtaste.engine.store import Store
+from fedtaste.kernels import ranks as kernels
+from fedtaste.kernels.top_items import top_items
 
 CELLS = 8_000_000  # scores in memory at once
 
@@ -101,29 +103,20 @@ def sampled_ranks(scores: Tensor, mine: NDArray[np.bool_], theirs: NDArray[np.bo
 
 def full_ranks(scores: Tensor, seen: Histories, positives: Histories, places: People) -> NDArray[np.int64]:
     """Ranks of the positives of these people in the whole catalogue, their history and other positives left out."""
-    ranks = [np.zeros(0, np.int64)]
-    for person, row in zip(places, _lowest_where_undefined(scores)):
-        mine = positives.of(int(person))
-        rival = np.ones(len(row), bool)
-        rival[seen.of(int(person))] = rival[mine] = False
-        ranks.append(1 + ((row >= row[mine][:, None]) & rival).sum(1))
-    return np.concatenate(ranks)
+    mine, history = positives.take(places), seen.take(places)
+    values = _lowest_where_undefined(scores)
+    ranks: NDArray[np.int64] = kernels.full_ranks(values, history.starts, history.items, mine.starts, mine.items)
+    return ranks
 
 
 def top_lists(scores: Tensor, seen: Histories, places: People, n: int) -> NDArray[np.int64]:
     """The n best items of these people [places, n] without their history, in the order of `rank_items`; -1 after the
     last where fewer are left."""
-    top = np.full((len(places), n), -1)
-    for number, (person, row) in enumerate(zip(places, _lowest_where_undefined(scores))):
-        history = seen.of(int(person))
-        row[history] = -np.inf
-        least = np.partition(row, -n)[-n] if len(row) > n else -np.inf
-        items = np.flatnonzero(row >= least)  # more than n of them where scores are equal
-        if least == -np.inf:
-            items = np.setdiff1d(items, history)
-        best = items[np.argsort(-row[items], kind="stable")[:n]]
-        top[number, : len(best)] = best
-    return top
+    history, values = seen.take(places), _lowest_where_undefined(scores)
+    every, each = np.ones(values.shape[1], bool), np.arange(values.shape[1])
+    best, _ = top_items(values, history.starts, history.items, every, each, n)
+    lists: NDArray[np.int64] = best.astype(np.int64)
+    return lists
 
 
 def _lowest_where_undefined(scores: Tensor) -> NDArray[np.floating]:

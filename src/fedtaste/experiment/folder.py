@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedtaste.core import Params
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.ragged import count_numbers
 from fedtaste.data.sources import absolute_source
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
@@ -402,7 +403,7 @@ def catalogue(data: Data, counts: bool = True) -> JsonObject:
     table = data.table
     items: JsonObject = {"names": list(table.items), "titles": list(table.titles), "genres": list(table.genres)}
     if counts:
-        items["counts"] = np.bincount(table.item, minlength=len(table.items)).tolist()
+        items["counts"] = count_numbers(table.item, len(table.items)).tolist()
     return items
 
 
@@ -419,7 +420,7 @@ def fingerprint(data: Data) -> str:
         if isinstance(data, UserSplit) and data.negatives is not None:
             parts += [data.negatives.starts, data.negatives.items]
     for part in parts:
-        digest.update(b"-" if part is None else np.ascontiguousarray(part).tobytes())
+        digest.update(b"-" if part is None else np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 

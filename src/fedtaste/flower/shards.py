@@ -92,7 +92,7 @@ class Shard:
             about["parts"] = {name: value for name, value in parts.items() if name not in ("histories", "groups")}
             for name, histories in data.histories.items():
                 for array in HISTORY_ARRAYS:
-                    tensors[f"{name}.{array}"] = torch.from_numpy(getattr(histories, array))
+                    tensors[f"{name}.{array}"] = torch.from_numpy(np.ascontiguousarray(getattr(histories, array)))
         save_params(path, tensors, about)
         path.chmod(0o600)
 

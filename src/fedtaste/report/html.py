@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
-
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.ragged import count_numbers
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import RunError, SettingError
@@ -87,7 +86,8 @@ def shape(data: Interactions | UserSplit | Supervised) -> DataShape | None:
     if isinstance(data, Supervised):
         return None
     table = data.table
-    return DataShape(np.bincount(table.person).tolist(), np.bincount(table.item).tolist())
+    people, items = count_numbers(table.person, len(table.people)), count_numbers(table.item, len(table.items))
+    return DataShape(people.tolist(), items.tolist())
 
 
 def render(

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from fedtaste.core import Method, People
 from fedtaste.data import splits
-from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.interactions import Histories, Interactions, repeated
 from fedtaste.data.item_features import genre_bits
+from fedtaste.data.ragged import count_numbers
 from fedtaste.data.sampling import SERVE, SPLIT, TRAIN, key_of, some
 from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import DataError
@@ -19,6 +20,7 @@ from fedtaste.evaluation.list_metrics import BeyondAccuracy, ListMetrics, Lists
 from fedtaste.evaluation.protocol import Evaluation, HeldOut, RankingMetrics, rank_full, rank_sampled
 from fedtaste.federation import Federation, of_histories, pooled
 from fedtaste.result_part import JsonObject
+from fedtaste.steps import report
 from fedtaste.tasks.base import Facts, Sampling, Served, Task, TaskData, all_histories, count_learners
 from fedtaste.tasks.new_items import NewItems
 from fedtaste.tasks.serve import personalise
@@ -98,7 +100,11 @@ class Ranking(Task):
 
     def item_counts(self) -> NDArray[np.int64]:
         """How many people have each item in their history, [items]."""
-        return np.bincount(self.final_train.distinct().items, minlength=self.catalogue)
+        return count_numbers(self.final_train.distinct().items, self.catalogue)
+
+    def _entry_counts(self) -> NDArray[np.int64]:
+        """How many entries of histories each item has, [items]."""
+        return count_numbers(self.final_train.items, self.catalogue)
 
     def beyond(self, seen: Evaluation, new: Evaluation | None) -> BeyondAccuracy:
         taken = self.item_counts()
@@ -114,8 +120,7 @@ class Ranking(Task):
         if self.new_items is None:
             return None
         devices = self._devices(self.final_train, served.sampling, stream=SERVE)
-        counts = np.bincount(self.final_train.items, minlength=self.catalogue)
-        return self.new_items.evaluate(served, devices, self.seen, counts)
+        return self.new_items.evaluate(served, devices, self.seen, self._entry_counts())
 
     def leak(self) -> JsonObject:
         rounds = MEMORY_CURVE if self.published else (MEMORY_ROUND,)  # the curve matters only where something leaks
@@ -123,7 +128,7 @@ class Ranking(Task):
             self.final_train, self.forbidden, self.test, self.catalogue, self.seed, rounds=rounds
         )
         memory = dict(curve)[MEMORY_ROUND]
-        popular = protocol.popularity_hr(np.bincount(self.final_train.items, minlength=self.catalogue), self.test)
+        popular = protocol.popularity_hr(self._entry_counts(), self.test, self.evaluated)
         return {
             "memoriser_hr@10": round(memory, 6),
             "popularity_hr@10": round(popular, 6),
@@ -162,9 +167,11 @@ def ranking_task(
     data: Interactions | UserSplit, *, protocol_name: str, split_name: str, new_people: float, seed: int
 ) -> Ranking:
     """The ranking task of a data set, with the public item features that its titles and genres give."""
+    report(splits.SPLITTING, 0, 4)
     parts = split_for_ranking(data, protocol_name, split_name, seed)
     task = Ranking(parts, protocol_name=protocol_name, new_people=new_people, seed=seed)
     task.facts = task.facts.described(data.table.titles, data.table.genres)
+    report(splits.SPLITTING, 4, 4)
     return task
 
 
@@ -173,7 +180,7 @@ def production_task(data: Interactions | UserSplit, *, seed: int, search: bool) 
     the newest item of each person chooses the number of rounds before that."""
     table = data.table.require()
     histories = all_histories(data, seed)
-    ones = replace(histories, values=np.ones(len(histories), np.float32))
+    ones = replace(histories, values=repeated(1.0, len(histories)))
     split = splits.for_production(ones, len(table.items), seed, search=search)
     parts = {"train": split.train, "valid": split.valid, "test": split.test}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
@@ -188,6 +195,8 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
     """The histories to train on, to choose the round by and to evaluate on; ratings count as 1."""
     table = data.table.require()
     catalogue, timed = len(table.items), table.time is not None
+    if isinstance(data, Interactions):
+        data = replace(data, value=None)
     if isinstance(data, UserSplit):
         split = splits.supplied(data, seed)
     elif split_name == "temporal":
@@ -195,10 +204,11 @@ def split_for_ranking(data: Interactions | UserSplit, protocol_name: str, split_
     elif split_name == "random":
         split = splits.random_share(data.histories(seed), catalogue, seed)
     else:
-        shared = protocol_name == "published"
-        split = splits.leave_one_out(data.histories(seed), catalogue, seed, shared_negatives=shared, timed=timed)
+        shared, histories = protocol_name == "published", data.histories(seed)
+        report(splits.SPLITTING, 1, 4)
+        split = splits.leave_one_out(histories, catalogue, seed, shared_negatives=shared, timed=timed)
     parts = {"train": split.train, "valid": split.valid, "test": split.test}
-    parts = {name: replace(part, values=np.ones(len(part), np.float32)) for name, part in parts.items()}
+    parts = {name: replace(part, values=repeated(1.0, len(part))) for name, part in parts.items()}
     parts |= {"valid_negatives": split.valid_negatives, "test_negatives": split.test_negatives}
     notes = data.notes + split.notes
     return TaskData(
