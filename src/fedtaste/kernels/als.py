@@ -135,13 +135,13 @@ def sum_outer(item_starts, people, entries, residuals, vectors, out):
     """For every item the sums over its people of x x' (upper triangle by rows) and r x, x = vectors[person], side by
     side, and their number where there is a column for it: into out [catalogue, p (p + 1) / 2 + p (+ 1)], zeros before.
 
-    residuals [n], or [0] where all are 1. Sums are in the precision of `out`. In double precision the order of people
-    does not matter after rounding to single."""
+    residuals [n], or [0] where all are 1. Sums of SUBTOTAL people are in the precision of `vectors`, and these are
+    added up in that of `out`. In double precision the order of people does not matter after rounding to single."""
     catalogue, p, size = len(item_starts) - 1, vectors.shape[1], padded(vectors.shape[1])
     upper = p * (p + 1) // 2
     for worker in prange(WORKERS):
-        system = np.zeros((size + 1, size + LANES), out.dtype)
-        rows = np.zeros((BLOCK, size + LANES), out.dtype)
+        system = np.zeros((size + 1, size + LANES), vectors.dtype)
+        rows = np.zeros((BLOCK, size + LANES), vectors.dtype)
         rows[:, size] = 1.0
         for item in range(worker, catalogue, WORKERS):
             target = out[item]

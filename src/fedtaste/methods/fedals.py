@@ -157,7 +157,8 @@ class FedALS:
         self, params: Params, examples: CohortExamples, wide: bool = False, counts: bool = True
     ) -> tuple[Params, NDArray[np.bool_]]:
         """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
-        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding."""
+        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding.
+        Ratings are added up in double precision always, because nothing but lam holds their systems away from 0."""
         table, targets, gram, prior = self._systems(params, examples)
         m, p = table.shape
         users, finite = kernels.solve_people(
@@ -170,7 +171,8 @@ class FedALS:
             users[:, -1] = 1.0
         sums = np.zeros((m, p * (p + 1) // 2 + p + counts), np.float64 if wide else np.float32)
         starts, people, entries = kernels.by_item(examples.starts, examples.inputs, m, finite, self.ratings)
-        kernels.sum_outer(starts, people, entries, residuals, users, sums)
+        vectors = users.astype(np.float64) if wide or self.ratings else users
+        kernels.sum_outer(starts, people, entries, residuals, vectors, sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:
             usable = torch.from_numpy(users[finite]).double()
@@ -230,8 +232,9 @@ def _full(upper: Tensor, size: int) -> Tensor:
 
 
 def _solve_items(sums: Tensor, width: int, strength: Tensor, gram: NDArray[np.float64]) -> Tensor:
-    """Every item's exact vector, of `sums` [items, width or more]. Noise can leave a system without an inverse: its eigenvalues are then clamped to 0,
-    so that no direction is less certain than `strength` says and what is only noise stays small."""
+    """Every item's exact vector, of `sums` [items, width or more]. Noise can leave a system without an inverse: its
+    eigenvalues are then clamped to 0, so that no direction is less certain than `strength` says and what is only noise
+    stays small."""
     item = torch.from_numpy(kernels.solve_items(sums.numpy(), strength.numpy(), gram))
     unsolved = ~torch.isfinite(item).all(1)
     if unsolved.any():
