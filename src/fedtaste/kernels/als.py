@@ -200,7 +200,9 @@ def _ridge(items, targets, support, table, offsets, system, rows, u, lam, prior)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _rebuild(items, targets, support, batch, table, offsets, start, system, rows, g, u, bce, exact, lam, prior, lr, passes):
+def _rebuild(
+    items, targets, support, batch, table, offsets, start, system, rows, g, u, bce, exact, lam, prior, lr, passes
+):
     """A person's vector u from the support examples: one ridge solve, or SGD from `start`."""
     n, p = len(items), len(u)
     u[:] = start

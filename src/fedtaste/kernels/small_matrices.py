@@ -1,12 +1,11 @@
 """Gram matrices and Cholesky solves of small symmetric systems, held in vector registers. Parts of other kernels.
 
-A system of size p is stored in an array [size, size + LANES], size = padded(p): the upper half of a symmetric matrix,
-and the right-hand side as column `size`. The padding has zeros, and ones on the diagonal, so that it does not change
+A system of size p is stored in an array [size + 1, size + LANES], size = padded(p): the upper half of a symmetric matrix,
+and the right-hand side as its last row. The padding has zeros, and ones on the diagonal, so that it does not change
 the solution. Rows that are gathered for a Gram matrix have the same width.
 
-Plain loops reach a tenth of the processor's arithmetic here, because Numba cannot keep a block of sums in registers.
-BLAS reaches half, since it copies these small matrices before it multiplies them; and its threads would have to be
-limited. So the innermost loops are written as LLVM vectors by llvmlite, which comes with Numba: `_tile` is a matrix
+Numba cannot keep a block of sums in registers, and BLAS copies these small matrices before it multiplies them and has
+threads of its own. So the innermost loops are written as LLVM vectors by llvmlite, which comes with Numba: `_tile` is a matrix
 product of a few rows and columns, the same one for Gram matrices (rows gathered from a table) and for Cholesky's
 method (rows of the factor that are finished). All is in single or double precision, as the arrays are.
 
@@ -74,7 +73,7 @@ class _Emitter:
 
 
 def _tile(rows: int, vectors: int, sign: int):
-    """An intrinsic: out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], for `rows` a and `vectors` of b."""
+    """out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], for `rows` a and `vectors` of b."""
 
     @intrinsic
     def tile(typing_context, out, x, n, i, j):
@@ -125,10 +124,9 @@ def _tile(rows: int, vectors: int, sign: int):
     return tile
 
 
-
 _add_4x3, _add_4x2, _add_4x1, _add_8x1 = (_tile(*shape, 1) for shape in ((4, 3), (4, 2), (4, 1), (8, 1)))
 _add_1x8, _add_1x4, _add_1x2, _add_1x1 = (_tile(1, vectors, 1) for vectors in (8, 4, 2, 1))
-_subtract_4x3, _subtract_4x2, _subtract_4x1 = (_tile(4, vectors, -1) for vectors in (3, 2, 1))
+_subtract_4x3, _subtract_4x2 = (_tile(4, vectors, -1) for vectors in (3, 2))
 
 
 @intrinsic
@@ -215,69 +213,61 @@ def padded(p):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def add_gram(system, rows, n):
-    """Add the Gram matrix of rows[:n] to the upper half of `system`; their column `size` are targets."""
+    """Add the Gram matrix of rows[:n] to the upper half of `system`, and the sum of target x row to its last row. The
+    targets are the column `size` of the rows."""
     size = system.shape[0] - 1
     lanes = REGISTER // system.itemsize
     for i in range(0, size, ROWS):
         j = i // lanes * lanes
-        left = (size - j) // lanes
-        if left == 1 and size - i == 8:
-            _add_8x1(system, rows, n, i, j)
+        left = (size - j) // lanes  # vectors up to the last column
+        if left == 1:
+            if size - i == 2 * ROWS:
+                _add_8x1(system, rows, n, i, j)
+            else:
+                _add_4x1(system, rows, n, i, j)
             break
         while left > 0:
-            if left == 1:
-                _add_4x1(system, rows, n, i, j)
-                left -= 1
-            elif left == 2 or left == 4:
+            if left == 2 or left == 4:
                 _add_4x2(system, rows, n, i, j)
-                left -= 2
-                j += 2 * lanes
+                left, j = left - 2, j + 2 * lanes
             else:
                 _add_4x3(system, rows, n, i, j)
-                left -= 3
-                j += 3 * lanes
-    j = 0
-    while j < size:
-        left = (size - j) // lanes
+                left, j = left - 3, j + 3 * lanes
+    j, left = 0, size // lanes
+    while left > 0:
         if left >= 8:
             _add_1x8(system, rows, n, size, j)
-            j += 8 * lanes
+            left, j = left - 8, j + 8 * lanes
         elif left >= 4:
             _add_1x4(system, rows, n, size, j)
-            j += 4 * lanes
+            left, j = left - 4, j + 4 * lanes
         elif left >= 2:
             _add_1x2(system, rows, n, size, j)
-            j += 2 * lanes
+            left, j = left - 2, j + 2 * lanes
         else:
             _add_1x1(system, rows, n, size, j)
-            j += lanes
+            left -= 1
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def solve(system):
-    """Overwrite the right-hand side (the last row) with the solution and the matrix with its factor. False if the
-    matrix is not positive."""
+    """Overwrite the right-hand side (the last row) with the solution, and the matrix with its Cholesky factor. False,
+    and the right-hand side as it was, if the matrix is not positive definite."""
     size = system.shape[0] - 1
     lanes = REGISTER // system.itemsize
-    end = size + lanes
+    end = size + lanes  # the right-hand side is eliminated with the matrix
     for i in range(size):
         system[i, size] = system[size, i]
     for i in range(0, size, ROWS):
         begin = i // lanes * lanes
-        j = begin
-        left = (end - j) // lanes
+        j, left = begin, (end - begin) // lanes  # 2 vectors at least
         while left > 0:
-            if left == 1:
-                _subtract_4x1(system, system, i, i, j)
-                left -= 1
-            elif left == 2 or left == 4:
+            if left == 2 or left == 4:
                 _subtract_4x2(system, system, i, i, j)
-                left -= 2
-                j += 2 * lanes
+                left, j = left - 2, j + 2 * lanes
             else:
                 _subtract_4x3(system, system, i, i, j)
-                left -= 3
-                j += 3 * lanes
+                left, j = left - 3, j + 3 * lanes
         r0, r1, r2, r3 = system[i], system[i + 1], system[i + 2], system[i + 3]
         one = system.dtype.type(1.0)
         d0 = one / np.sqrt(r0[i])
@@ -293,7 +283,7 @@ def solve(system):
         if not (r0[i] > 0 and s1 > 0 and s2 > 0 and s3 > 0):
             return False
         _divide_rows(system, i, begin, end, (u01, u02, u12, u03, u13, u23), (d0, d1, d2, d3))
-        r0[size + 1], r1[size + 1], r2[size + 1], r3[size + 1] = d0, d1, d2, d3
+        r0[size + 1], r1[size + 1], r2[size + 1], r3[size + 1] = d0, d1, d2, d3  # beside the right-hand side
     x = system[size]
     x[:size] = 0.0
     for i in range(size - ROWS, -1, -ROWS):

@@ -79,7 +79,8 @@ def _encoded_length(is_upload: bool, shapes: tuple[tuple[str, tuple[int, ...], t
 
 
 class Ledger:
-    """Counts the bytes of a round, up and down, by `message_length`. A method that shares nothing (`local`) sends nothing, not even an empty message."""
+    """Counts the bytes of a round, up and down, by `message_length`. A method that shares nothing (`local`) sends
+    nothing, not even an empty message."""
 
     def __init__(self) -> None:
         self.up_bytes = self.down_bytes = 0
