@@ -1,12 +1,12 @@
 """Gram matrices and Cholesky solves of small symmetric systems, held in vector registers. Parts of other kernels.
 
-A system of size p is stored in an array [size + 1, size + LANES], size = padded(p): the upper half of a symmetric matrix,
-and the right-hand side as its last row. The padding has zeros, and ones on the diagonal, so that it does not change
-the solution. Rows that are gathered for a Gram matrix have the same width.
+A system of size p is stored in an array [size + 1, size + LANES], size = padded(p): the upper half of a symmetric
+matrix, and the right-hand side as its last row. The padding has zeros, and ones on the diagonal, so that it does not
+change the solution. Rows that are gathered for a Gram matrix have the same width.
 
 Numba cannot keep a block of sums in registers, and BLAS copies these small matrices before it multiplies them and has
-threads of its own. So the innermost loops are written as LLVM vectors by llvmlite, which comes with Numba: `_tile` is a matrix
-product of a few rows and columns, the same one for Gram matrices (rows gathered from a table) and for Cholesky's
+threads of its own. So the innermost loops are written as LLVM vectors by llvmlite, which comes with Numba: `_tile` is a
+matrix product of a few rows and columns, the same one for Gram matrices (rows gathered from a table) and for Cholesky's
 method (rows of the factor that are finished). All is in single or double precision, as the arrays are.
 
 Numba's cache on disk knows changes of the file of a kernel, not of this one: remove it after a change here.
@@ -73,7 +73,8 @@ class _Emitter:
 
 
 def _tile(rows: int, vectors: int, sign: int):
-    """out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], for `rows` a and `vectors` of b."""
+    """Make an intrinsic for out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], with `rows` a and `vectors`
+    of b."""
 
     @intrinsic
     def tile(typing_context, out, x, n, i, j):
