@@ -73,8 +73,8 @@ class _Emitter:
 
 
 def _tile(rows: int, vectors: int, sign: int):
-    """Make an intrinsic for out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], with `rows` a and `vectors`
-    of b."""
+    """Make an intrinsic: out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], for `rows` a and as many b as
+    `vectors` hold."""
 
     @intrinsic
     def tile(typing_context, out, x, n, i, j):
