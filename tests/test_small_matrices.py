@@ -147,6 +147,17 @@ def test_people_with_numbers_that_are_not_finite_are_marked_and_change_nobody_el
     assert np.array_equal(users[finite], expected[finite])
 
 
+@pytest.mark.parametrize("p", (5, 12, 64))
+def test_items_whose_sums_are_not_finite_change_no_other_item(p):
+    _, sums, _ = all_kernels(p)
+    gram, strength = np.eye(p), np.ones(len(sums))
+    expected = als.solve_items(sums, strength, gram)
+    sums[::3] = np.nan
+    solved = als.solve_items(sums, strength, gram)
+    others = np.arange(len(sums)) % 3 > 0
+    assert np.isnan(solved[~others]).all() and np.array_equal(solved[others], expected[others])
+
+
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="this process has one thread")
 @pytest.mark.parametrize("p", (8, 33))
 def test_results_have_the_same_bytes_for_any_number_of_threads(p):

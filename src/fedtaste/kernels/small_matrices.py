@@ -253,7 +253,8 @@ def add_gram(system, rows, n):
 @njit(cache=True, nogil=True, error_model="numpy")
 def solve(system):
     """Overwrite the right-hand side (the last row) with the solution, and the matrix with its Cholesky factor. False,
-    and the right-hand side as it was, if the matrix is not positive definite."""
+    and the right-hand side as it was, if the matrix is not positive definite. What is below the diagonal is not read,
+    but must be finite, since it is multiplied by 0."""
     size = system.shape[0] - 1
     lanes = REGISTER // system.itemsize
     end = size + lanes  # the right-hand side is eliminated with the matrix
