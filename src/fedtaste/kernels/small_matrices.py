@@ -29,7 +29,7 @@ FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered to fill vector re
 class _Emitter:
     """What the intrinsics have in common: addresses, loads and stores of vectors in a matrix [., width]."""
 
-    def __init__(self, context, builder, array_type, array) -> None:
+    def __init__(self, context, builder, array_type, array):
         self.builder = builder
         matrix = context.make_array(array_type)(context, builder, array)
         self.data, self.width = matrix.data, cgutils.unpack_tuple(builder, matrix.shape)[1]
@@ -42,19 +42,19 @@ class _Emitter:
         at = self.builder.add(self.builder.mul(row, self.width), column)
         return self.builder.gep(self.data, [at])
 
-    def step(self, pointer, number: int):
+    def step(self, pointer, number):
         return self.builder.gep(pointer, [ir.Constant(ir.IntType(64), number)])
 
     def as_vector(self, pointer):
         return self.builder.bitcast(pointer, self.vector.as_pointer())
 
-    def load(self, pointer, vectors: int):
+    def load(self, pointer, vectors):
         return [
             self.builder.load(self.as_vector(self.step(pointer, v * self.lanes)), align=self.align)
             for v in range(vectors)
         ]
 
-    def store(self, values, pointer) -> None:
+    def store(self, values, pointer):
         for v, value in enumerate(values):
             self.builder.store(value, self.as_vector(self.step(pointer, v * self.lanes)), align=self.align)
 
@@ -72,7 +72,7 @@ class _Emitter:
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [a, b, c])
 
 
-def _tile(rows: int, vectors: int, sign: int):
+def _tile(rows, vectors, sign):
     """Make an intrinsic: out[i + a, j + b] += sign * sum_{r < n} x[r, i + a] x[r, j + b], for `rows` a and as many b as
     `vectors` hold."""
 
