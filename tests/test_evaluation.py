@@ -24,7 +24,7 @@ from fedtaste.methods import fedals, fedmf
 from fedtaste.models import factorization
 from fedtaste.tasks import ranking as tasks
 from fedtaste.tasks.serve import top_items
-from fedtaste.wire.messages import Ledger, decode, encode
+from fedtaste.wire.messages import Ledger, decode, encode, message_length
 from fedtaste.wire.validation import refusal
 from support.worlds import ITEMS, histories
 
@@ -340,3 +340,21 @@ def test_run_refuses_options_that_it_does_not_have():
         run(fedals(model), model, None, rounds=1, cohrt=2)
     with pytest.raises(TypeError, match="rounds"):
         run(fedals(model), model, None)
+
+
+@pytest.mark.parametrize("kind", (torch.float32, torch.int8, torch.int64))
+def test_message_lengths_are_those_of_encoded_messages(kind):
+    for shape in ((3, 5), (4, 5), (), (0, 7)):
+        params = {"item": torch.ones(shape, dtype=kind), "bias": torch.ones(2)}
+        for message in (Upload(params, torch.tensor(2.0)), Download(params, torch.tensor(1.0))):
+            assert message_length(message) == len(encode(message))
+
+
+@pytest.mark.parametrize("people, copied", (([0, 1, 2, 3], False), ([2, 3], False), ([0, 1, 3], False), ([1, 0], True),
+                                            ([0, 3, 2], True), ([0, 0], True), ([], True)))  # fmt: skip
+def test_histories_of_some_people_are_copied_only_where_their_entries_move(people, copied):
+    all_entries = Histories(np.array([0, 2, 5, 5, 6]), np.arange(6, dtype=np.int32), np.ones(6, np.float32))
+    part = all_entries.take(np.array(people, np.int64))
+    expected = [item for p in people for item in range(all_entries.starts[p], all_entries.starts[p + 1])]
+    assert part.items.tolist() == expected and part.lengths.tolist() == [[2, 3, 0, 1][p] for p in people]
+    assert np.shares_memory(part.items, all_entries.items) == (not copied)

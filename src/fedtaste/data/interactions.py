@@ -89,11 +89,13 @@ class Histories:
         return self.where(~np.isin(mine, theirs))
 
     def take(self, people: NDArray[np.integer]) -> Histories:
-        """The histories of these people, in this order."""
-        chosen = np.asarray(people, np.int64)
-        if len(chosen) == self.people and (chosen == np.arange(self.people)).all():
-            return self
-        return self.parts(self.starts[:-1][chosen], self.lengths[chosen])
+        """The histories of these people, in this order. Where their entries stand in this order they are not copied."""
+        begins, lengths = self.starts[:-1][people], self.lengths[people]
+        starts = starts_of(lengths)
+        if len(begins) and np.array_equal(begins, begins[0] + starts[:-1]):
+            entries = slice(begins[0], begins[0] + starts[-1])
+            return Histories(starts, self.items[entries], self.values[entries])
+        return self.parts(begins, lengths)
 
     def parts(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Histories:
         """Histories of one part of these each: so many entries from the entry `begins[i]` on."""

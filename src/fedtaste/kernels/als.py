@@ -10,116 +10,106 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from fedtaste.kernels.small_matrices import FAST, LANES, add_gram, padded, prefetch, solve
+
 WORKERS = 8
-FAST = {"contract", "reassoc", "nsz"}  # sums may be reordered to fill vector registers; NaN and infinity keep meaning
-BLOCK = 8  # rows added to a Gram matrix at once, so that it is loaded and stored an eighth as often
+BLOCK = 64  # rows that are gathered before they are multiplied: they fit in the fastest cache
+SUBTOTAL = 16 * BLOCK  # rows that are added up before the sum is added to the total, so that rounding errors stay small
+AHEAD = 8  # rows that are asked for before they are needed
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def cholesky_solve(a, b, p):
-    """Overwrite b [p] with a^-1 b, a [p, p] symmetric, lower half used and overwritten. False if not positive."""
-    for i in range(p):
-        row = a[i]
-        for j in range(i):
-            other = a[j]
-            s = row[j]
-            for c in range(j):
-                s -= row[c] * other[c]
-            row[j] = s / other[j]
-        s = row[i]
-        for c in range(i):
-            s -= row[c] * row[c]
-        if not s > 0.0:
-            return False
-        row[i] = np.sqrt(s)
-    for i in range(p):
-        s = b[i]
-        for c in range(i):
-            s -= a[i, c] * b[c]
-        b[i] = s / a[i, i]
-    for i in range(p - 1, -1, -1):
-        b[i] /= a[i, i]
-        for c in range(i):
-            b[c] -= a[i, c] * b[i]
-    return True
-
-
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def add_outer(square, rows, scale):
-    """square [p, p] += sum_r scale_r rows_r rows_r' for BLOCK rows; the lower half, and as much above it as is quicker
-    than stopping at the diagonal."""
-    p = square.shape[0]
-    r0, r1, r2, r3, r4, r5, r6, r7 = rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7]
-    for i in range(p):
-        out = square[i]
-        s0, s1, s2, s3 = scale[0] * r0[i], scale[1] * r1[i], scale[2] * r2[i], scale[3] * r3[i]
-        s4, s5, s6, s7 = scale[4] * r4[i], scale[5] * r5[i], scale[6] * r6[i], scale[7] * r7[i]
-        for j in range(min(p, (i // 8 + 1) * 8)):
-            out[j] += (s0 * r0[j] + s1 * r1[j] + s2 * r2[j] + s3 * r3[j]) + (
-                s4 * r4[j] + s5 * r5[j] + s6 * r6[j] + s7 * r7[j]
-            )
+def gather(rows, table, ids, begin, end):
+    """rows[at - begin] = table[ids[at]] for begin <= at < end; columns beyond those of the table are left alone."""
+    p = table.shape[1]
+    for at in range(begin, end):
+        if at + AHEAD < len(ids):
+            prefetch(table, ids[at + AHEAD])
+        source, target = table[ids[at]], rows[at - begin]
+        for i in range(p):
+            target[i] = source[i]
 
 
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
 def solve_people(starts, items, targets, weights, table, gram, lam, lam_m):
     """u_i = [gram + sum w f f' + (lam sum w + lam_m) I]^-1 sum w t f over a person's items, f = table[item].
 
-    starts [people + 1]; items, targets, weights [n]; table [catalogue, p]; gram [p, p]. Returns u [people, p] and which
-    of them are finite.
+    starts [people + 1]; items [n]; targets, weights >= 0 [n], or [0] where all are 1; table [catalogue, p]; gram
+    [p, p]. Returns u [people, p] and which of them are finite.
     """
-    people, p = len(starts) - 1, table.shape[1]
+    people, p, size = len(starts) - 1, table.shape[1], padded(table.shape[1])
     out = np.zeros((people, p), np.float32)
     good = np.zeros(people, np.bool_)
+    empty = np.zeros((size + 1, size + LANES), np.float32)
+    empty[:p, :p] = gram
+    for i in range(p, size):
+        empty[i, i] = 1.0
     for worker in prange(WORKERS):
-        a, b = np.empty((p, p), np.float32), np.empty(p, np.float32)
-        rows, scale = np.zeros((BLOCK, p), np.float32), np.zeros(BLOCK, np.float32)
+        system, rows = np.zeros_like(empty), np.zeros((BLOCK, size + LANES), np.float32)
+        rows[:, size] = 1.0
+        flat, flat_empty = system.reshape(-1), empty.reshape(-1)
         for person in range(worker, people, WORKERS):
-            a[:] = gram
-            b[:] = 0.0
-            mass = 0.0
-            for begin in range(starts[person], starts[person + 1], BLOCK):
-                scale[:] = 0.0
-                for at in range(begin, min(begin + BLOCK, starts[person + 1])):
-                    rows[at - begin] = table[items[at]]
-                    scale[at - begin] = weights[at]
+            for at in range(len(flat)):
+                flat[at] = flat_empty[at]
+            mass = np.float64(starts[person + 1] - starts[person])
+            if len(weights):
+                mass = 0.0
+                for at in range(starts[person], starts[person + 1]):
                     mass += weights[at]
-                    weighted = weights[at] * targets[at]
-                    for i in range(p):
-                        b[i] += weighted * rows[at - begin, i]
-                add_outer(a, rows, scale)
+            for begin in range(starts[person], starts[person + 1], BLOCK):
+                end = min(begin + BLOCK, starts[person + 1])
+                gather(rows, table, items, begin, end)
+                if len(targets):
+                    rows[: end - begin, size] = targets[begin:end]
+                if len(weights):
+                    for at in range(begin, end):
+                        root = np.sqrt(weights[at])
+                        for i in range(p):
+                            rows[at - begin, i] *= root
+                        rows[at - begin, size] = root * (targets[at] if len(targets) else np.float32(1.0))
+                add_gram(system, rows, end - begin)
             for i in range(p):
-                a[i, i] += lam * mass + lam_m
-            solved = cholesky_solve(a, b, p)
+                system[i, i] += lam * mass + lam_m
+            solved = solve(system)
             for i in range(p):
-                solved = solved and np.isfinite(b[i])
-            out[person] = b
+                solved = solved and np.isfinite(system[size, i])
+                out[person, i] = system[size, i]
             good[person] = solved
     return out, good
 
 
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
-def solve_items(outer, vector, strength, gram):
-    """For every item [gram + full(outer) + strength I]^-1 vector; outer holds upper triangles by rows."""
-    catalogue, p = vector.shape
+def solve_items(sums, strength, gram):
+    """For every item [gram + A + strength I]^-1 b in double precision. A row of `sums` starts with the upper triangle
+    of A, by rows, and b."""
+    catalogue, p, size = len(sums), len(gram), padded(len(gram))
     out = np.empty((catalogue, p), np.float32)
     for worker in prange(WORKERS):
-        a, b = np.empty((p, p), np.float64), np.empty(p, np.float64)
+        system = np.zeros((size + 1, size + LANES), np.float64)
         for item in range(worker, catalogue, WORKERS):
             flat = 0
+            source = sums[item]
             for i in range(p):
-                b[i] = vector[item, i]
+                row, base = system[i], gram[i]
                 for j in range(i, p):
-                    a[j, i] = outer[item, flat] + gram[j, i]
-                    flat += 1
-                a[i, i] += strength[item]
-            solved = cholesky_solve(a, b, p)
+                    row[j] = source[flat + j - i] + base[j]
+                row[i] += strength[item]
+                row[p:size] = 0.0
+                flat += p - i
             for i in range(p):
-                out[item, i] = b[i] if solved else np.nan
+                system[size, i] = source[flat + i]
+            for i in range(p, size):
+                system[i, p:size] = 0.0
+                system[i, i] = 1.0
+                system[size, i] = 0.0
+            solved = solve(system)
+            for i in range(p):
+                out[item, i] = system[size, i] if solved else np.nan
     return out
 
 
 @njit(cache=True, nogil=True)
-def by_item(starts, items, catalogue, good):
+def by_item(starts, items, catalogue, good, with_entries=True):
     """The transpose of a ragged array: for every item, who has it and at which entry. Only `good` people count."""
     counts = np.zeros(catalogue + 1, np.int64)
     for person in range(len(starts) - 1):
@@ -129,44 +119,51 @@ def by_item(starts, items, catalogue, good):
     item_starts = np.cumsum(counts)
     place = item_starts[:-1].copy()
     people = np.empty(item_starts[-1], np.int32)
-    entries = np.empty(item_starts[-1], np.int64)
+    entries = np.empty(item_starts[-1] if with_entries else 0, np.int64)
     for person in range(len(starts) - 1):
         if good[person]:
             for at in range(starts[person], starts[person + 1]):
                 people[place[items[at]]] = person
-                entries[place[items[at]]] = at
+                if with_entries:
+                    entries[place[items[at]]] = at
                 place[items[at]] += 1
     return item_starts, people, entries
 
 
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
 def sum_outer(item_starts, people, entries, residuals, vectors, out):
-    """For every item the sums over its people of x x' (upper triangle by rows), r x and 1, x = vectors[person], side by
-    side, into out [catalogue, p (p + 1) / 2 + p + 1]. Sums are in double precision, so that after rounding to
-    `out` the order of people does not matter."""
-    catalogue, p = len(item_starts) - 1, vectors.shape[1]
+    """For every item the sums over its people of x x' (upper triangle by rows) and r x, x = vectors[person], side by
+    side, and their number where there is a column for it: into out [catalogue, p (p + 1) / 2 + p (+ 1)], zeros before.
+
+    residuals [n], or [0] where all are 1. Sums of SUBTOTAL people are in the precision of `vectors`, and these are
+    added up in that of `out`. In double precision the order of people does not matter after rounding to single."""
+    catalogue, p, size = len(item_starts) - 1, vectors.shape[1], padded(vectors.shape[1])
     upper = p * (p + 1) // 2
     for worker in prange(WORKERS):
-        square, vector = np.empty((p, p), np.float64), np.empty(p, np.float64)
-        rows, scale = np.zeros((BLOCK, p), np.float64), np.zeros(BLOCK, np.float64)
+        system = np.zeros((size + 1, size + LANES), vectors.dtype)
+        rows = np.zeros((BLOCK, size + LANES), vectors.dtype)
+        rows[:, size] = 1.0
         for item in range(worker, catalogue, WORKERS):
-            square[:] = 0.0
-            vector[:] = 0.0
-            for begin in range(item_starts[item], item_starts[item + 1], BLOCK):
-                scale[:] = 0.0
-                for at in range(begin, min(begin + BLOCK, item_starts[item + 1])):
-                    rows[at - begin] = vectors[people[at]]
-                    scale[at - begin] = 1.0
-                    for i in range(p):
-                        vector[i] += residuals[entries[at]] * rows[at - begin, i]
-                add_outer(square, rows, scale)
-            flat = 0
-            for i in range(p):
-                out[item, upper + i] = vector[i]
-                for j in range(i, p):
-                    out[item, flat] = square[j, i]
-                    flat += 1
-            out[item, upper + p] = item_starts[item + 1] - item_starts[item]
+            target = out[item]
+            for first in range(item_starts[item], item_starts[item + 1], SUBTOTAL):
+                last = min(first + SUBTOTAL, item_starts[item + 1])
+                system[:] = 0.0
+                for begin in range(first, last, BLOCK):
+                    end = min(begin + BLOCK, last)
+                    gather(rows, vectors, people, begin, end)
+                    if len(residuals):
+                        for at in range(begin, end):
+                            rows[at - begin, size] = residuals[entries[at]]
+                    add_gram(system, rows, end - begin)
+                flat = 0
+                for i in range(p):
+                    target[upper + i] += system[size, i]
+                    row = system[i]
+                    for j in range(i, p):
+                        target[flat + j - i] += row[j]
+                    flat += p - i
+            if out.shape[1] > upper + p:
+                target[upper + p] = item_starts[item + 1] - item_starts[item]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -181,27 +178,36 @@ def _error(f, u, p, offset, target, bce):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _rebuild(items, targets, support, batch, table, offsets, start, a, b, g, u, bce, exact, lam, prior, lr, passes):
+def _ridge(items, targets, support, table, offsets, system, rows, u, lam, prior):
+    """A person's vector u from the support examples by one ridge solve. `system` and `rows` are memory to work in."""
+    p, size = len(u), system.shape[0] - 1
+    system[:] = 0.0
+    mass, used = 0, 0
+    for at in range(len(items)):
+        if support[at]:
+            mass += 1
+            rows[used, :p] = table[items[at]]
+            rows[used, size] = targets[at] - offsets[items[at]]
+            used += 1
+        if used == BLOCK or at == len(items) - 1:
+            add_gram(system, rows, used)
+            used = 0
+    for i in range(size):
+        system[i, i] += lam * (mass + prior) if i < p else 1.0
+    solved = solve(system)
+    u[:] = system[size, :p]
+    return solved
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _rebuild(
+    items, targets, support, batch, table, offsets, start, system, rows, g, u, bce, exact, lam, prior, lr, passes
+):
     """A person's vector u from the support examples: one ridge solve, or SGD from `start`."""
     n, p = len(items), len(u)
     u[:] = start
     if exact:
-        a[:] = 0.0
-        b[:] = 0.0
-        mass = 0
-        for at in range(n):
-            if support[at]:
-                mass += 1
-                f, t = table[items[at]], targets[at] - offsets[items[at]]
-                for i in range(p):
-                    b[i] += f[i] * t
-                    for j in range(i + 1):
-                        a[i, j] += f[i] * f[j]
-        for i in range(p):
-            a[i, i] += lam * (mass + prior)
-        solved = cholesky_solve(a, b, p)
-        u[:] = b
-        return solved
+        return _ridge(items, targets, support, table, offsets, system, rows, u, lam, prior)
     for _ in range(passes):
         for begin in range(0, n, batch):
             end, size = min(begin + batch, n), 0
@@ -240,8 +246,9 @@ def reconstruct(
     for person in range(people):
         longest = max(longest, starts[person + 1] - starts[person])
     for worker in prange(WORKERS):
-        a, b, g = np.empty((p, p), np.float64), np.empty(p, np.float64), np.empty(p, np.float64)
-        u = np.empty(p, np.float64)
+        g, u = np.empty(p, np.float64), np.empty(p, np.float64)
+        system = np.zeros((padded(p) + 1, padded(p) + LANES), np.float64)
+        features = np.zeros((BLOCK, padded(p) + LANES), np.float64)
         slot = np.full(catalogue, -1, np.int64)
         rows, ids = np.empty((longest, p), np.float32), np.empty(longest, np.int64)
         bias, error = np.empty(longest, np.float64), np.empty(longest, np.float64)
@@ -253,8 +260,8 @@ def reconstruct(
             for at in range(n):
                 support[at] = np.floor((at + 1) * share) > np.floor(at * share)
             valid = _rebuild(
-                own_items, own_targets, support[:n], size, table, offsets, start, a, b, g, u, bce, exact, lam, prior,
-                recon_lr, recon_passes,
+                own_items, own_targets, support[:n], size, table, offsets, start, system, features, g, u, bce,
+                exact, lam, prior, recon_lr, recon_passes,
             )  # fmt: skip
             used, query, mean = 0, 0, 0.0
             for at in range(n):

@@ -31,6 +31,7 @@ from fedtaste.params import split
 from fedtaste.recipe import Recipe
 from fedtaste.signature import NonNegative, Share, Values
 
+ALL_ONE = np.zeros(0, np.float32)  # what compiled code takes for targets or weights that are all 1
 MANY_ITEMS = 31_000  # from which on an upload with k = 64 would pass 256 MiB
 
 
@@ -100,15 +101,16 @@ class FedALS:
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         size = shared["item"].shape[1] + self.ratings
-        outer, vector, count = _split_sums(upload.total["sums"], size)
-        count = memory["count"] if count is None else count
+        sums = upload.total["sums"].contiguous()
+        width = size * (size + 1) // 2 + size  # of x x' and r x; behind them the number of people, where it was sent
+        count = sums[:, width] if sums.shape[1] > width else memory["count"]
         gram, people = np.zeros((size, size)), 0.0
         if not self.ratings:
             gram = self.alpha0 * _full(upload.total["square"], size).double().numpy()
             people = self.alpha0 * float(upload.weight)
         strength = self.lam * (count.double().clamp(min=0) + people)  # noise may have made a count negative
         strength[strength == 0] = 1.0  # nobody has this item: any positive number gives its exact answer, zero
-        item = _solve_items(outer, vector, strength, gram)
+        item = _solve_items(sums, width, strength, gram)
         if memory:  # a cohort without anybody who has the item says nothing about it, except in the first round
             old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
             item = torch.where((count > 0)[:, None], item, old)
@@ -140,38 +142,37 @@ class FedALS:
         """(features of the items, targets of the examples, alpha0 V'V, lam alpha0 m) of people's linear systems."""
         item = params["item"].numpy()
         if not self.ratings:
-            ones = np.ones(len(examples.inputs), np.float32)
             gram = (self.alpha0 * params["gram"]).numpy()
-            return item, ones, gram, self.lam * self.alpha0 * self.model.catalogue
+            return item, ALL_ONE, gram, self.lam * self.alpha0 * self.model.catalogue
         table = np.concatenate([item, np.ones((len(item), 1), np.float32)], 1)
         targets = examples.targets - params["item_bias"].numpy()[examples.inputs] - params["mean"].numpy()
         return table, targets, np.zeros((table.shape[1], table.shape[1]), np.float32), 0.0
 
     def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide` as in `cohort_sums`."""
-        total, finite = self.cohort_sums(download.params, cohort.examples, wide)
-        if not self.sends_counts(download):
-            total["sums"] = total["sums"][:, :-1].contiguous()
+        total, finite = self.cohort_sums(download.params, cohort.examples, wide, self.sends_counts(download))
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
 
     def cohort_sums(
-        self, params: Params, examples: CohortExamples, wide: bool = False
+        self, params: Params, examples: CohortExamples, wide: bool = False, counts: bool = True
     ) -> tuple[Params, NDArray[np.bool_]]:
         """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
-        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding."""
+        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding.
+        Ratings are added up in double precision always, because nothing but lam holds their systems away from 0."""
         table, targets, gram, prior = self._systems(params, examples)
-        ones, (m, p) = np.ones(len(examples.inputs), np.float32), table.shape
+        m, p = table.shape
         users, finite = kernels.solve_people(
-            examples.starts, examples.inputs, targets, ones, table, gram, self.lam, prior
+            examples.starts, examples.inputs, targets, ALL_ONE, table, gram, self.lam, prior
         )
-        residuals = ones
+        residuals = ALL_ONE
         if self.ratings:
             bias = np.repeat(users[:, -1], examples.lengths)
             residuals = (examples.targets - bias - params["mean"].numpy()).astype(np.float32)
             users[:, -1] = 1.0
-        sums = np.zeros((m, p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
-        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, m, finite)
-        kernels.sum_outer(starts, people, entries, residuals, users, sums)
+        sums = np.zeros((m, p * (p + 1) // 2 + p + counts), np.float64 if wide else np.float32)
+        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, m, finite, self.ratings)
+        vectors = users.astype(np.float64) if wide or self.ratings else users
+        kernels.sum_outer(starts, people, entries, residuals, vectors, sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:
             usable = torch.from_numpy(users[finite]).double()
@@ -230,22 +231,19 @@ def _full(upper: Tensor, size: int) -> Tensor:
     return out
 
 
-def _split_sums(sums: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of every item's sums: x x' (upper triangle), r x, and the number of people where it was sent."""
-    triangle = size * (size + 1) // 2
-    count = sums[:, triangle + size] if sums.shape[1] > triangle + size else None
-    return sums[:, :triangle], sums[:, triangle : triangle + size], count
-
-
-def _solve_items(outer: Tensor, vector: Tensor, strength: Tensor, gram: NDArray[np.float64]) -> Tensor:
-    """Every item's exact vector. Noise can leave a system without an inverse: its eigenvalues are then clamped to 0,
-    so that no direction is less certain than `strength` says and what is only noise stays small."""
-    item = torch.from_numpy(kernels.solve_items(outer.numpy(), vector.numpy(), strength.numpy(), gram))
-    unsolved = ~torch.isfinite(item).all(1) & torch.isfinite(outer).all(1) & torch.isfinite(vector).all(1)
+def _solve_items(sums: Tensor, width: int, strength: Tensor, gram: NDArray[np.float64]) -> Tensor:
+    """Every item's exact vector, of `sums` [items, width or more]. Noise can leave a system without an inverse: its
+    eigenvalues are then clamped to 0, so that no direction is less certain than `strength` says and what is only noise
+    stays small."""
+    item = torch.from_numpy(kernels.solve_items(sums.numpy(), strength.numpy(), gram))
+    unsolved = ~torch.isfinite(item).all(1)
     if unsolved.any():
-        systems = torch.stack([_full(row, len(gram)) for row in outer[unsolved]]).double() + torch.from_numpy(gram)
+        unsolved &= torch.isfinite(sums[:, :width]).all(1)
+    if unsolved.any():
+        outer, vector = sums[unsolved, :width].split((width - len(gram), len(gram)), 1)
+        systems = torch.stack([_full(row, len(gram)) for row in outer]).double() + torch.from_numpy(gram)
         values, vectors = torch.linalg.eigh(systems)
         values = values.clamp(min=0) + strength[unsolved][:, None]
-        solution = vectors @ ((vectors.mT @ vector[unsolved].double()[..., None]) / values[..., None])
+        solution = vectors @ ((vectors.mT @ vector.double()[..., None]) / values[..., None])
         item[unsolved] = solution[..., 0].float()
     return item
