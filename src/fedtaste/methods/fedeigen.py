@@ -8,7 +8,8 @@ The server sums Y = c S (sum x h') = S (sum x x') S Q, and Q for the next round 
 iteration). After every round the factors follow from Y alone (Nystrom's approximation of the k largest eigenpairs,
 r = k + extra):
     B = Q'Y, A = Y B^-1 Y', V = the k largest of E sqrt(e) of A = E e E', mean squared row norm 1
-The first Q is random and public. People are served as by FedALS: own vector solved exactly, own recency.
+The first Q is random and public. People are served as by FedALS: own vector solved exactly, own recency. After the
+first round alone they are served what is popular. Where k + extra is more than m, r = m, and one table is exact.
 Halko, Martinsson and Tropp 2011 give the algorithm for one machine.
 
 Rounding. Numbers of h are rounded to the nearest of the 2^bits - 1 multiples of 2^(1-bits) between -1 and 1; larger
@@ -102,16 +103,17 @@ class FedEigen:
         return Upload({"table": x[:, None] * h.float()}, torch.ones(())), {}
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        people, (m, r) = float(upload.weight), shared["basis"].shape
+        people, (m, r), k = float(upload.weight), shared["basis"].shape, shared["gram"].shape[0]
         if "items" in upload.total:
             counts = upload.total["items"].double().clamp(min=0)  # noise may have made a count negative
             scale = (counts + SOFT).rsqrt()
             variance = float((counts * scale**2).sum()) / (people * m)
             table, memory = self.announce(scale, basis(public_table(m, r)), variance)
-            return shared | {"basis": table}, memory
+            item = _factors(counts[:, None], k)  # until there is a table, everybody is served what is popular
+            return {"item": item, "gram": item.T @ item, "basis": table}, memory
         total = upload.total["table"].double() * memory["scale"][:, None] * memory["unit"]
         root = nystrom_root(total, memory["basis"].double(), LEAST)
-        item = _factors(root, shared["gram"].shape[0])
+        item = _factors(root, k)
         table, memory = self.announce(memory["scale"], basis(total), float((root**2).sum()) / (people * r))
         return {"item": item, "gram": item.T @ item, "basis": table}, memory
 
