@@ -1,4 +1,4 @@
-"""FedEigen's client for whole cohorts, compiled by Numba: counts of items, and histories multiplied by their projections.
+"""FedEigen's client for whole cohorts, compiled by Numba: counts of items, and histories times their projections.
 
 Memory grows with items x columns and not with people, because every person's vector is added to the rows of their items
 as soon as it is known. Items that a history has twice count once. Sums of whole numbers are exact, and others are

@@ -38,8 +38,8 @@ from fedtaste.core import Cohort, CohortExamples, Download, Examples, Fast, Meth
 from fedtaste.errors import SettingError
 from fedtaste.kernels import subspace as kernels
 from fedtaste.methods.descent import flat_examples, item_counts
-from fedtaste.methods.fedals import FedALS
-from fedtaste.methods.registry import define
+from fedtaste.methods.fedals import MANY_ITEMS, FedALS
+from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import SOLVES
 from fedtaste.methods.subspaces import basis, nystrom_root, public_table
 from fedtaste.signature import CountOrNone, NonNegative, Share, Values
@@ -155,7 +155,26 @@ def _unread(task: str, values: Values) -> dict[str, str]:
     }
 
 
-fedeigen = define(defaults={"ranking": {"rounds": 4, "patience": 0}}, unread=_unread, search=SOLVES)(FedEigen)
+def ranking_defaults(facts: PublicFacts) -> Values:
+    """k, extra, rounds, alpha0 and lam by the number of items, chosen on validation of several data sets
+    (docs/defaults.md). Bytes of upload for every item: 120, 216, 144, and 48 where the catalogue is so large that 144
+    would be more than 4.5 MB. In large catalogues most people have few items and most items few people, so that a
+    person's own vector needs more regularisation."""
+    if facts.items < 2_500:
+        return {"k": 64, "extra": 16, "rounds": 4, "alpha0": 0.2, "lam": 0.02}
+    if facts.items < 6_000:
+        return {"k": 128, "extra": 16, "rounds": 4, "alpha0": 0.1, "lam": 0.01}
+    if facts.items < MANY_ITEMS:
+        return {"k": 64, "extra": 32, "rounds": 4, "alpha0": 0.05, "lam": 0.2}
+    return {"k": 32, "extra": 16, "rounds": 3, "alpha0": 0.05, "lam": 0.2}
+
+
+fedeigen = define(
+    defaults={"ranking": {"rounds": 4, "patience": 0}},
+    scaled={"ranking": ranking_defaults},
+    unread=_unread,
+    search=SOLVES,
+)(FedEigen)
 
 
 def _factors(root: Tensor, k: int) -> Tensor:

@@ -10,8 +10,8 @@ wrap modulo 2^`words`. Without noise a number is cut, towards zero, to a multipl
 where a clip bounds every number, with the smallest step at which `most` people's numbers cannot wrap; otherwise modulo
 2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. Uploads that are whole multiples of a
 public unit already are not cut, and sums of them are modulo 2^16 where that is enough. A scale of a person's own, as
-`quantise` has it, is not such a unit: then rounded numbers are summed like any others. Numbers that the server would refuse
-anyway (NaN, infinity, beyond its limit) become 0.
+`quantise` has it, is not such a unit: then rounded numbers are summed like any others. Numbers that the server would
+refuse anyway (NaN, infinity, beyond its limit) become 0.
 
 Groups. The cohort is shuffled by the run's key, which stays the same for all rounds, and cut into groups; the last
 takes the rest, so that no group is smaller than requested. Where everybody takes part, groups are the same in all
