@@ -89,7 +89,7 @@ def study(name: str) -> None:
     q = done.state.memory["basis"].double().numpy()
     print(f"{name}: {len(members.members):,} people, {task.catalogue:,} items, {q.shape[1]} columns")
     print(f"  {'factors':8} {tables * bytes_of_one / 1e6:6.2f} MB  {judge(task, factors)}")
-        print_blends("exact", 4 * task.catalogue**2, task, factors, (recent @ n).toarray())
+    print_blends("exact", 4 * task.catalogue**2, task, factors, (recent @ n).toarray())
     for label, (more, a, b) in sketches(n, q).items():
         print_blends(label, (tables + more) * bytes_of_one, task, factors, (recent @ a) @ b.T)
 

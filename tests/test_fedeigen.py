@@ -1,4 +1,4 @@
-"""FedEigen against exact eigenvectors and FedTrail's factors; its rounding, secure sums and the size of its messages."""
+"""FedEigen against exact eigenvectors and FedTrail's factors; its rounding, secure sums and the size of messages."""
 
 from __future__ import annotations
 

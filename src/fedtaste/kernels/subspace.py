@@ -40,8 +40,8 @@ def sum_projections(
         kind = np.int32 if levels * (len(starts) - 1) <= MOST else np.int64
         out = np.zeros((min(get_num_threads(), WORKERS), *table.shape), kind)
     _add_projections(starts, items, table, levels, out)
-    total = out[0] if len(out) == 1 else out.sum(0)
-    return total / max(levels, 1)
+    total: NDArray[np.float64] = (out[0] if len(out) == 1 else out.sum(0)) / max(levels, 1)
+    return total
 
 
 @njit(cache=True, nogil=True, parallel=True)

@@ -157,11 +157,11 @@ def _unread(task: str, values: Values) -> dict[str, str]:
 
 def ranking_defaults(facts: PublicFacts) -> Values:
     """k, extra, rounds, alpha0 and lam by the number of items, chosen on validation of several data sets
-    (docs/defaults.md). Bytes of upload for every item: 120, 216, 144, and 48 where the catalogue is so large that 144
+    (docs/defaults.md). Bytes of upload for every item: 144, 216, 144, and 48 where the catalogue is so large that 144
     would be more than 4.5 MB. In large catalogues most people have few items and most items few people, so that a
     person's own vector needs more regularisation."""
     if facts.items < 2_500:
-        return {"k": 64, "extra": 16, "rounds": 4, "alpha0": 0.2, "lam": 0.02}
+        return {"k": 64, "extra": 32, "rounds": 4, "alpha0": 0.2, "lam": 0.02}
     if facts.items < 6_000:
         return {"k": 128, "extra": 16, "rounds": 4, "alpha0": 0.1, "lam": 0.01}
     if facts.items < MANY_ITEMS:
