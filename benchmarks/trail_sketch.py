@@ -10,7 +10,7 @@ rounding of FedEigen's own tables is in the figures, that of the sketches is not
     count     the same, R a count sketch: one sign in every row     one more table
     basis     (N Q) Q', Q FedEigen's last basis                     one more table
     two       W W'N, W an orthonormal basis of N Q                  two more tables
-docs/communication.md has the figures of 2026-11 and what was concluded.
+docs/fedeigen.md has the figures of 2026-11 and what was concluded.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,8 @@ from fedtaste.wire.rng import coins
 from fedtaste.wire.validation import LIMIT, MAX_WEIGHT
 
 FEWEST = 3  # a sum of two tells each of them the other's upload
-WORD: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+Word = type[np.uint16] | type[np.uint32] | type[np.uint64]
+WORD: dict[int, Word] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 SLACK = 1.001  # a clipped upload may be longer than the clip by float32's rounding
 
 
@@ -222,7 +222,7 @@ def _step(sum_bound: float, bits: int) -> float:
     return 2.0 ** (math.floor(math.log2(sum_bound)) + 1 - (bits - 1))
 
 
-def to_words(encoded: Upload, kind: type[np.unsignedinteger[Any]]) -> Words:
+def to_words(encoded: Upload, kind: Word) -> Words:
     """An encoded upload as one vector: the weight, then every leaf by name."""
     leaves = [encoded.weight, *(encoded.total[name] for name in sorted(encoded.total))]
     return np.concatenate([leaf.reshape(-1).numpy() for leaf in leaves]).astype(kind)
