@@ -5,7 +5,8 @@
 
 A trial trains on the training part of a data set and reads validation (NDCG@10 and HR@10 among 99 others), seed 0. Each
 one is a line of the file --trials; a script that was stopped continues there. The regret of a rule is the best NDCG@10
-of the grid minus its own. At the end, for FedALS's rule as it stands in the code, test is read once.
+of the grid minus its own. At the end, for the rules of FedALS and FedEigen as they are in the code, test is read
+once.
 Data sets that are not here are left out. docs/defaults.md says what was looked at and what was chosen.
 """
 
@@ -67,7 +68,7 @@ TESTED = ("ml-100k", "amazon", "movietweetings", "short histories")  # variants 
 CHECKED = "short histories"  # is not tried, only tested: 30,000 items take minutes for every trial
 
 Values = Mapping[str, object]
-SMALL = 2_500  # items; FedALS's grid has other points below, near those of its rule
+SMALL = 2_500  # items; grids have other points below, near those of the rules
 FEDALS: list[Values] = [
     *({"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.3, 0.01), (0.1, 0.01), (0.1, 0.03), (0.03, 0.03))),
     {"k": 64, "alpha0": 0.1, "lam": 0.01},
@@ -76,14 +77,32 @@ FEDALS_SMALL: list[Values] = [
     {"k": 32, "alpha0": a, "lam": lam} for a, lam in ((0.1, 0.02), (0.2, 0.015), (0.2, 0.02), (0.2, 0.03))
 ]
 FEDALS_LARGE: list[Values] = [{"k": k, "alpha0": 0.05, "lam": 0.02} for k in (32, 64)]
+FEDEIGEN: list[Values] = [
+    {"k": k, "extra": extra, "bits": bits, "alpha0": 0.2, "lam": 0.02}
+    for k, extra, bits in ((32, 16, 4), (64, 16, 4), (64, 32, 4), (128, 16, 4), (64, 16, 8), (64, 16, 32))
+]
+FEDEIGEN_SMALL: list[Values] = [
+    {"k": 64, "extra": 16, "bits": 4, "alpha0": a, "lam": lam} for a, lam in ((0.3, 0.01), (0.1, 0.01), (0.05, 0.03))
+]
+FEDEIGEN_LARGE: list[Values] = [
+    {"k": k, "extra": extra, "bits": 4, "alpha0": 0.05, "lam": lam}
+    for k, extra, lam in (
+        (64, 32, 0.05), (64, 32, 0.1), (64, 32, 0.2), (64, 32, 0.4), (128, 16, 0.01), (128, 16, 0.2), (32, 16, 0.2),
+    )
+]  # fmt: skip
+NEAR = {"fedals": (FEDALS_SMALL, FEDALS_LARGE), "fedeigen": (FEDEIGEN_SMALL, FEDEIGEN_LARGE)}
 GRIDS: dict[str, list[Values]] = {
     "fedals": FEDALS,
+    "fedeigen": FEDEIGEN,
     "fedtrail": [{"k": 32, "alpha0": 0.3, "lam": 0.01}, {"k": 64, "alpha0": 0.05, "lam": 0.02}],
     "fedrecon": [{}, {"solver": "exact", "loss": "squared"}],
     "fedmf": [{"server_lr": 0.3}, {"server_lr": 0.1}],
 }
-FEW = ("amazon", "shop")  # worlds of the methods other than FedALS, whose trials take minutes
-READ = {"fedals": (1, 2, 3, 4, 6, 8, 10)}  # rounds after which validation is read; others: every tenth, and the last
+FEW = ("amazon", "shop")  # worlds of the other methods, whose trials take minutes
+READ = {
+    "fedals": (1, 2, 3, 4, 6, 8, 10),
+    "fedeigen": (2, 3, 4, 5),
+}  # rounds after which validation is read; others: every tenth, and the last
 
 
 @cache
@@ -152,7 +171,7 @@ def remember(trials: dict[str, JsonObject], file: Path, key: str, measure: Calla
 def study(name: str, method: str, trials: dict[str, JsonObject], file: Path) -> JsonObject:
     """All trials of a method on a world; returns the figures of the rule and of the best of the grid."""
     facts, rows = task_of(name).facts, []
-    near = (FEDALS_SMALL if facts.items < SMALL else FEDALS_LARGE) if method == "fedals" else []
+    near = NEAR.get(method, ([], []))[facts.items >= SMALL]
     for values in [{}, *GRIDS[method], *near]:
         current = plan(settings_of(name, method, values), facts)
         key = identity(name, method, current.settings)
@@ -204,11 +223,11 @@ def main() -> None:
     worlds = [name for name in options.worlds if load(name) is not None]
     studies, tests = [], []
     for name in (world for world in worlds if options.only != "test" and world != CHECKED):
-        for method in (m for m in options.methods if m == "fedals" or name in FEW):
+        for method in (m for m in options.methods if m in NEAR or name in FEW):
             studies.append(study(name, method, trials, options.trials))
             print_study(studies[-1])
     for name in TESTED if options.only != "validation" else ():
-        for method in ("popularity", "fedals") if name in worlds and "fedals" in options.methods else ():
+        for method in ("popularity", *(m for m in NEAR if m in options.methods)) if name in worlds else ():
             values = plan(Settings(method=method, data="mine.csv"), task_of(name).facts).settings
             key = json.dumps([name, method, "test", values])
             tests.append(remember(trials, options.trials, key, lambda n=name, m=method: read_test(n, m)))

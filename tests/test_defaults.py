@@ -53,6 +53,15 @@ def test_fedtrail_by_the_number_of_items():
     assert plan(Settings(method="fedtrail", data="mine.csv", set={"parts": "trail"}), ranking(6_000)).scaled == {}
 
 
+def test_fedeigen_by_the_number_of_items():
+    names = ("k", "extra", "alpha0", "lam")
+    assert chosen("fedeigen", 2_499, *names) == (64, 32, 0.2, 0.02)
+    assert chosen("fedeigen", 3_706, *names) == (128, 16, 0.1, 0.01)
+    assert chosen("fedeigen", 6_000, *names) == (64, 32, 0.05, 0.2)
+    assert chosen("fedeigen", 31_000, *names) == (32, 16, 0.05, 0.2)
+    assert plan(Settings(method="fedeigen", data="mine.csv"), ranking(31_000)).rounds == 3
+
+
 def test_a_few_items_still_bound_k():
     assert chosen("fedals", 20, "k", "lam") == (20, 0.02)
 
@@ -64,12 +73,15 @@ def test_rules_are_bounded_and_alpha0_only_falls(name):
     assert all(set(v) == set(values[0]) for v in values)
     alpha0 = [v.get("alpha0", 0.3) for v in values]
     assert alpha0 == sorted(alpha0, reverse=True) and 0.03 <= alpha0[-1] <= alpha0[0] <= 0.3
-    assert all(0.01 <= v.get("lam", 0.01) <= 0.02 for v in values)
+    most_lam, most_k = (0.2, 128) if name == "fedeigen" else (0.02, 64)
+    assert all(0.01 <= v.get("lam", 0.01) <= most_lam for v in values)
     for items, value in zip(SIZES, values):
         k = value.get("k", 32)
-        assert 32 <= k <= 64
+        assert 32 <= k <= most_k
         if name == "fedals":  # 4 bytes for each of k (k + 1) / 2 + k + 1 sums of an item
             assert k == 32 or 4 * items * (k * (k + 1) // 2 + k + 1) < 2**28
+        if name == "fedeigen" and items < 90_000:  # half a byte for each of k + extra numbers of an item and table
+            assert items * (k + value["extra"]) * (value["rounds"] - 1) / 2 < 4.5e6
         for people in (5, 10**6):  # a model is also served to histories without an order, and outlives people
             assert rule(PublicFacts(people, items, False)) == value
 

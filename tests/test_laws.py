@@ -51,7 +51,7 @@ TABLE = [
     ("fedtrail", {"parts": "factors"}, ["ranking"], SOLVED | {"bits": 8}),
     ("fedtrail", {"parts": "trail+als"}, ["ranking"], TRAIL | SOLVED | {"bits": 8}),
     ("fedtrail", {"keep": 6, "bits": 8}, ["ranking"], TRAIL | SOLVED | {"bits": 32, "parts": "trail"}),
-    ("fedeigen", {"bits": 32}, ["ranking"], SOLVED | {"bits": 8, "extra": 1}),
+    ("fedeigen", {}, ["ranking"], SOLVED | {"bits": 32, "extra": 1}),
     ("fedveil", {"noise": 0.02, "people": 24}, ["ranking"], VEIL | {"noise": 0.3, "route": "iterate"}),
     ("fedveil", {"route": "iterate"}, ["ranking"], VEIL | {"turns": 1, "route": "head"}),
     ("fedveil", {"noise": 0.3, "people": 24, "route": "features", "features": KINDS}, ["ranking"],

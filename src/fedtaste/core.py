@@ -247,6 +247,8 @@ class Stage:
     local: bool = False  # every device adds all of the noise, and not a share of it
     random: bool = False  # `client` reads `StageContext.draws`
     grid: Callable[[int], float] | None = None  # by round: released numbers are whole multiples of this public step
+    bound: float | None = None  # no number of an upload is larger
+    step: float | None = None  # every number of an upload is a whole multiple of this, a power of two
     accepts_plain_sums: bool = False  # `server` also takes a sum in double precision that skipped `client`
 
 
@@ -254,7 +256,7 @@ def chain(*stages: Stage) -> Stage:
     """Compose stages into one, which runs them in order on the device and in reverse order on the server."""
     layouts = [stage.message_layout for stage in stages if stage.message_layout]
     clients = [stage for stage in stages if stage.client]
-    names = ("combine", "secure_sum", "device_noise", "grid", "dense", "poisson", "local", "random")
+    names = ("combine", "secure_sum", "device_noise", "grid", "dense", "poisson", "local", "random", "bound", "step")
 
     def compose(steps: Sequence[UploadStep | None]) -> UploadStep | None:
         present = [step for step in steps if step]

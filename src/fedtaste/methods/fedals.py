@@ -55,7 +55,6 @@ class FedALS:
     def method(self) -> Method:
         if self.model.design is None:
             raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
-        prior, alpha0 = (0.0, 0.0) if self.ratings else (self.alpha0 * self.model.catalogue, self.alpha0)
         return Method(
             self.init,
             self.client,
@@ -65,8 +64,14 @@ class FedALS:
             rows=(*self.model.rows, "sums"),
             fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users),
             privacy=Release(constant=not self.counts_once),
-            recipe=Recipe("ridge", self.lam, prior, alpha0, self.recency, self.floor),
+            recipe=self.recipe,
         )
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a bundle serves somebody."""
+        alpha0 = 0.0 if self.ratings else self.alpha0
+        return Recipe("ridge", self.lam, alpha0 * self.model.catalogue, alpha0, self.recency, self.floor)
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, _ = split(params, self.model.private)

@@ -23,7 +23,7 @@ last.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -122,8 +122,7 @@ class FedTrail:
         trail = TrailRecipe(self.mix, self.fast, self.slow, self.reach) if self.has("trail") else None
         if self.parts == "trail":
             return Recipe("none", trail=trail)
-        prior = self.alpha0 * self.model.catalogue
-        return Recipe("ridge", self.lam, prior, self.alpha0, self.recency, self.floor, trail=trail)
+        return replace(self.inner.recipe, trail=trail)
 
     def tables(self, shared: Params) -> Params:
         """N as "trail" and V as "item". Without factors "item" holds eigenvectors of N + N', which score nothing: they

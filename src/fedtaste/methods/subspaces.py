@@ -1,4 +1,9 @@
-"""Linear algebra of FedVeil's server step: bases of directions, and eigenvectors of noisy second moments."""
+"""Linear algebra of subspace iteration (FedEigen and FedVeil): bases, and low-rank approximations of second moments.
+
+Both methods sum Y = C V, where C are everybody's second moments of items and V a basis [m, r]. From Y alone follow the
+next basis (`basis`) and Nystrom's approximation of C (`nystrom_root`). Eigenvectors have arbitrary signs, and turn
+freely where eigenvalues are close; all that is computed here changes as little as the space that they span.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +44,25 @@ def deflate(common: Tensor, table: Tensor) -> Tensor:
     return table - common[:, None] * (common @ table)
 
 
+def inverse_root(square: Tensor, share: float, least: float = 0.0) -> Tensor:
+    """square^-1/2 of a symmetric matrix on its eigenvectors with eigenvalues above `least` and above this share of the
+    largest, and 0 on the others."""
+    values, vectors = torch.linalg.eigh(square)
+    large = values > max(share * float(values[-1]), least)
+    result: Tensor = (vectors * torch.where(large, values.clamp(min=1e-300).rsqrt(), 0.0)) @ vectors.T
+    return result
+
+
 def basis(table: Tensor) -> Tensor:
     """The nearest partial isometry: it spans the same space, less directions that are too small to be known."""
-    values, vectors = torch.linalg.eigh(table.T @ table)
-    large = values > LEAST**2 * values[-1].clamp(min=0)
-    scale = torch.where(large, values.clamp(min=1e-300).rsqrt(), 0.0)
-    result: Tensor = (table @ (vectors * scale) @ vectors.T).float()
-    return result
+    return (table @ inverse_root(table.T @ table, LEAST**2)).float()
+
+
+def nystrom_root(total: Tensor, before: Tensor, share: float, least: float = 0.0) -> Tensor:
+    """R [m, r] with R R' = Y B^-1 Y', Nystrom's approximation of C, from Y = C V (`total`) and V (`before`);
+    B = sym(V'Y), and `share` and `least` as in `inverse_root`."""
+    middle = before.T @ total
+    return total @ inverse_root((middle + middle.T) / 2, share, max(least, 1e-12))
 
 
 def span(table: Tensor, onto: Tensor) -> Tensor:
@@ -81,9 +98,6 @@ def next_basis(
         y, least = shrunk(y @ vectors, features, deviation) @ vectors.T @ (v.T @ v), 0.0
     y = deflate(common, y)
     table = basis(y)
-    values, vectors = torch.linalg.eigh((v.T @ y + y.T @ v) / 2)
-    large = values > max(least, LEAST * float(values[-1]), 1e-12)
-    scale = torch.where(large, values.clamp(min=1e-300).rsqrt(), 0.0)
-    half = table.double().T @ y @ (vectors * scale) @ vectors.T  # A = U half half' U'
+    half = table.double().T @ nystrom_root(y, v, LEAST, least)  # A = U half half' U'
     size = half.T @ half + pull * torch.eye(len(half), dtype=torch.float64)
     return table, (half @ torch.linalg.solve(size, half.T)).float()

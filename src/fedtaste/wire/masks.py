@@ -42,7 +42,7 @@ from fedtaste.errors import ProtocolError
 from fedtaste.wire import rng
 from fedtaste.wire.neighbour_graph import Group
 
-Words = NDArray[np.unsignedinteger[Any]]  # uint32 or uint64: numpy's sums of them are modulo 2^32 or 2^64
+Words = NDArray[np.unsignedinteger[Any]]  # uint16, uint32 or uint64: numpy's sums of them are modulo 2^16 ... 2^64
 SEED, KEY, NONCE, TAG = 16, 32, 12, 16  # bytes
 
 

@@ -131,12 +131,12 @@ def assemble(
         method, stage = stages.sparsify(method, share, like)
         parts.append(stage)
         notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
-    if bits := values.get("quantise"):  # in place of the method's own rounding
+    if bits := values.get("quantise"):
         parts.append(stages.quantise(int(bits)))
-    elif method.stage:
-        parts.append(method.stage)
     noise = multiplier or values.get("noise") or values.get("local") or 0.0
-    protection = _Protection(method, limit, noise, "local" in values, everybody, likes)
+    if method.stage and not (share or bits or limit or noise):  # these send other numbers than the method
+        parts.append(method.stage)
+    protection = _Protection(method, limit, noise, "local" in values, everybody, likes, chain(*parts))
     parts += protection.stages("secure" in values, values.get("secure"))
     for name, value in requested:
         if name in RULES:
@@ -173,6 +173,7 @@ class _Protection:
     local: bool  # the noise is on every upload, and not on the sum
     people: int
     likes: Sequence[Params]
+    sent: Stage  # what uploads have passed before
 
     def stages(self, secure: bool, group: float | None) -> list[Stage]:
         """`secure`: with secure sums, of `group` people or, where that is None, of the whole cohort."""
@@ -189,12 +190,13 @@ class _Protection:
 
     def _secure_sum(self, group: int | None) -> tuple[SecureSum, float | None]:
         """(the secure sum, the step of the grid that it can carry). With noise the modulus is 2^32 where the grid that
-        fits costs less than 1 % of accuracy, and 2^64 otherwise; without noise numbers are at most the clip."""
+        fits costs less than 1 % of accuracy, and 2^64 otherwise; without noise numbers are at most the clip, or the
+        bound that a method's own stage states."""
         people = self.people
         if group is not None and group > people:
             raise SettingError(f"secure in --wire needs a group of at most {people:,}, everybody; got secure={group}.")
         if not self.noise:
-            return SecureSum(group, clip=self.limit, most=people), None
+            return SecureSum(group, clip=self.limit or self.sent.bound, most=people, unit=self.sent.step), None
         if self.local:
             return SecureSum(group, most=people, words=64), None
         releases = self.method.privacy.bounds or ((self.limit or 1.0, 1.0),)

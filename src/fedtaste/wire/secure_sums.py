@@ -8,8 +8,10 @@ the same bits, since masks cancel exactly.
 Integers. With noise, uploads are integers already, on the grid of wire/noise.py, which is chosen so that a sum does not
 wrap modulo 2^`words`. Without noise a number is cut, towards zero, to a multiple of a step. Sums are then modulo 2^32
 where a clip bounds every number, with the smallest step at which `most` people's numbers cannot wrap; otherwise modulo
-2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. Numbers that the server would refuse
-anyway (NaN, infinity, beyond its limit) become 0.
+2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. Uploads that are whole multiples of a
+public unit already are not cut, and sums of them are modulo 2^16 where that is enough. A scale of a person's own, as
+`quantise` has it, is not such a unit: then rounded numbers are summed like any others. Numbers that the server would
+refuse anyway (NaN, infinity, beyond its limit) become 0.
 
 Groups. The cohort is shuffled by the run's key, which stays the same for all rounds, and cut into groups; the last
 takes the rest, so that no group is smaller than requested. Where everybody takes part, groups are the same in all
@@ -38,6 +40,8 @@ from fedtaste.wire.rng import coins
 from fedtaste.wire.validation import LIMIT, MAX_WEIGHT
 
 FEWEST = 3  # a sum of two tells each of them the other's upload
+Word = type[np.uint16] | type[np.uint32] | type[np.uint64]
+WORD: dict[int, Word] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 SLACK = 1.001  # a clipped upload may be longer than the clip by float32's rounding
 
 
@@ -47,7 +51,7 @@ class SecureSum:
 
     `clip`: no number of an upload is larger, and its weight is at most 1. `most`: the largest cohort. `neighbours`: of
     each person on the ring, in place of the default. `words`: uploads are integers already, and their sums do not wrap
-    modulo 2^`words`, 32 or 64.
+    modulo 2^`words`, 32 or 64. `unit`: every number of an upload is a whole multiple of it, a power of two.
     """
 
     group: int | None = None
@@ -56,6 +60,7 @@ class SecureSum:
     most: int = 2**16
     neighbours: int | None = None
     words: int | None = None
+    unit: float | None = None
 
     def __post_init__(self) -> None:
         even = self.neighbours is None or (self.neighbours >= 4 and self.neighbours % 2 == 0)
@@ -79,7 +84,9 @@ class SecureSum:
 
     @property
     def bits(self) -> int:
-        return self.words or (64 if self.clip is None else 32)
+        if self.words or self.clip is None:
+            return self.words or 64
+        return 16 if self.unit and _step(self.clip * SLACK * self.most, 16) <= self.unit else 32
 
     @property
     def step(self) -> float:
@@ -88,7 +95,7 @@ class SecureSum:
 
     @property
     def weight_step(self) -> float:
-        return _step((SLACK if self.bits == 32 else MAX_WEIGHT) * self.most, self.bits)
+        return _step((SLACK if self.bits < 64 else MAX_WEIGHT) * self.most, self.bits)
 
     @property
     def largest(self) -> float:
@@ -100,7 +107,7 @@ class SecureSum:
         total = {name: self._integers(name, value) for name, value in upload.total.items()}
         weight = upload.weight.detach().double()
         weight = torch.where(torch.isfinite(weight) & (weight.abs() <= MAX_WEIGHT), weight, 0.0)
-        if self.bits == 32 and bool((weight.abs() >= SLACK).any()):
+        if self.bits < 64 and bool((weight.abs() >= SLACK).any()):
             raise SettingError(
                 f"Weights of clipped uploads must be at most 1, got {float(weight.abs().max()):g}. Clip before the "
                 "secure sum (which sets the weight to 1), or leave `clip` out of SecureSum."
@@ -188,7 +195,7 @@ class SecureSum:
         self, uploads: dict[int, Upload], cohort: People, context: StageContext, silent: Collection[int] = ()
     ) -> list[Server]:
         """Every group's server after the protocol: what it saw, and the sum or why it failed."""
-        kind = np.uint64 if self.bits == 64 else np.uint32
+        kind = WORD[self.bits]
         vectors = {person: to_words(self.encode(upload), kind) for person, upload in uploads.items()}
         return [
             run_session(group, {person: vectors[person] for person in group.people if person in vectors}, silent)
@@ -205,7 +212,7 @@ class SecureSum:
     def message_layout(self, total: Params) -> Params:
         """Tensors like those of a device's messages: integers, and the protocol's own bytes for a group of the
         requested size (the whole cohort: of `most`)."""
-        kind = torch.int64 if self.bits == 64 else torch.int32
+        kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.bits]
         extra = torch.zeros(self.overhead_bytes(self.group or self.most), dtype=torch.uint8)
         return {name: torch.zeros(value.shape, dtype=kind) for name, value in total.items()} | {"secure": extra}
 
@@ -215,7 +222,7 @@ def _step(sum_bound: float, bits: int) -> float:
     return 2.0 ** (math.floor(math.log2(sum_bound)) + 1 - (bits - 1))
 
 
-def to_words(encoded: Upload, kind: type[np.uint32] | type[np.uint64]) -> Words:
+def to_words(encoded: Upload, kind: Word) -> Words:
     """An encoded upload as one vector: the weight, then every leaf by name."""
     leaves = [encoded.weight, *(encoded.total[name] for name in sorted(encoded.total))]
     return np.concatenate([leaf.reshape(-1).numpy() for leaf in leaves]).astype(kind)
@@ -223,7 +230,7 @@ def to_words(encoded: Upload, kind: type[np.uint32] | type[np.uint64]) -> Words:
 
 def from_words(words: Words, like: Upload) -> Upload:
     """The inverse of `to_words`, with signs."""
-    signed = words.view(np.int64 if words.itemsize == 8 else np.int32).astype(np.int64)
+    signed = words.view(f"i{words.itemsize}").astype(np.int64)
     names = sorted(like.total)
     ends = np.cumsum([1, *(like.total[name].numel() for name in names)])
     parts = np.split(signed, ends[:-1])
