@@ -42,7 +42,9 @@ class Popularity:
         if self.model.design is None:
             raise SettingError("popularity has no factors to choose a model for. Leave model out.")
         rows = (*self.model.rows, "count", "stars")
-        return Method(self.init, self.client, self.server, self.personalize, "history", rows, removal=self.removal)
+        return Method(
+            self.init, self.client, self.server, self.personalize, "history", rows, removal=self.removal, takes_turns=()
+        )  # every row is sent once
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared = split(params, self.model.private)[0] | {"count": torch.zeros(self.model.catalogue)}

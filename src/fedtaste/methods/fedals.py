@@ -62,7 +62,8 @@ class FedALS:
             self.personalize,
             examples="history",
             rows=(*self.model.rows, "sums"),
-            fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users),
+            fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users, turns=True),
+            sums=True,
             privacy=Release(constant=not self.counts_once),
             recipe=Recipe("ridge", self.lam, prior, alpha0, self.recency, self.floor),
         )
@@ -149,16 +150,17 @@ class FedALS:
 
     def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide` as in `cohort_sums`."""
-        total, finite = self.cohort_sums(download.params, cohort.examples, wide)
+        total, finite = self.cohort_sums(download.params, cohort.examples, wide, cohort.sent)
         if not self.sends_counts(download):
             total["sums"] = total["sums"][:, :-1].contiguous()
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
 
     def cohort_sums(
-        self, params: Params, examples: CohortExamples, wide: bool = False
+        self, params: Params, examples: CohortExamples, wide: bool = False, sent: NDArray[np.bool_] | None = None
     ) -> tuple[Params, NDArray[np.bool_]]:
         """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
-        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding."""
+        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding.
+        `sent` as in Cohort."""
         table, targets, gram, prior = self._systems(params, examples)
         ones, (m, p) = np.ones(len(examples.inputs), np.float32), table.shape
         users, finite = kernels.solve_people(
@@ -170,7 +172,10 @@ class FedALS:
             residuals = (examples.targets - bias - params["mean"].numpy()).astype(np.float32)
             users[:, -1] = 1.0
         sums = np.zeros((m, p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
-        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, m, finite)
+        starts, items = examples.starts, examples.inputs
+        if sent is not None:  # a person's vector follows from all of their items, and is sent for some
+            starts, items, residuals = np.append(0, np.cumsum(sent))[starts], items[sent], residuals[sent]
+        starts, people, entries = kernels.by_item(starts, items, m, finite)
         kernels.sum_outer(starts, people, entries, residuals, users, sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:

@@ -67,6 +67,7 @@ class FedEigen:
             self.personalize,
             examples="history",
             rows=("item", "items", "basis", "table"),
+            takes_turns=(),  # every round needs a whole sum
             fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users),
             recipe=self.recipe,
             stage=quantise(self.bits) if self.bits < 32 else None,
