@@ -48,6 +48,7 @@ class Popularity:
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared = split(params, self.model.private)[0] | {"count": torch.zeros(self.model.catalogue)}
+        shared["item"] = torch.zeros(self.model.catalogue, 1)  # one score for each item, and no factors
         return shared, {"sent": torch.zeros(())}  # private: how many items of the history have been counted
 
     def count(self, history: Examples, items: int) -> Params:

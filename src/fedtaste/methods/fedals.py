@@ -8,6 +8,10 @@ The 1s, from which n_j is counted, are the same in every round. Where everybody 
 in the first round only (`counts_once`), because a constant that is sent in sums of different people can be solved for.
 Serving weights a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
 say most about the next one, and nobody else needs to know the order.
+Blocks (iALS++, Rendle et al. 2022): with block = d a round solves d of the k columns, the next round the next d. Devices
+upload [u_B u_B', (1 - u'v_j) u_B, 1] for the columns B alone, d (d + 1) / 2 + d + 1 numbers an item, and the server adds
+    [a0 U'U + sum u u' + lam (n_j + a0 n) I]_BB^-1 [sum (1 - u'v_j) u_B - a0 (U'U v_j)_B - lam (n_j + a0 n) v_jB]
+to v_jB. A sweep over all columns is k / d rounds and takes (d + 3) / (k + 3) of the bytes of a whole round.
 Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_j], and the residual as target.
 """
 
@@ -29,8 +33,9 @@ from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import SOLVES
 from fedtaste.params import split
 from fedtaste.recipe import Recipe
-from fedtaste.signature import NonNegative, Share, Values
+from fedtaste.signature import CountOrNone, NonNegative, Share, Values
 
+PIECE = 1_000_000  # examples that are scored at once
 MANY_ITEMS = 31_000  # from which on an upload with k = 64 would pass 256 MiB
 
 
@@ -44,6 +49,7 @@ class FedALS:
     alpha0: NonNegative = 0.3  # alpha0 (a0), weight of every item that a person did not take
     recency: Share = 0.75  # weight of a person's own items by age, when they are served; 1 turns that off
     floor: Share = 0.02  # least weight of old items
+    block: CountOrNone = 0  # d, columns of the items that a round solves, for smaller uploads and more rounds; 0: all
     counts_once: bool = False  # everybody takes part in every round, so counts are sent in the first one only
 
     @property
@@ -51,9 +57,16 @@ class FedALS:
         """Whether targets are ratings (a model with biases) rather than the items of a history."""
         return self.model.kind == "rating_factorization"
 
+    @property
+    def model_columns(self) -> int:
+        """p, the numbers that are solved for each item: k, and for ratings the bias."""
+        return self.model.init(torch.Generator())["item"].shape[1] + self.ratings
+
     def method(self) -> Method:
         if self.model.design is None:
             raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
+        if self.block > self.model_columns:
+            raise SettingError(f"block must be from 1 to {self.model_columns} (k), or 0 for all, got {self.block}.")
         prior, alpha0 = (0.0, 0.0) if self.ratings else (self.alpha0 * self.model.catalogue, self.alpha0)
         return Method(
             self.init,
@@ -64,13 +77,20 @@ class FedALS:
             rows=(*self.model.rows, "sums"),
             fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users, turns=True),
             sums=True,
+            takes_turns=() if self.block else ("turns", "common_turns"),  # sums of different columns have no average
             privacy=Release(constant=not self.counts_once),
             recipe=Recipe("ridge", self.lam, prior, alpha0, self.recency, self.floor),
         )
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, _ = split(params, self.model.private)
-        return shared | ({} if self.ratings else {"gram": shared["item"].T @ shared["item"]}), {}
+        block = {"block": torch.zeros((), dtype=torch.int64)} if self.block else {}  # rounds that were solved
+        return shared | ({} if self.ratings else {"gram": shared["item"].T @ shared["item"]}) | block, {}
+
+    def columns(self, shared: Params) -> Tensor:
+        """The columns that this round solves, [p] or, with blocks, [d]."""
+        size = self.model_columns
+        return (int(shared["block"]) * self.block + torch.arange(self.block)) % size if self.block else torch.arange(size)
 
     def solve(self, shared: Params, examples: Examples, weights: Tensor) -> Tensor:
         """The person's exact vector, given the items; `examples` are flat [n], `weights` [n]."""
@@ -94,14 +114,22 @@ class FedALS:
             residual = flat.targets - user[-1] - shared["mean"]
             target = item_counts(flat._replace(mask=flat.mask * residual), len(count))
             user = torch.cat([user[:-1], torch.ones(1)])  # an item's bias multiplies 1
-        square = _upper(user[:, None] * user)
+        square = part = _upper(user[:, None] * user)
+        if self.block:
+            target = target - count * (self._whole(shared) @ user)
+            user = user[self.columns(shared)]
+            part = _upper(user[:, None] * user)
         counts = (count[:, None],) if self.sends_counts(download) else ()
-        sums = torch.cat((count[:, None] * square, target[:, None] * user, *counts), 1)
+        sums = torch.cat((count[:, None] * part, target[:, None] * user, *counts), 1)
         return Upload({"sums": sums} | ({} if self.ratings else {"square": square}), torch.ones(())), {}
 
+    def _whole(self, shared: Params) -> Tensor:
+        """What multiplies a person's x: an item's vector and, for ratings, its bias."""
+        return torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
+
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        size = shared["item"].shape[1] + self.ratings
-        outer, vector, count = _split_sums(upload.total["sums"], size)
+        size, columns = self.model_columns, self.columns(shared)
+        outer, vector, count = _split_sums(upload.total["sums"], len(columns))
         count = memory["count"] if count is None else count
         gram, people = np.zeros((size, size)), 0.0
         if not self.ratings:
@@ -109,14 +137,20 @@ class FedALS:
             people = self.alpha0 * float(upload.weight)
         strength = self.lam * (count.double().clamp(min=0) + people)  # noise may have made a count negative
         strength[strength == 0] = 1.0  # nobody has this item: any positive number gives its exact answer, zero
-        item = _solve_items(outer, vector, strength, gram)
+        old = self._whole(shared)
+        if self.block:
+            pull = old.double() @ torch.from_numpy(gram)[:, columns] + strength[:, None] * old[:, columns]
+            change = _solve_items(outer, (vector - pull).float(), strength, gram[np.ix_(columns, columns)])
+            item = old.index_add(1, columns, change)
+        else:
+            item = _solve_items(outer, vector, strength, gram)
         if memory:  # a cohort without anybody who has the item says nothing about it, except in the first round
-            old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
             item = torch.where((count > 0)[:, None], item, old)
         memory = {"begun": torch.ones(())} | ({"count": count} if self.counts_once else {})
+        block = {"block": shared["block"] + 1} if self.block else {}
         if self.ratings:
-            return shared | {"item": item[:, :-1].contiguous(), "item_bias": item[:, -1].contiguous()}, memory
-        return {"item": item, "gram": item.T @ item}, memory
+            return shared | {"item": item[:, :-1].contiguous(), "item_bias": item[:, -1].contiguous()} | block, memory
+        return {"item": item, "gram": item.T @ item} | block, memory
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         flat = flat_examples(examples)
@@ -171,12 +205,17 @@ class FedALS:
             bias = np.repeat(users[:, -1], examples.lengths)
             residuals = (examples.targets - bias - params["mean"].numpy()).astype(np.float32)
             users[:, -1] = 1.0
+        solved = users
+        if self.block:
+            residuals = residuals - _scores(self._whole(params).numpy(), users, examples)
+            solved = np.ascontiguousarray(users[:, self.columns(params).numpy()])
+            p = self.block
         sums = np.zeros((m, p * (p + 1) // 2 + p + 1), np.float64 if wide else np.float32)
         starts, items = examples.starts, examples.inputs
         if sent is not None:  # a person's vector follows from all of their items, and is sent for some
             starts, items, residuals = np.append(0, np.cumsum(sent))[starts], items[sent], residuals[sent]
         starts, people, entries = kernels.by_item(starts, items, m, finite)
-        kernels.sum_outer(starts, people, entries, residuals, users, sums)
+        kernels.sum_outer(starts, people, entries, residuals, solved, sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:
             usable = torch.from_numpy(users[finite]).double()
@@ -232,6 +271,18 @@ def _full(upper: Tensor, size: int) -> Tensor:
     out = torch.zeros(size, size)
     out[i, j] = upper
     out[j, i] = upper
+    return out
+
+
+def _scores(
+    table: NDArray[np.float32], users: NDArray[np.float32], examples: CohortExamples
+) -> NDArray[np.float32]:
+    """Everybody's scores of their own items, [n], in pieces so that memory does not grow with n k."""
+    owners, items = np.repeat(np.arange(len(users)), examples.lengths), examples.inputs
+    out = np.empty(len(items), np.float32)
+    for begin in range(0, len(items), PIECE):
+        at = slice(begin, begin + PIECE)
+        out[at] = np.einsum("ij,ij->i", users[owners[at]], table[items[at]])
     return out
 
 

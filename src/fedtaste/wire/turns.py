@@ -7,12 +7,13 @@ where it ends, so after 1 / share rounds a person has sent every row once. With 
 places of their own. Which rows are sent depends on the seed, the round and the person's number, and not on data: it
 reveals nothing. It protects nobody either, since every row is sent in the end; it saves bytes.
 
-What the server does. q_j is the share of the people whose turn has row j: the share with `turns`, and 0 or 1 with
-`common_turns`. Where a row's sum is a sum of changes, sum / q_j is an unbiased estimate of everybody's sum (Horvitz and
-Thompson 1952), and rows that nobody sent do not change. Where the server computes rows anew from sums (`Method.sums`,
-FedALS), it keeps a moving average of them, with the correction of its beginning that Adam has:
-    sums_j = (1 - q_j) sums_j + what was sent,  seen_j = (1 - q_j) seen_j + q_j,  estimate sums_j / seen_j
-With a share of 1 both are the plain server.
+What the server does. q_j is the share of the people whose turn has row j: the share q with `turns`, and 0 or 1 with
+`common_turns`. What was sent of row j, divided by q_j, is an unbiased estimate of everybody's sum (Horvitz and Thompson
+1952); a row that nobody sent has the sum zero and stays as it is. A method whose server computes rows anew from the sums
+of a round (`Method.sums`, FedALS) would forget what was sent before. With `turns` it reads a moving average of these
+estimates, with the correction of its beginning that Adam has:
+    average = (1 - q) average + q estimate,  seen = (1 - q) seen + q,  the server reads average / seen
+With a share of 1 this is the plain server.
 
 Sums of several people can be seen only where all of them send the same rows: secure sums, sums of nodes and rules that
 compare people need `common_turns`. Sums over parts of the people that change from round to round could be solved for
@@ -34,8 +35,7 @@ from fedtaste.core import Method, Params, People, Stage, StageContext, Upload
 from fedtaste.params import split
 from fedtaste.wire.rng import coins, seeded_key, words
 
-SHARE_SENT = "turns.sent"  # q [items], handed from the stage to the server of a method of sums
-MEMORY = ("turns.*",)
+MEMORY = ("turns.*",)  # names in the server's memory
 
 
 @dataclass(frozen=True)
@@ -111,34 +111,28 @@ class Turns:
 
 
 def take_turns(method: Method, turns: Turns) -> tuple[Method, Stage]:
-    """(the method, with a server that remembers sums where it needs them, the stage)."""
+    """(the method, with a server that averages its sums over rounds where it needs that, the stage)."""
 
     def scaled(upload: Upload, context: StageContext) -> Upload:
         share = turns.shares(context.round)
         inverse = torch.where(share > 0, 1 / share, 0.0)
-        return Upload(
-            {n: v * _column(inverse, v) if n in turns.names else v for n, v in upload.total.items()}, upload.weight
-        )
-
-    def announced(upload: Upload, context: StageContext) -> Upload:
-        return Upload(upload.total | {SHARE_SENT: turns.shares(context.round)}, upload.weight)
+        total = {n: v * _column(inverse, v) if n in turns.names else v for n, v in upload.total.items()}
+        return Upload(total, upload.weight)
 
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         own, kept = split(memory, MEMORY)
-        total = dict(upload.total)
-        share = total.pop(SHARE_SENT).double()
-        seen = (1 - share) * kept.get("turns.seen", 0.0) + share
-        inverse, kept = torch.where(seen > 0, 1 / seen, 0.0), {"turns.seen": seen}
-        for name in turns.names:
-            value = total[name].double() * _column((share > 0).double(), total[name])
-            sums = _column(1 - share, value) * memory.get(f"turns.{name}", 0.0) + value
-            kept[f"turns.{name}"] = sums
-            total[name] = (sums * _column(inverse, sums)).float()
-        shared, own = method.server(shared, own, Upload(total, upload.weight))
+        share = turns.length / turns.catalogue
+        seen = (1 - share) * kept.get("turns.seen", torch.zeros((), dtype=torch.float64)) + share
+        kept = {"turns.seen": seen} | {
+            f"turns.{name}": (1 - share) * kept.get(f"turns.{name}", 0.0) + share * upload.total[name].double()
+            for name in turns.names
+        }
+        estimates = {name: (kept[f"turns.{name}"] / seen).float() for name in turns.names}
+        shared, own = method.server(shared, own, Upload(upload.total | estimates, upload.weight))
         return shared, own | kept
 
-    stage = Stage(server=announced if method.sums else scaled, turns=turns, message_layout=turns.message_layout)
-    return (method.replace(server=server, server_with=None) if method.sums else method), stage
+    averaged = method.replace(server=server, server_with=None) if method.sums and not turns.common else method
+    return averaged, Stage(server=scaled, turns=turns, message_layout=turns.message_layout)
 
 
 def _column(marks: Tensor, table: Tensor) -> Tensor:
