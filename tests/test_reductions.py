@@ -19,7 +19,7 @@ from fedtaste.methods.descent import curvature, measure_once, parts, ridge, touc
 from fedtaste.models import factorization, linear, logistic, wrap
 from fedtaste.params import pick, square_distance
 from support.states import assert_close, everything, trained
-from support.worlds import ITEMS, PEOPLE, arrays, checkerboard, histories, model_of, world
+from support.worlds import ITEMS, PEOPLE, K, arrays, checkerboard, histories, model_of, world
 
 TASKS = ("ranking", "ratings")
 

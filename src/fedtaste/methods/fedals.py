@@ -57,16 +57,11 @@ class FedALS:
         """Whether targets are ratings (a model with biases) rather than the items of a history."""
         return self.model.kind == "rating_factorization"
 
-    @property
-    def model_columns(self) -> int:
-        """p, the numbers that are solved for each item: k, and for ratings the bias."""
-        return self.model.init(torch.Generator())["item"].shape[1] + self.ratings
-
     def method(self) -> Method:
         if self.model.design is None:
             raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
-        if self.block > self.model_columns:
-            raise SettingError(f"block must be from 1 to {self.model_columns} (k), or 0 for all, got {self.block}.")
+        if self.block:
+            self._check_block(self.size(self.model.init(torch.Generator())))
         prior, alpha0 = (0.0, 0.0) if self.ratings else (self.alpha0 * self.model.catalogue, self.alpha0)
         return Method(
             self.init,
@@ -87,9 +82,17 @@ class FedALS:
         block = {"block": torch.zeros((), dtype=torch.int64)} if self.block else {}  # rounds that were solved
         return shared | ({} if self.ratings else {"gram": shared["item"].T @ shared["item"]}) | block, {}
 
+    def _check_block(self, size: int) -> None:
+        if self.block > size:
+            raise SettingError(f"block must be from 1 to {size} (k), or 0 for all, got {self.block}.")
+
+    def size(self, shared: Params) -> int:
+        """p, the numbers that are solved for each item: k and, for ratings, the bias."""
+        return shared["item"].shape[1] + self.ratings
+
     def columns(self, shared: Params) -> Tensor:
         """The columns that this round solves, [p] or, with blocks, [d]."""
-        size = self.model_columns
+        size = self.size(shared)
         return (int(shared["block"]) * self.block + torch.arange(self.block)) % size if self.block else torch.arange(size)
 
     def solve(self, shared: Params, examples: Examples, weights: Tensor) -> Tensor:
@@ -128,7 +131,7 @@ class FedALS:
         return torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
 
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        size, columns = self.model_columns, self.columns(shared)
+        size, columns = self.size(shared), self.columns(shared)
         outer, vector, count = _split_sums(upload.total["sums"], len(columns))
         count = memory["count"] if count is None else count
         gram, people = np.zeros((size, size)), 0.0
