@@ -41,6 +41,8 @@ def _unfit(settings: Settings, nodes: int | None) -> str:
         return f"{rule} needs single people's uploads, and a node sends the sum of its people's. Leave it out."
     if "turns" in wire:
         return "With turns everybody sends other rows, and a node sends the sum of its people's. Use common_turns."
+    if "quantise" in wire and "secure" in wire:
+        return "Between nodes secure sums carry 64 bits whatever is in them: quantise would save nothing. Leave it out."
     if wire.get("secure"):
         return f"secure={wire['secure']:g} forms groups of people; between nodes there is one sum. Use secure alone."
     if "secure" in wire and nodes is not None and nodes < FEWEST:

@@ -155,12 +155,13 @@ def assemble(
         method, stage = stages.sparsify(method, share, like)
         parts.append(stage)
         notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
-    if bits := values.get("quantise"):  # in place of the method's own rounding
-        parts.append(stages.quantise(int(bits)))
-    elif method.stage:
-        parts.append(method.stage)
     noise = multiplier or values.get("noise") or values.get("local") or 0.0
-    protection = _Protection(method, limit, noise, "local" in values, everybody, likes)
+    sealed_bits = _sealed_bits(values, limit, noise)
+    if (bits := values.get("quantise")) and not sealed_bits:  # in place of the method's own rounding
+        parts.append(stages.quantise(int(bits)))
+    elif method.stage and not sealed_bits:
+        parts.append(method.stage)
+    protection = _Protection(method, limit, noise, "local" in values, everybody, likes, sealed_bits)
     parts += protection.stages("secure" in values, values.get("secure"))
     for name, value in requested:
         if name in RULES:
@@ -175,6 +176,19 @@ def assemble(
         shares = tuple(share for _, share in bounds)
         mechanism = Mechanism(noise, rate, shares, "local" in values, "secure" in values, bool(values.get("secure")))
     return Wire(method, stage, mechanism, bool(noise), tuple(notes))
+
+
+def _sealed_bits(values: dict[str, float | None], limit: float | None, noise: float) -> int:
+    """The bits of numbers that are quantised in secure sums; 0 where they are not, or where noise has its own grid."""
+    bits = values.get("quantise")
+    if not bits or "secure" not in values or noise:
+        return 0
+    if limit is None:
+        raise SettingError(
+            "quantise with secure needs clip, as in quantise=8,clip=1.0,secure: everybody rounds to the same announced "
+            "step, which follows from the largest number that is possible."
+        )
+    return int(bits)
 
 
 def _turns_of(method: Method, name: str, share: float, like: Params, seed: int) -> Turns:
@@ -209,6 +223,7 @@ class _Protection:
     local: bool  # the noise is on every upload, and not on the sum
     people: int
     likes: Sequence[Params]
+    bits: int = 0  # of the numbers in a secure sum without noise; 0: not rounded
 
     def stages(self, secure: bool, group: float | None) -> list[Stage]:
         """`secure`: with secure sums, of `group` people or, where that is None, of the whole cohort."""
@@ -216,6 +231,8 @@ class _Protection:
         if secure:
             secure_sum, step = self._secure_sum(None if group is None else int(group))
             sums = [secure_sum.stage()]
+        if self.bits and self.limit:
+            return [stages.clip(self.limit, facts.curve_only), stages.quantise_clipped(self.bits, self.limit), *sums]
         if not self.noise:  # with noise, the noise stage clips and rounds to the grid in one step
             return [stages.clip(self.limit, facts.curve_only), *sums] if self.limit else sums
         if self.local:
@@ -229,6 +246,9 @@ class _Protection:
         people = self.people
         if group is not None and group > people:
             raise SettingError(f"secure in --wire needs a group of at most {people:,}, everybody; got secure={group}.")
+        if self.bits:  # a sum has at most so many bits more than one number
+            words = self.bits + math.ceil(math.log2(people))
+            return SecureSum(group, most=people, words=words if words <= 32 else 64), None
         if not self.noise:
             return SecureSum(group, clip=self.limit, most=people), None
         if self.local:

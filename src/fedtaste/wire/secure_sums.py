@@ -47,7 +47,7 @@ class SecureSum:
 
     `clip`: no number of an upload is larger, and its weight is at most 1. `most`: the largest cohort. `neighbours`: of
     each person on the ring, in place of the default. `words`: uploads are integers already, and their sums do not wrap
-    modulo 2^`words`, 32 or 64.
+    modulo 2^`words`, at most 32 or 64. Masked numbers modulo 2^18 are sent as 18 bits.
     """
 
     group: int | None = None
@@ -65,7 +65,7 @@ class SecureSum:
             "clip": (self.clip is None or 0 < self.clip < math.inf, "a positive norm, or None"),
             "most": (1 <= self.most <= 2**28, "a number of people from 1 to 2^28"),
             "neighbours": (even, "an even number, 4 or more, or None"),
-            "words": (self.words in (None, 32, 64), "32, 64 or None"),
+            "words": (self.words in (None, *range(2, 33), 64), "2 to 32, 64 or None"),
         }
         for name, (valid, expected) in checks.items():
             if not valid:
@@ -88,7 +88,7 @@ class SecureSum:
 
     @property
     def weight_step(self) -> float:
-        return _step((SLACK if self.bits == 32 else MAX_WEIGHT) * self.most, self.bits)
+        return _step((SLACK if self.bits <= 32 else MAX_WEIGHT) * self.most, self.bits)
 
     @property
     def largest(self) -> float:
@@ -100,7 +100,7 @@ class SecureSum:
         total = {name: self._integers(name, value) for name, value in upload.total.items()}
         weight = upload.weight.detach().double()
         weight = torch.where(torch.isfinite(weight) & (weight.abs() <= MAX_WEIGHT), weight, 0.0)
-        if self.bits == 32 and bool((weight.abs() >= SLACK).any()):
+        if self.bits <= 32 and bool((weight.abs() >= SLACK).any()):
             raise SettingError(
                 f"Weights of clipped uploads must be at most 1, got {float(weight.abs().max()):g}. Clip before the "
                 "secure sum (which sets the weight to 1), or leave `clip` out of SecureSum."
@@ -205,9 +205,13 @@ class SecureSum:
     def message_layout(self, total: Params) -> Params:
         """Tensors like those of a device's messages: integers, and the protocol's own bytes for a group of the
         requested size (the whole cohort: of `most`)."""
-        kind = torch.int64 if self.bits == 64 else torch.int32
+        if self.bits < 32:
+            written = {n: torch.zeros(-(-v.numel() * self.bits // 8), dtype=torch.uint8) for n, v in total.items()}
+        else:
+            kind = torch.int64 if self.bits == 64 else torch.int32
+            written = {name: torch.zeros(value.shape, dtype=kind) for name, value in total.items()}
         extra = torch.zeros(self.overhead_bytes(self.group or self.most), dtype=torch.uint8)
-        return {name: torch.zeros(value.shape, dtype=kind) for name, value in total.items()} | {"secure": extra}
+        return written | {"secure": extra}
 
 
 def _step(sum_bound: float, bits: int) -> float:
