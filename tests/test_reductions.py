@@ -158,7 +158,9 @@ def test_a_block_of_all_columns_is_a_whole_round_of_fedals(task, backend):
 
 def test_blocks_of_columns_reach_the_solution_of_whole_rounds_with_smaller_uploads():
     """Both minimise the same objective; after many rounds the scores of items by items are equal."""
-    (whole, model, federation), (block, *_) = (world("fedals", {"block": value, "lam": 0.3}, "ranking") for value in (0, 2))
+    (whole, model, federation), (block, *_) = (
+        world("fedals", {"block": value, "lam": 0.3}, "ranking") for value in (0, 2)
+    )
     one, other = (list(run(m, model, federation, rounds=200, seed=2))[-1] for m in (whole, block))
     assert_close({"p": _products(other.state.shared)}, {"p": _products(one.state.shared)}, 2e-3)
     assert other.up_bytes < 0.5 * one.up_bytes

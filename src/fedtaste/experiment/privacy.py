@@ -63,7 +63,9 @@ def make_wire(
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     upload_shapes: list[Params] = [{}] if method.pooled else uploads_of(method, model, inputs)
-    return assemble(stages, method, upload_shapes, everybody=people, rate=cohort / people, multiplier=solved, seed=settings.seed)
+    return assemble(
+        stages, method, upload_shapes, everybody=people, rate=cohort / people, multiplier=solved, seed=settings.seed
+    )
 
 
 def delta_of(settings: Settings, task: Facts) -> float:

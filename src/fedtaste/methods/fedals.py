@@ -8,8 +8,8 @@ The 1s, from which n_j is counted, are the same in every round. Where everybody 
 in the first round only (`counts_once`), because a constant that is sent in sums of different people can be solved for.
 Serving weights a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
 say most about the next one, and nobody else needs to know the order.
-Blocks (iALS++, Rendle et al. 2022): with block = d a round solves d of the k columns, the next round the next d. Devices
-upload [u_B u_B', (1 - u'v_j) u_B, 1] for the columns B alone, d (d + 1) / 2 + d + 1 numbers an item, and the server adds
+Blocks (iALS++, Rendle et al. 2021): with block = d a round solves d of the k columns B, the next round the next d. A
+device uploads [u_B u_B', (1 - u'v_j) u_B, 1] for its items, d (d + 1) / 2 + d + 1 numbers an item, and the server adds
     [a0 U'U + sum u u' + lam (n_j + a0 n) I]_BB^-1 [sum (1 - u'v_j) u_B - a0 (U'U v_j)_B - lam (n_j + a0 n) v_jB]
 to v_jB. A sweep over all columns is k / d rounds and takes (d + 3) / (k + 3) of the bytes of a whole round.
 Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_j], and the residual as target.
@@ -93,7 +93,8 @@ class FedALS:
     def columns(self, shared: Params) -> Tensor:
         """The columns that this round solves, [p] or, with blocks, [d]."""
         size = self.size(shared)
-        return (int(shared["block"]) * self.block + torch.arange(self.block)) % size if self.block else torch.arange(size)
+        first = int(shared["block"]) * self.block if self.block else 0
+        return (first + torch.arange(self.block or size)) % size
 
     def solve(self, shared: Params, examples: Examples, weights: Tensor) -> Tensor:
         """The person's exact vector, given the items; `examples` are flat [n], `weights` [n]."""
@@ -143,7 +144,9 @@ class FedALS:
         old = self._whole(shared)
         if self.block:
             pull = old.double() @ torch.from_numpy(gram)[:, columns] + strength[:, None] * old[:, columns]
-            change = _solve_items(outer, (vector - pull).float(), strength, gram[np.ix_(columns, columns)])
+            change = _solve_items(
+                outer, (vector - pull).float(), strength, gram[np.ix_(columns.numpy(), columns.numpy())]
+            )
             item = old.index_add(1, columns, change)
         else:
             item = _solve_items(outer, vector, strength, gram)
@@ -277,9 +280,7 @@ def _full(upper: Tensor, size: int) -> Tensor:
     return out
 
 
-def _scores(
-    table: NDArray[np.float32], users: NDArray[np.float32], examples: CohortExamples
-) -> NDArray[np.float32]:
+def _scores(table: NDArray[np.float32], users: NDArray[np.float32], examples: CohortExamples) -> NDArray[np.float32]:
     """Everybody's scores of their own items, [n], in pieces so that memory does not grow with n k."""
     owners, items = np.repeat(np.arange(len(users)), examples.lengths), examples.inputs
     out = np.empty(len(items), np.float32)

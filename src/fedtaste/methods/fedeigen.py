@@ -111,7 +111,7 @@ class FedEigen:
         """`client` for a cohort by sparse algebra; `wide`: sums stay in double precision."""
         from scipy import sparse  # takes a third of a second, which every process would spend
 
-        shared, (people, examples, _) = download.params, cohort
+        shared, people, examples = download.params, cohort.people, cohort.examples
         m = len(shared["items"])
         x = sparse.csr_matrix((np.ones(len(examples.inputs)), examples.inputs, examples.starts), (len(people), m))
         x.sum_duplicates()

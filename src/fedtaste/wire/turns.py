@@ -2,16 +2,16 @@
 
     turns=0.2          every person sends rows of their own in a round, a fifth of the catalogue
     common_turns=0.2   everybody sends the same rows in a round, a fifth of the catalogue
-The rows are placed on a ring in a public random order. A turn is a stretch of the ring, and the next round's turn begins
-where it ends, so after 1 / share rounds a person has sent every row once. With `turns` people begin at public random
-places of their own. Which rows are sent depends on the seed, the round and the person's number, and not on data: it
-reveals nothing. It protects nobody either, since every row is sent in the end; it saves bytes.
+The rows are placed on a ring in a public random order. A turn is a stretch of the ring, and the next round's turn
+begins where it ends, so after 1 / share rounds a person has sent every row once. With `turns` people begin at public
+random places of their own. Which rows are sent depends on the seed, the round and the person's number, and not on data:
+it reveals nothing. It protects nobody either, since every row is sent in the end; it saves bytes.
 
 What the server does. q_j is the share of the people whose turn has row j: the share q with `turns`, and 0 or 1 with
 `common_turns`. What was sent of row j, divided by q_j, is an unbiased estimate of everybody's sum (Horvitz and Thompson
-1952); a row that nobody sent has the sum zero and stays as it is. A method whose server computes rows anew from the sums
-of a round (`Method.sums`, FedALS) would forget what was sent before. With `turns` it reads a moving average of these
-estimates, with the correction of its beginning that Adam has:
+1952); a row that nobody sent has the sum zero and stays as it is. A method whose server computes rows anew from the
+sums of a round (`Method.sums`, FedALS) would forget what was sent before. With `turns` it reads a moving average of
+these estimates, with the correction of its beginning that Adam has:
     average = (1 - q) average + q estimate,  seen = (1 - q) seen + q,  the server reads average / seen
 With a share of 1 this is the plain server.
 
@@ -80,7 +80,8 @@ class Turns:
         """Stacked uploads with zeros in the rows that are not sent; `rows` as in engine.backends.Compact."""
         numbers = None if rows is None else rows.clamp(min=0).numpy()
         sent = torch.from_numpy(self.sent(people, round, numbers))
-        return Upload({n: v * _column(sent, v) if n in self.names else v for n, v in uploads.total.items()}, uploads.weight)
+        total = {n: v * _column(sent, v) if n in self.names else v for n, v in uploads.total.items()}
+        return Upload(total, uploads.weight)
 
     def _own_rows(self, person: int, round: int) -> Tensor:
         """The numbers of the rows that this person sends, in rising order."""
