@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from fedtaste.core import Method, Model, Upload
+from fedtaste.core import Method, Model
 from fedtaste.errors import SettingError
-from fedtaste.wire.messages import Ledger
 from fedtaste.wire.parse import StageList, assemble, uploads_of
 
 CHECKED_ITEMS = 10_000  # smaller catalogues make no upload that a computer could not hold
 SMALL = (256, 512, 768)  # items of the catalogues that uploads are computed for; k is at most the first
 LARGE_BYTES, MOST_BYTES = 50e6, 2**32  # of one upload: from the first on a note says so, from the second it is refused
-SMALLER = ("turns", "common_turns", "quantise")  # stages that make uploads smaller
 BuildSmall = Callable[[int], tuple[Method, Model]]  # by number of items
 
 
 def upload_bytes(build: BuildSmall, stages: StageList, items: int) -> float:
-    """Bytes of one person's largest upload with so many items."""
-    chosen = tuple(stage for stage in stages if stage[0] in SMALLER)
+    """Bytes of the numbers in one person's largest upload with so many items."""
+    values = dict(stages)
+    chosen = tuple((name, value) for name, value in stages if name == "quantise")
+    share = values.get("turns") or values.get("common_turns") or 1.0
     sizes = []
     for small in SMALL:
         method, model = build(small)
         likes = uploads_of(method, model, torch.zeros(1, 1, dtype=torch.int64))
         layout = assemble(chosen, method, likes, everybody=1).stage.message_layout
-        ledgers = [Ledger() for _ in likes]
-        for ledger, like in zip(ledgers, likes):
-            ledger.sent_up(Upload(like, torch.ones(())), 1, layout)
-        sizes.append(max(ledger.up_bytes for ledger in ledgers))
-    return float(np.polyval(np.polyfit(SMALL, sizes, 2), items))
+        messages = [layout(like) if layout else like for like in likes]
+        sizes.append(max(sum(v.numel() * v.element_size() for v in message.values()) for message in messages))
+    first, second, third = (share * size for size in sizes)
+    bend = (third - 2 * second + first) / 2
+    at = items / SMALL[0] - 1
+    return first + (second - first) * at + bend * at * (at - 1)
 
 
 def check_upload_size(build: BuildSmall, stages: StageList, items: int, method: str, ranking: bool) -> tuple[str, ...]:

@@ -146,14 +146,8 @@ def assemble(
     if bounds and limit:
         notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
         limit = None
-    parts: list[Stage] = []
-    for name in ("turns", "common_turns"):
-        if turn := values.get(name):
-            method, stage = take_turns(method, _turns_of(method, name, turn, like, seed))
-            parts.append(stage)
-    if share := values.get("sparsify"):
-        method, stage = stages.sparsify(method, share, like)
-        parts.append(stage)
+    method, parts = _partial(values, method, like, seed)
+    if "sparsify" in values:
         notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
     noise = multiplier or values.get("noise") or values.get("local") or 0.0
     sealed_bits = _sealed_bits(values, limit, noise)
@@ -176,6 +170,18 @@ def assemble(
         shares = tuple(share for _, share in bounds)
         mechanism = Mechanism(noise, rate, shares, "local" in values, "secure" in values, bool(values.get("secure")))
     return Wire(method, stage, mechanism, bool(noise), tuple(notes))
+
+
+def _partial(values: dict[str, float | None], method: Method, like: Params, seed: int) -> tuple[Method, list[Stage]]:
+    """(the method, the stages) where only a part of an upload is sent: by turns, or the largest numbers."""
+    for name in ("turns", "common_turns"):
+        if turn := values.get(name):
+            method, stage = take_turns(method, _turns_of(method, name, turn, like, seed))
+            return method, [stage]
+    if share := values.get("sparsify"):
+        method, stage = stages.sparsify(method, share, like)
+        return method, [stage]
+    return method, []
 
 
 def _sealed_bits(values: dict[str, float | None], limit: float | None, noise: float) -> int:
