@@ -103,7 +103,9 @@ class Call:
     def sent_entries(self) -> NDArray[np.bool_] | None:
         """Which examples are of rows that are sent; None where all rows are."""
         turns, examples = self.wire.turns, self.examples
-        return turns.entries(self.people, examples.starts, examples.inputs, self.context.round) if turns else None
+        if turns is None:
+            return None
+        return turns.entries(self.people, examples.starts, np.asarray(examples.inputs, np.int32), self.context.round)
 
 
 def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
