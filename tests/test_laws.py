@@ -45,7 +45,8 @@ TABLE = [
      {"lr": 0.2, "passes": 2, "recon_lr": 0.2, "recon_passes": 2, "support": 0.7, "joint": True, "solver": "exact"}),
     ("fedrecon", {"lr": 0.1, "solver": "exact"}, ITEM_TASKS,
      {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True}),
-    ("fedals", {}, ITEM_TASKS, SOLVED),
+    ("fedals", {}, ITEM_TASKS, SOLVED | {"block": 2}),
+    ("fedals", {"block": 2}, ITEM_TASKS, SOLVED | {"block": 3}),
     ("fedtrail", {}, ["ranking"], TRAIL | SOLVED | {"bits": 8, "parts": "trail"}),
     ("fedtrail", {"parts": "trail"}, ["ranking"], TRAIL | {"bits": 8}),
     ("fedtrail", {"parts": "factors"}, ["ranking"], SOLVED | {"bits": 8}),
@@ -80,6 +81,7 @@ TABLE = [
 ]  # fmt: skip
 UNREAD = {  # settings that a row's method does not read with these settings
     "fedals": {"counts_once"},  # when counts are sent changes no number: tests/test_reductions.py
+    "fedals-2": {"counts_once"},
     "fedrecon": {"lam", "prior"},
     "fedrecon-exact": {"recon_lr", "recon_passes", "solver"},
     "centralised": {"lr", "passes"},

@@ -19,7 +19,7 @@ from fedtaste.methods.descent import curvature, measure_once, parts, ridge, touc
 from fedtaste.models import factorization, linear, logistic, wrap
 from fedtaste.params import pick, square_distance
 from support.states import assert_close, everything, trained
-from support.worlds import ITEMS, PEOPLE, arrays, checkerboard, histories, model_of, world
+from support.worlds import ITEMS, PEOPLE, K, arrays, checkerboard, histories, model_of, world
 
 TASKS = ("ranking", "ratings")
 
@@ -144,6 +144,38 @@ def test_counts_sent_once_give_the_same_result_in_fewer_bytes(task, backend):
     every_round, first_round = (list(run(m, model, federation, rounds=4, backend=backend)) for m in (each, once))
     assert_close(everything(every_round[-1].state), everything(first_round[-1].state), 1e-6)
     assert every_round[0].up_bytes == first_round[0].up_bytes and every_round[1].up_bytes > first_round[1].up_bytes
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_block_of_all_columns_is_a_whole_round_of_fedals(task, backend):
+    columns = K + (task == "ratings")
+    (whole, model, federation), (block, *_) = (world("fedals", {"block": value}, task) for value in (0, columns))
+    one, other = (list(run(m, model, federation, rounds=3, seed=2, backend=backend))[-1] for m in (whole, block))
+    shared = {name: value for name, value in other.state.shared.items() if name != "block"}
+    assert_close(shared, one.state.shared, 1e-4)
+
+
+def test_blocks_of_columns_reach_the_solution_of_whole_rounds_with_smaller_uploads():
+    """Both minimise the same objective; after many rounds the scores of items by items are equal."""
+    (whole, model, federation), (block, *_) = (
+        world("fedals", {"block": value, "lam": 0.3}, "ranking") for value in (0, 2)
+    )
+    one, other = (list(run(m, model, federation, rounds=200, seed=2))[-1] for m in (whole, block))
+    assert_close({"p": _products(other.state.shared)}, {"p": _products(one.state.shared)}, 2e-3)
+    assert other.up_bytes < 0.5 * one.up_bytes
+
+
+def test_a_block_wider_than_the_model_is_refused():
+    with pytest.raises(SettingError, match=f"from 1 to {K}"):
+        world("fedals", {"block": K + 1}, "ranking")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_popularity_downloads_a_score_and_a_count_for_each_item(task):
+    done = list(run(*world("popularity", {}, task), rounds=1))[-1]
+    numbers = 2 * ITEMS + (ITEMS + 1 if task == "ratings" else 0)  # and for ratings a bias for each item and the mean
+    assert 4 * numbers <= done.down_bytes / PEOPLE < 4 * numbers + 400
 
 
 @pytest.mark.parametrize("task", TASKS)

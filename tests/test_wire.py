@@ -683,3 +683,39 @@ def test_option_promise_refuses_runs_without_an_epsilon():
 def test_a_huge_epsilon_is_computed_quickly():
     bounds = epsilons(Mechanism(0.01), 1000, 1e-6)
     assert bounds.epsilon == bounds.epsilon_rdp > 1000
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedals"])
+@pytest.mark.parametrize("group", ["secure", "secure=6"])
+def test_quantised_secure_sums_are_the_same_by_the_protocol_and_by_adding(name, group):
+    text = f"quantise=6,clip=2,{group}"
+    loop, vmap = (train(text, name, rounds=2, backend=backend)[-1] for backend in ("loop", "vmap"))
+    assert_close(everything(vmap.state), everything(loop.state), 1e-6)
+    assert vmap.up_bytes == loop.up_bytes
+
+
+def test_quantised_secure_sums_carry_the_bits_of_a_number_and_of_the_count_of_people():
+    """8 bits and log2(24) rounded up, 13, in place of 32, packed."""
+    few, many = (train(f"{text}clip=1,secure", "fedavg", rounds=1)[-1] for text in ("quantise=8,", ""))
+    numbers = few.state.shared["item"].numel()
+    saved = (many.up_bytes - few.up_bytes) / PEOPLE
+    assert saved == pytest.approx(numbers * 4 - math.ceil(numbers * 13 / 8), abs=60)  # shapes in a header differ
+
+
+def test_quantised_clipped_numbers_are_right_on_average_and_within_one_step():
+    stage, value = stages.quantise_clipped(4, 2.0), torch.full((2000,), 0.3)
+    draws = torch.from_numpy(uniforms(bytes(32), 2000))
+    sent = stage.client(Upload({"w": value}, torch.ones(())), CONTEXT._replace(draws={"w": draws}))
+    assert sent.total["w"].dtype == torch.int32 and set(sent.total["w"].tolist()) == {1, 2}  # 0.3 / (2 / 7) = 1.05
+    assert float(stage.server(sent, CONTEXT).total["w"].mean()) == pytest.approx(0.3, abs=4 * 2 / 7 * 0.22 / 2000**0.5)
+
+
+def test_quantise_with_secure_needs_a_clip():
+    with pytest.raises(SettingError, match="needs clip"):
+        world_on_wire("quantise=8,secure", "fedavg")
+
+
+@pytest.mark.parametrize("bits, length", [(2, 10), (4, 20), (7, 35), (8, 40), (12, 60), (16, 80)])
+def test_quantised_numbers_are_packed_into_their_bits(bits, length):
+    message = stages.quantise(bits).message_layout({"item": torch.ones(20, 2)})
+    assert message["item"].numel() * message["item"].element_size() == length

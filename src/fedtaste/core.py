@@ -138,6 +138,7 @@ class Cohort(NamedTuple):
     people: People
     examples: CohortExamples
     private: PrivateStore
+    sent: NDArray[np.bool_] | None = None  # [n] examples whose rows are sent in this round; None: all (wire/turns.py)
 
 
 class Kernel(Protocol):
@@ -159,6 +160,7 @@ class Fast:
     scores: Scores | None = None  # (shared, store, people, candidates): everybody's scores (evaluation/scoring.py)
     users: Users | None = None  # (shared, examples): everybody's vector `user` [people, p], where it is all of
     # `personalize` and the model has a design
+    turns: bool = False  # the kernel reads `Cohort.sent`
     bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: fewer clients run at once then
 
 
@@ -200,6 +202,9 @@ class Method:
     stage: Stage | None = None  # the method's own first stage of uploads, such as rounding to 8 bits
     server_with: Callable[[ServerStep], ServerStep] | None = None  # the server with another step in place of adding the
     # mean change, for methods whose server does more than that
+    sums: bool = False  # the server computes rows anew from the sums of a round: where only some rows are sent, it has
+    # to remember the others (wire/turns.py)
+    takes_turns: tuple[str, ...] = ("turns", "common_turns")  # which of these stages leave the method right
     pooled: bool = False  # a baseline that sees everybody's data in one place
     resolved: Mapping[str, object] = field(default_factory=dict)  # settings that the method chose itself
 
@@ -229,6 +234,17 @@ class SecureSummation(Protocol):
     def run_protocol(self, uploads: dict[int, Upload], cohort: People, context: StageContext) -> Upload | None: ...
 
 
+class RowTurns(Protocol):
+    """Which rows of the catalogue are sent in a round (wire/turns.py has the type, and explains its functions)."""
+
+    def entries(
+        self, people: People, starts: NDArray[np.int64], items: NDArray[np.int32], round: int
+    ) -> NDArray[np.bool_]: ...
+    def mask(self, uploads: Upload, people: People, round: int, rows: Tensor | None = None) -> Upload: ...
+    def cut(self, upload: Upload, person: int, round: int) -> Upload: ...
+    def restore(self, upload: Upload, person: int, round: int) -> Upload: ...
+
+
 UploadStep = Callable[[Upload, StageContext], Upload]
 
 
@@ -242,6 +258,7 @@ class Stage:
     secure_sum: SecureSummation | None = None  # sums are of whole numbers, and only sums are seen
     device_noise: UploadStep | None = None  # adds one device's noise to its own upload
     message_layout: Callable[[Params], Params] | None = None  # tensors of a message's shapes and types, to count bytes
+    turns: RowTurns | None = None  # only some rows are sent; the others are zero before `client` sees an upload
     dense: bool = False  # `client` fills rows that a person did not touch
     poisson: bool = False  # each person is in the cohort by a secret coin of their own: what an accountant assumes
     local: bool = False  # every device adds all of the noise, and not a share of it
@@ -256,7 +273,9 @@ def chain(*stages: Stage) -> Stage:
     """Compose stages into one, which runs them in order on the device and in reverse order on the server."""
     layouts = [stage.message_layout for stage in stages if stage.message_layout]
     clients = [stage for stage in stages if stage.client]
-    names = ("combine", "secure_sum", "device_noise", "grid", "dense", "poisson", "local", "random", "bound", "step")
+    names = (
+        "combine", "secure_sum", "device_noise", "grid", "turns", "dense", "poisson", "local", "random", "bound", "step",
+    )  # fmt: skip
 
     def compose(steps: Sequence[UploadStep | None]) -> UploadStep | None:
         present = [step for step in steps if step]

@@ -85,7 +85,7 @@ class Canaries:
         for chunk in chunks(self.examples, 512, bulk):
             examples = self.examples.pad(chunk)
             uploads, rows = run_clients(method, call.down, self.store, chunk, examples, catalogue, compact)
-            uploads = staged(wire, call.context, uploads, [keys[place] for place in chunk])
+            uploads = staged(wire, call.context, uploads, [keys[place] for place in chunk], self.people[chunk], rows)
             matrices: Matrices = {
                 name: scatter_rows(flat, rows, catalogue) if rows is not None and name in method.rows else flat
                 for name, flat in released_matrices(uploads, wire, call.context.round).items()

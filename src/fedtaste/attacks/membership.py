@@ -262,10 +262,12 @@ class Trial:
         assert wire.device_noise is not None
         noise, _ = group_noise(call, call.people[call.people < self.canaries.first], like)
         total = {name: to_numbers(value) for name, value in to_release_units(noise, wire, round).items()}
-        for place, key in enumerate(device_keys(call.context.key, self.canaries.people)):
+        people = self.canaries.people
+        for place, key in enumerate(device_keys(call.context.key, people)):
             plain = {n: v[[place]].toarray()[0] if sparse.issparse(v) else v[place] for n, v in u.items()}
             upload = {n: torch.from_numpy(inside[place] * v).reshape(like[n].shape) for n, v in plain.items()}
-            integers = one_of(staged(wire, call.context, stacked([Upload(upload, torch.ones(()))]), [key]))
+            alone = stacked([Upload(upload, torch.ones(()))])
+            integers = one_of(staged(wire, call.context, alone, [key], people[[place]]))
             noisy = wire.device_noise(integers, call.context._replace(key=derive(key, "noise"), shares=1.0))
             released = to_release_units(noisy.total, wire, round)
             for name, value in plain.items():

@@ -45,7 +45,7 @@ class Step:
     def on_device(self, who: int, upload: Upload, context: StageContext) -> Upload:
         """The upload as it leaves this person's device; the context is the round's. Integers where there is noise."""
         key = device_keys(context.key, np.array([who]))[0]
-        upload = wide(one_of(staged(self.wire, context, stacked([upload]), [key])))
+        upload = wide(one_of(staged(self.wire, context, stacked([upload]), [key], np.array([who]))))
         if self.wire.local and self.wire.device_noise:
             upload = self.wire.device_noise(upload, context._replace(key=derive(key, "noise")))
         return upload

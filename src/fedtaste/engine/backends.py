@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
@@ -69,6 +70,8 @@ def choose_backend(backend: str, method: Method, wire: Stage) -> str:
         obstacle = "this method has none"
     elif wire.client and not wire.accepts_plain_sums or wire.combine or wire.secure_sum:
         obstacle = "it sums before a stage could see single uploads"
+    elif wire.turns and not method.fast.turns:
+        obstacle = "it sends whole tables, and --wire has turns"
     if backend == "auto":
         return "vmap" if obstacle else "kernel"
     if backend == "kernel" and obstacle:
@@ -97,18 +100,30 @@ class Call:
             return [b""] * len(self.people)
         return device_keys(self.context.key, self.people)
 
+    def sent_entries(self) -> NDArray[np.bool_] | None:
+        """Which examples are of rows that are sent; None where all rows are."""
+        turns, examples = self.wire.turns, self.examples
+        if turns is None:
+            return None
+        return turns.entries(self.people, examples.starts, np.asarray(examples.inputs, np.int32), self.context.round)
+
 
 def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
     """Run these people's clients and sum what they upload; new private parameters go into the store."""
     if backend == "kernel":
         assert method.fast.kernel is not None
-        upload, refused = method.fast.kernel(call.down, Cohort(call.people, call.examples, store))
+        upload, refused = method.fast.kernel(call.down, Cohort(call.people, call.examples, store, call.sent_entries()))
         return Outcome(upload, +Counter(refused), None, len(call.people) - sum(refused.values()))
     return (ClientLoop if backend == "loop" else BatchedClients)(method, call, store).run()
 
 
-def staged(wire: Stage, context: StageContext, uploads: Upload, keys: list[bytes]) -> Upload:
-    """Apply the client stages of the wire to stacked uploads; `keys` are the random keys of the devices."""
+def staged(
+    wire: Stage, context: StageContext, uploads: Upload, keys: list[bytes], people: People, rows: Tensor | None = None
+) -> Upload:
+    """Apply the client stages of the wire to these people's stacked uploads; `keys` are the random keys of the devices,
+    `rows` the numbers of the rows of compact tables."""
+    if wire.turns:
+        uploads = wire.turns.mask(uploads, people, context.round, rows)
     if wire.client is None:
         return uploads
     client = wire.client
@@ -141,7 +156,7 @@ class ClientLoop:
     def run(self) -> Outcome:
         """Run every client and add up the admitted uploads."""
         call = self.call
-        validator = UploadValidator(call.run_id, call.context.round, call.people)
+        turns, validator = call.wire.turns, UploadValidator(call.run_id, call.context.round, call.people)
         separate: dict[int, Upload] = {}  # uploads that are not simply added
         total: Upload | None = None
         first: int | None = None
@@ -154,12 +169,16 @@ class ClientLoop:
             person, upload = arrival
             private = {name: value[None] for name, value in self.private.pop(person).items()}
             self.store.put(np.array([person]), private)
+            if turns and not call.wire.secure_sum:
+                upload = turns.restore(upload, person, call.context.round)
             if call.wire.secure_sum or call.wire.combine:
                 separate[person] = upload
             else:
                 total = wide(upload) if total is None else total + upload
         if separate and call.wire.secure_sum:
             total = self._secure_sum(call.wire.secure_sum, separate)
+            if turns and total is not None:
+                total = turns.restore(total, next(iter(separate)), call.context.round)  # everybody's turn is the same
         elif separate and call.wire.combine:
             total = call.wire.combine(stacked([separate[person] for person in sorted(separate)]))
         return Outcome(total, validator.refused, first, len(validator.answered))
@@ -171,8 +190,10 @@ class ClientLoop:
             examples = Examples(*(x[0] for x in call.examples.pad(np.array([place]))))
             private = {name: value[0] for name, value in self.store.gather(call.people[place : place + 1]).items()}
             upload, self.private[person] = self.method.client(call.down, private, examples)
-            upload = one_of(staged(call.wire, call.context, stacked([upload]), [key]))
+            upload = one_of(staged(call.wire, call.context, stacked([upload]), [key], np.array([person])))
             upload = with_noise(call, person, key, upload)
+            if call.wire.turns:
+                upload = call.wire.turns.cut(upload, person, call.context.round)
             validator.expect(upload.total, person)
             yield person, upload
 
@@ -265,7 +286,7 @@ class BatchedClients:
         dims = {n: 0 if self._compact and n in self.method.rows else None for n in params}
         client = vmap(self.method.client, in_dims=(Download(dims, None), 0, 0))  # type: ignore[arg-type]
         uploads, private = client(Download(params, call.down.round), self.store.gather(people, rows), examples)
-        uploads = staged(call.wire, call.context, uploads, keys)
+        uploads = staged(call.wire, call.context, uploads, keys, people, rows)
         good, reasons = admitted(uploads, finite(private, 1))
         self.refused += reasons
         if self.first is None and not good.all():

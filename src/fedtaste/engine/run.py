@@ -291,6 +291,8 @@ def relative_change(new: Params, old: Params) -> float:
     def square(tensors: Iterable[Tensor]) -> float:
         return sum(float((tensor.double() ** 2).sum()) for tensor in tensors)
 
+    new = {name: value for name, value in new.items() if value.is_floating_point()}  # counters do not move
+
     size = max(square(new.values()), square(old[name] for name in new))
     moved = square(value.double() - old[name].double() for name, value in new.items())
     return math.sqrt(moved / size) if size > 0 else 0.0

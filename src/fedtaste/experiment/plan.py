@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import torch
@@ -19,6 +19,7 @@ from fedtaste.core import Method, Model, UtilityPredictor
 from fedtaste.errors import SettingError
 from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
 from fedtaste.experiment.settings import Settings, changed_settings
+from fedtaste.experiment.upload_size import check_upload_size
 from fedtaste.methods import known_method
 from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicFacts, PublicValues, RunContext
 from fedtaste.methods.server_optimizers import SERVER, server_step, takes_optimizer, with_server
@@ -28,7 +29,7 @@ from fedtaste.models import unread_settings as unread_by_model
 from fedtaste.signature import CountOrNone, Values, coerce, settings_of
 from fedtaste.tasks.base import Facts, Sampling
 from fedtaste.text import did_you_mean
-from fedtaste.wire.parse import Wire
+from fedtaste.wire.parse import Wire, parse
 
 # Chosen by hand on ML-100K: for ranking by the validation of the search phase (seed 0); for ratings by the held-out
 # people of seeds 1 to 8, who overlap with those of seed 0, whose test data were read several times meanwhile. The
@@ -108,6 +109,7 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     def build(public: PublicValues) -> Method:
         return with_server(draft.spec(model, **draft.arguments(public)), settings.method, values)
 
+    size_notes = _check_size(settings, task, draft)
     wire = make_wire(settings, task, model, public, build, cast(int, loop["rounds"]))
     method = wire.method
     rounds = _fixed_rounds(settings, method, cast(int, loop["rounds"]))
@@ -122,11 +124,25 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
         patience=cast(int, loop.get("patience", 0)),
         seed=settings.seed,
         settings=in_force,
-        notes=draft.notes + wire_notes(settings, task, wire, rounds, elsewhere),
+        notes=draft.notes + size_notes + wire_notes(settings, task, wire, rounds, elsewhere),
         wire=wire,
         delta=delta_of(settings, task),
         scaled={name: in_force[name] for name in draft.scaled if name in in_force},
     )
+
+
+def _check_size(settings: Settings, task: Facts, draft: Draft) -> tuple[str, ...]:
+    """A note about large uploads, or SettingError about uploads that are too large; nothing large is computed."""
+
+    def build(items: int) -> tuple[Method, Model]:
+        values = draft.read | ({"k": min(cast(int, draft.read["k"]), items)} if "k" in draft.read else {})
+        small = make_model(replace(task, items=items, features=None), values)
+        names = settings_of(draft.spec)
+        return draft.spec(small, **{name: value for name, value in values.items() if name in names}), small
+
+    if task.kind not in ("ranking", "ratings") or settings.method in ("local", "centralised"):
+        return ()
+    return check_upload_size(build, parse(settings.wire), task.items, settings.method, task.kind == "ranking")
 
 
 def unread_settings(settings: Settings, task: Facts) -> dict[str, str]:

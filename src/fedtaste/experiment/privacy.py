@@ -42,6 +42,8 @@ def make_wire(
     """Solve for the noise that `--epsilon` needs, build the method with it, and put the method on its wire. `public`
     holds the public values that do not depend on the wire."""
     stages, delta = parse(settings.wire), delta_of(settings, task)
+    if any(name in ("turns", "common_turns") for name, _ in stages):  # every round sends other rows' counts
+        public = replace(public, counts_once=False)
     check_budget(settings.epsilon, settings.delta)
     plain = build(public)
     if not stages and settings.epsilon is None:
@@ -61,7 +63,9 @@ def make_wire(
     shape = task.shape or ((task.width,) if task.width else ())
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     upload_shapes: list[Params] = [{}] if method.pooled else uploads_of(method, model, inputs)
-    return assemble(stages, method, upload_shapes, everybody=people, rate=cohort / people, multiplier=solved)
+    return assemble(
+        stages, method, upload_shapes, everybody=people, rate=cohort / people, multiplier=solved, seed=settings.seed
+    )
 
 
 def delta_of(settings: Settings, task: Facts) -> float:
@@ -79,6 +83,8 @@ def _secure_sum_notes(settings: Settings, wire: Wire, rounds: int, elsewhere: bo
     """Refuse secure sums without noise whose differences between rounds reveal a person; with nodes, warn."""
     if wire.stage.secure_sum is None or wire.noisy or rounds < 2 or not wire.method.privacy.constant:
         return ()
+    if not elsewhere and settings.cohort is None and not settings.dropout:
+        return ()  # every sum is over the same people
     if elsewhere:
         return (
             "Secure sums without noise over several rounds: a node that misses a round shows its own sum as the "

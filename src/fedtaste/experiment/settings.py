@@ -134,9 +134,9 @@ class Settings(ReadSettings, DataSettings):
     threads: Annotated[int, Ge(1)] | None = None
     """The number of threads; compiled code uses all cores when it is left out."""
     wire: str = ""
-    """The stages of uploads, as in clip=1.0,noise=0.8,secure. In this order: sparsify=0.1, quantise=8, clip=1.0,
-    noise=0.8 (or local=1.0), secure (or secure=10); or, in place of the plain sum: bound, trim=0.1, median,
-    krum=0.1."""
+    """The stages of uploads, as in clip=1.0,noise=0.8,secure. In this order: turns=0.2 (or common_turns=0.2),
+    sparsify=0.1, quantise=8, clip=1.0, noise=0.8 (or local=1.0), secure (or secure=10); or, in place of the plain sum:
+    bound, trim=0.1, median, krum=0.1."""
     epsilon: Positive | None = None
     """The privacy budget of the whole run for each person; the noise is solved for. Smaller is more private."""
     delta: Annotated[float, Gt(0), Lt(1)] | None = None

@@ -276,7 +276,7 @@ class Node:
         outcome = Outcome(None, Counter(), None, 0)
         if len(people):
             stage = wire.stage
-            stages = Stage(client=stage.client, dense=stage.dense, random=stage.random)  # those before a node's sum
+            stages = Stage(client=stage.client, dense=stage.dense, random=stage.random, turns=stage.turns)
             examples = federation.examples(people, order.round, job.plan.method.examples)
             call = Call(job.down, people, examples, context, stages, people, order.run)
             fast = job.plan.method.fast
@@ -294,6 +294,8 @@ class Node:
             answered=outcome.answered, refused=dict(outcome.refused), seconds=round(time.perf_counter() - began, 3)
         )
         wire = job.plan.wire
+        if upload and wire.stage.turns:  # everybody's rows are the same
+            upload = wire.stage.turns.cut(upload, 0, job.order.round)
         if wire.noisy and (wire.stage.local or wire.stage.secure_sum is not None):
             # The run protects people from the server, too: it does not learn how many clients had a valid update, and
             # those who had none send zeros with noise.

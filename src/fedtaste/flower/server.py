@@ -138,7 +138,9 @@ class FlowerClients:
                 + "".join(f" {reason}" for reason in sorted(self.refusals))
             )
         self.versions |= dict.fromkeys(collected.keys, number)
-        outcome = collected.outcome
+        outcome, turns = collected.outcome, self.plan.wire.stage.turns
+        if turns and outcome.upload is not None:
+            outcome = outcome._replace(upload=turns.restore(outcome.upload, 0, call.context.round))
         entry = {"phase": phase, "round": number, "nodes": [members.members[key].name for key in collected.keys]}
         entry |= {"people": outcome.answered, "refused": dict(outcome.refused)}
         self.history.append(entry | {"seconds": round(time.perf_counter() - began, 3)})

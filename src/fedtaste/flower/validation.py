@@ -39,6 +39,10 @@ def _unfit(settings: Settings, nodes: int | None) -> str:
     wire = dict(parse(settings.wire))
     if rule := next((name for name in wire if name in RULES), ""):
         return f"{rule} needs single people's uploads, and a node sends the sum of its people's. Leave it out."
+    if "turns" in wire:
+        return "With turns everybody sends other rows, and a node sends the sum of its people's. Use common_turns."
+    if "quantise" in wire and "secure" in wire:
+        return "Between nodes secure sums carry 64 bits whatever is in them: quantise would save nothing. Leave it out."
     if wire.get("secure"):
         return f"secure={wire['secure']:g} forms groups of people; between nodes there is one sum. Use secure alone."
     if "secure" in wire and nodes is not None and nodes < FEWEST:
@@ -74,7 +78,8 @@ def expected_upload(plan: Plan, facts: Facts, down: Download) -> Upload:
     inputs = torch.zeros(1, 1, *shape) if shape else torch.zeros(1, 1, dtype=torch.int64)
     upload = Upload(upload_of(plan.method, plan.model, inputs, down), torch.ones(()))
     context = StageContext(b"", int(down.round), 1.0)
-    return one_of(staged(plan.wire.stage, context, stacked([upload]), [bytes(KEY_BYTES)]))
+    upload = one_of(staged(plan.wire.stage, context, stacked([upload]), [bytes(KEY_BYTES)], np.zeros(1, np.int64)))
+    return plan.wire.stage.turns.cut(upload, 0, context.round) if plan.wire.stage.turns else upload
 
 
 def valid_counts(report: TrainReport, people: int) -> bool:

@@ -42,10 +42,13 @@ class Popularity:
         if self.model.design is None:
             raise SettingError("popularity has no factors to choose a model for. Leave model out.")
         rows = (*self.model.rows, "count", "stars")
-        return Method(self.init, self.client, self.server, self.personalize, "history", rows, removal=self.removal)
+        return Method(
+            self.init, self.client, self.server, self.personalize, "history", rows, removal=self.removal, takes_turns=()
+        )  # every row is sent once
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared = split(params, self.model.private)[0] | {"count": torch.zeros(self.model.catalogue)}
+        shared["item"] = torch.zeros(self.model.catalogue, 1)  # one score for each item, and no factors
         return shared, {"sent": torch.zeros(())}  # private: how many items of the history have been counted
 
     def count(self, history: Examples, items: int) -> Params:

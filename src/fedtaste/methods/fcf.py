@@ -45,4 +45,4 @@ def fcf(model: Model, *, lam: NonNegative = 0.01, alpha0: NonNegative = 0.3, lr:
         moved, memory = step({"item": item}, memory, Upload({"item": -gradient}, upload.weight))
         return moved | {"gram": moved["item"].T @ moved["item"]}, memory
 
-    return exact.replace(client=client, server=server, rows=model.rows, fast=Fast())
+    return exact.replace(client=client, server=server, rows=model.rows, fast=Fast(), sums=False, takes_turns=("turns",))

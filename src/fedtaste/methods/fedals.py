@@ -8,6 +8,10 @@ The 1s, from which n_j is counted, are the same in every round. Where everybody 
 in the first round only (`counts_once`), because a constant that is sent in sums of different people can be solved for.
 Serving weights a person's own history by age a, w_a = floor + (1 - floor) recency^a, on the device only: recent items
 say most about the next one, and nobody else needs to know the order.
+Blocks (iALS++, Rendle et al. 2021): with block = d a round solves d of the k columns B, the next round the next d. A
+device uploads [u_B u_B', (1 - u'v_j) u_B, 1] for its items, d (d + 1) / 2 + d + 1 numbers an item, and the server adds
+    [a0 U'U + sum u u' + lam (n_j + a0 n) I]_BB^-1 [sum (1 - u'v_j) u_B - a0 (U'U v_j)_B - lam (n_j + a0 n) v_jB]
+to v_jB. A sweep over all columns is k / d rounds and takes (d + 3) / (k + 3) of the bytes of a whole round.
 Ratings (a model with biases): the same with a0 = 0, x = [u, 1] against [v_j, b_j], and the residual as target.
 """
 
@@ -29,9 +33,10 @@ from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import SOLVES
 from fedtaste.params import split
 from fedtaste.recipe import Recipe
-from fedtaste.signature import NonNegative, Share, Values
+from fedtaste.signature import CountOrNone, NonNegative, Share, Values
 
 ALL_ONE = np.zeros(0, np.float32)  # what compiled code takes for targets or weights that are all 1
+PIECE = 1_000_000  # examples that are scored at once
 MANY_ITEMS = 31_000  # from which on an upload with k = 64 would pass 256 MiB
 
 
@@ -45,6 +50,7 @@ class FedALS:
     alpha0: NonNegative = 0.3  # alpha0 (a0), weight of every item that a person did not take
     recency: Share = 0.75  # weight of a person's own items by age, when they are served; 1 turns that off
     floor: Share = 0.02  # least weight of old items
+    block: CountOrNone = 0  # d, columns of the items that a round solves, for smaller uploads and more rounds; 0: all
     counts_once: bool = False  # everybody takes part in every round, so counts are sent in the first one only
 
     @property
@@ -55,6 +61,8 @@ class FedALS:
     def method(self) -> Method:
         if self.model.design is None:
             raise SettingError("fedals needs a factorisation. Use fedavg, fedsgd or fedrep for this data or model.")
+        if self.block:
+            self._check_block(self.size(self.model.init(torch.Generator())))
         return Method(
             self.init,
             self.client,
@@ -62,7 +70,9 @@ class FedALS:
             self.personalize,
             examples="history",
             rows=(*self.model.rows, "sums"),
-            fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users),
+            fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users, turns=True),
+            sums=True,
+            takes_turns=() if self.block else ("turns", "common_turns"),  # sums of different columns have no average
             privacy=Release(constant=not self.counts_once),
             recipe=self.recipe,
         )
@@ -75,7 +85,22 @@ class FedALS:
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, _ = split(params, self.model.private)
-        return shared | ({} if self.ratings else {"gram": shared["item"].T @ shared["item"]}), {}
+        block = {"block": torch.zeros((), dtype=torch.int64)} if self.block else {}  # rounds that were solved
+        return shared | ({} if self.ratings else {"gram": shared["item"].T @ shared["item"]}) | block, {}
+
+    def _check_block(self, size: int) -> None:
+        if self.block > size:
+            raise SettingError(f"block must be from 1 to {size} (k), or 0 for all, got {self.block}.")
+
+    def size(self, shared: Params) -> int:
+        """p, the numbers that are solved for each item: k and, for ratings, the bias."""
+        return shared["item"].shape[1] + self.ratings
+
+    def columns(self, shared: Params) -> Tensor:
+        """The columns that this round solves, [p] or, with blocks, [d]."""
+        size = self.size(shared)
+        first = int(shared["block"]) * self.block if self.block else 0
+        return (first + torch.arange(self.block or size)) % size
 
     def solve(self, shared: Params, examples: Examples, weights: Tensor) -> Tensor:
         """The person's exact vector, given the items; `examples` are flat [n], `weights` [n]."""
@@ -99,15 +124,23 @@ class FedALS:
             residual = flat.targets - user[-1] - shared["mean"]
             target = item_counts(flat._replace(mask=flat.mask * residual), len(count))
             user = torch.cat([user[:-1], torch.ones(1)])  # an item's bias multiplies 1
-        square = _upper(user[:, None] * user)
+        square = part = _upper(user[:, None] * user)
+        if self.block:
+            target = target - count * (self._whole(shared) @ user)
+            user = user[self.columns(shared)]
+            part = _upper(user[:, None] * user)
         counts = (count[:, None],) if self.sends_counts(download) else ()
-        sums = torch.cat((count[:, None] * square, target[:, None] * user, *counts), 1)
+        sums = torch.cat((count[:, None] * part, target[:, None] * user, *counts), 1)
         return Upload({"sums": sums} | ({} if self.ratings else {"square": square}), torch.ones(())), {}
 
+    def _whole(self, shared: Params) -> Tensor:
+        """What multiplies a person's x: an item's vector and, for ratings, its bias."""
+        return torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
+
     def server(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        size = shared["item"].shape[1] + self.ratings
+        size, columns = self.size(shared), self.columns(shared)
         sums = upload.total["sums"].contiguous()
-        width = size * (size + 1) // 2 + size  # of x x' and r x; behind them the number of people, where it was sent
+        width = len(columns) * (len(columns) + 1) // 2 + len(columns)  # of x x' and r x; behind them counts, if sent
         count = sums[:, width] if sums.shape[1] > width else memory["count"]
         gram, people = np.zeros((size, size)), 0.0
         if not self.ratings:
@@ -115,14 +148,22 @@ class FedALS:
             people = self.alpha0 * float(upload.weight)
         strength = self.lam * (count.double().clamp(min=0) + people)  # noise may have made a count negative
         strength[strength == 0] = 1.0  # nobody has this item: any positive number gives its exact answer, zero
-        item = _solve_items(sums, width, strength, gram)
+        old = self._whole(shared)
+        if self.block:
+            pull = old.double() @ torch.from_numpy(gram)[:, columns] + strength[:, None] * old[:, columns]
+            sums = sums.clone()
+            sums[:, width - len(columns) : width] -= pull
+            part = gram[np.ix_(columns.numpy(), columns.numpy())]
+            item = old.index_add(1, columns, _solve_items(sums, width, strength, part))
+        else:
+            item = _solve_items(sums, width, strength, gram)
         if memory:  # a cohort without anybody who has the item says nothing about it, except in the first round
-            old = torch.cat([shared["item"], shared["item_bias"][:, None]], 1) if self.ratings else shared["item"]
             item = torch.where((count > 0)[:, None], item, old)
         memory = {"begun": torch.ones(())} | ({"count": count} if self.counts_once else {})
+        block = {"block": shared["block"] + 1} if self.block else {}
         if self.ratings:
-            return shared | {"item": item[:, :-1].contiguous(), "item_bias": item[:, -1].contiguous()}, memory
-        return {"item": item, "gram": item.T @ item}, memory
+            return shared | {"item": item[:, :-1].contiguous(), "item_bias": item[:, -1].contiguous()} | block, memory
+        return {"item": item, "gram": item.T @ item} | block, memory
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         flat = flat_examples(examples)
@@ -155,15 +196,19 @@ class FedALS:
 
     def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide` as in `cohort_sums`."""
-        total, finite = self.cohort_sums(download.params, cohort.examples, wide, self.sends_counts(download))
+        total, finite = self.cohort_sums(
+            download.params, cohort.examples, wide, self.sends_counts(download), cohort.sent
+        )
         return Upload(total, torch.tensor(float(finite.sum()))), {"non-finite": int((~finite).sum())}
 
     def cohort_sums(
-        self, params: Params, examples: CohortExamples, wide: bool = False, counts: bool = True
-    ) -> tuple[Params, NDArray[np.bool_]]:
+        self, params: Params, examples: CohortExamples, wide: bool = False, counts: bool = True,
+        sent: NDArray[np.bool_] | None = None,
+    ) -> tuple[Params, NDArray[np.bool_]]:  # fmt: skip
         """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
         precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding.
-        Ratings are added up in double precision always, because nothing but lam holds their systems away from 0."""
+        Ratings are added up in double precision always, because nothing but lam holds their systems away from 0.
+        `sent` as in Cohort."""
         table, targets, gram, prior = self._systems(params, examples)
         m, p = table.shape
         users, finite = kernels.solve_people(
@@ -174,9 +219,18 @@ class FedALS:
             bias = np.repeat(users[:, -1], examples.lengths)
             residuals = (examples.targets - bias - params["mean"].numpy()).astype(np.float32)
             users[:, -1] = 1.0
+        solved = users
+        if self.block:
+            residuals = (residuals if self.ratings else 1) - _scores(self._whole(params).numpy(), users, examples)
+            solved = np.ascontiguousarray(users[:, self.columns(params).numpy()])
+            p = self.block
         sums = np.zeros((m, p * (p + 1) // 2 + p + counts), np.float64 if wide else np.float32)
-        starts, people, entries = kernels.by_item(examples.starts, examples.inputs, m, finite, self.ratings)
-        vectors = users.astype(np.float64) if wide or self.ratings else users
+        starts, items = examples.starts, examples.inputs
+        if sent is not None:  # a person's vector follows from all of their items, and is sent for some
+            starts, items = np.append(0, np.cumsum(sent))[starts], items[sent]
+            residuals = residuals[sent] if len(residuals) else residuals
+        starts, people, entries = kernels.by_item(starts, items, m, finite, len(residuals) > 0)
+        vectors = solved.astype(np.float64) if wide or self.ratings else solved
         kernels.sum_outer(starts, people, entries, residuals, vectors, sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:
@@ -233,6 +287,16 @@ def _full(upper: Tensor, size: int) -> Tensor:
     out = torch.zeros(size, size)
     out[i, j] = upper
     out[j, i] = upper
+    return out
+
+
+def _scores(table: NDArray[np.float32], users: NDArray[np.float32], examples: CohortExamples) -> NDArray[np.float32]:
+    """Everybody's scores of their own items, [n], in pieces so that memory does not grow with n k."""
+    owners, items = np.repeat(np.arange(len(users)), examples.lengths), examples.inputs
+    out = np.empty(len(items), np.float32)
+    for begin in range(0, len(items), PIECE):
+        at = slice(begin, begin + PIECE)
+        out[at] = np.einsum("ij,ij->i", users[owners[at]], table[items[at]])
     return out
 
 

@@ -82,6 +82,7 @@ class FedEigen:
             self.personalize,
             examples="history",
             rows=("item", "items", "basis", "table"),
+            takes_turns=(),  # every round needs a whole sum
             fast=Fast(self.kernel, partial(self.kernel, wide=True), users=self.users),
             recipe=self.inner.recipe,
             stage=Stage(message_layout=self.message_layout, bound=1.0, step=1 / self.levels) if self.levels else None,
@@ -133,7 +134,7 @@ class FedEigen:
 
     def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide`: sums stay in double precision."""
-        (people, examples, _), table = cohort, download.params["basis"].numpy()
+        people, examples, table = cohort.people, cohort.examples, download.params["basis"].numpy()
         histories = (examples.starts, examples.inputs)
         if float(download.round) == 0:
             name, total = "items", kernels.count_people(*histories, len(table)).astype(np.float64)

@@ -140,6 +140,7 @@ class FedRAP:
             privacy=Release(curve_only=("loss",)),
             recipe=recipe if self.has_common else None,
             server_with=self.server_with if self.has_common else None,
+            takes_turns=("turns",),  # every row decays in every round, also in those in which nobody sends it
         )
 
     def init(self, params: Params) -> tuple[Params, Params]:

@@ -205,7 +205,7 @@ class FedTrail:
 
     def kernel(self, download: Download, cohort: Cohort, wide: bool = False) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort, compiled; `wide`: FedALS's sums in double precision."""
-        people, examples, private = cohort
+        people, examples, private = cohort.people, cohort.examples, cohort.private
         finite = np.ones(len(people), bool)
         total: Params = {}
         if self.has("als"):

@@ -17,10 +17,11 @@ from fedtaste.wire.accounting import Mechanism, solve
 from fedtaste.wire.noise import fine_step, modular_step, rounding_cost
 from fedtaste.wire.robust_sums import RULES, check_memory
 from fedtaste.wire.secure_sums import FEWEST, SecureSum
+from fedtaste.wire.turns import Turns, take_turns
 
 MOST_ROUNDING = 0.01  # of the sensitivity: above it, the modulus is 2^64
 StageList = tuple[tuple[str, float | None], ...]  # names and values, in order
-ORDER = ("sparsify", "quantise", "clip", "local", "noise", "secure")
+ORDER = ("turns", "common_turns", "sparsify", "quantise", "clip", "local", "noise", "secure")
 VALUELESS = ("secure", "bound", "median", "noise", "local")  # may stand without a value: noise is solved for then
 
 
@@ -34,7 +35,10 @@ class Range(NamedTuple):
 
 _SHARE = Range(lambda x: 0 < x < 0.5, "a share of hostile people below one half", "0.1")
 _NOISE = Range(lambda x: 0.01 <= x <= 1e6, "a multiple of the clip from 0.01 to a million", "0.8")
+_TURN = Range(lambda x: 0.001 <= x < 1, "a share of the catalogue's rows from 0.001 to below 1", "0.2")
 RANGES = {
+    "turns": _TURN,
+    "common_turns": _TURN,
     "sparsify": Range(lambda x: 0 < x < 1, "a share of the numbers between 0 and 1", "0.1"),
     "quantise": Range(lambda x: x in range(2, 17), "2 to 16 bits", "8"),
     "clip": Range(lambda x: 1e-12 < x < 1e12, "a positive norm", "1.0"),
@@ -110,33 +114,51 @@ def _check_combination(names: list[str]) -> None:
     }.items():
         if rules and name in names:
             raise SettingError(f"{rules[0]} {why}. Leave {rules[0]} or {name} out.")
+    _check_turns(names, rules)
     if "local" in names and "noise" in names:
         raise SettingError("--wire can have local noise (on every upload) or noise (on the sum), not both. Keep one.")
 
 
+def _check_turns(names: list[str], rules: list[str]) -> None:
+    """Refuse turns beside stages that need the same rows from everybody, or rows that are all there."""
+    both = [name for name in ("turns", "common_turns") if name in names]
+    if len(both) > 1:
+        raise SettingError("--wire can have turns (everybody their own rows) or common_turns (the same), not both.")
+    if both and "sparsify" in names:
+        raise SettingError(f"{both[0]} chooses the rows that are sent by turn, and sparsify by size. Keep one.")
+    reasons = {"secure": "adds masks to the same rows of everybody", "local": "adds noise to whole tables"}
+    reasons |= dict.fromkeys(rules, "compares people who send the same rows")
+    for name, why in reasons.items():
+        if "turns" in names and name in names:
+            raise SettingError(f"{name} {why}, and with turns everybody sends other rows. Use common_turns instead.")
+
+
 def assemble(
     requested: StageList, method: Method, likes: Sequence[Params], *, everybody: int, rate: float = 1.0,
-    multiplier: float | None = None,
+    multiplier: float | None = None, seed: int = 0,
 ) -> Wire:  # fmt: skip
     """The wire of this method. `likes` has one of its uploads for each round that differs, `everybody` is the number of
-    people, `rate` the chance to be in a round's cohort, and `multiplier` the noise that was solved for, if any."""
+    people, `rate` the chance to be in a round's cohort, `multiplier` the noise that was solved for, if any, and `seed`
+    a public number, from which turns follow."""
     values, notes, like = dict(requested), [], likes[0]
     limit, bounds = values.get("clip"), method.privacy.bounds
     _check_method(values, method, like)
     if bounds and limit:
         notes.append("clip is not used by a method that bounds its uploads itself (fedveil).")
         limit = None
-    parts: list[Stage] = []
-    if share := values.get("sparsify"):
-        method, stage = stages.sparsify(method, share, like)
-        parts.append(stage)
+    method, parts = _partial(values, method, like, seed)
+    if "sparsify" in values:
         notes.append("sparsify: which numbers are sent reveals which items a person has. See `fedtaste audit`.")
-    if bits := values.get("quantise"):
-        parts.append(stages.quantise(int(bits)))
     noise = multiplier or values.get("noise") or values.get("local") or 0.0
-    if method.stage and not (share or bits or limit or noise):  # these send other numbers than the method
+    sealed_bits, bits = _sealed_bits(values, limit, noise), values.get("quantise")
+    if bits and not sealed_bits:
+        parts.append(stages.quantise(int(bits)))
+    if method.stage and not (
+        "sparsify" in values or bits or limit or noise
+    ):  # these send other numbers than the method
         parts.append(method.stage)
-    protection = _Protection(method, limit, noise, "local" in values, everybody, likes, chain(*parts))
+    sent = chain(*parts)
+    protection = _Protection(method, limit, noise, "local" in values, everybody, likes, sent, sealed_bits)
     parts += protection.stages("secure" in values, values.get("secure"))
     for name, value in requested:
         if name in RULES:
@@ -144,12 +166,49 @@ def assemble(
             parts.append(RULES[name](value, method.rows))
     stage = chain(*parts)
     if "secure" in values:  # whole tables of integers, even where quantise or sparsify would write less
-        stage = replace(stage, message_layout=parts[-1].message_layout)
+        written = chain(*(part for part in parts if part.turns or part.secure_sum))
+        stage = replace(stage, message_layout=written.message_layout)
     mechanism = None
     if noise and (bounds or limit is not None):
         shares = tuple(share for _, share in bounds)
         mechanism = Mechanism(noise, rate, shares, "local" in values, "secure" in values, bool(values.get("secure")))
     return Wire(method, stage, mechanism, bool(noise), tuple(notes))
+
+
+def _partial(values: dict[str, float | None], method: Method, like: Params, seed: int) -> tuple[Method, list[Stage]]:
+    """(the method, the stages) where only a part of an upload is sent: by turns, or the largest numbers."""
+    for name in ("turns", "common_turns"):
+        if turn := values.get(name):
+            method, stage = take_turns(method, _turns_of(method, name, turn, like, seed))
+            return method, [stage]
+    if share := values.get("sparsify"):
+        method, stage = stages.sparsify(method, share, like)
+        return method, [stage]
+    return method, []
+
+
+def _sealed_bits(values: dict[str, float | None], limit: float | None, noise: float) -> int:
+    """The bits of numbers that are quantised in secure sums; 0 where they are not, or where noise has its own grid."""
+    bits = values.get("quantise")
+    if not bits or "secure" not in values or noise:
+        return 0
+    if limit is None:
+        raise SettingError(
+            "quantise with secure needs clip, as in quantise=8,clip=1.0,secure: everybody rounds to the same announced "
+            "step, which follows from the largest number that is possible."
+        )
+    return int(bits)
+
+
+def _turns_of(method: Method, name: str, share: float, like: Params, seed: int) -> Turns:
+    """The turns of this method's uploads; SettingError where it needs whole tables or sends none."""
+    tables = tuple(leaf for leaf in like if leaf in method.rows)
+    if not tables:
+        raise SettingError(f"{name} would change nothing: this method sends no table by items. Leave it out.")
+    if name not in method.takes_turns:
+        other = f" Use {method.takes_turns[0]}." if method.takes_turns else " Leave it out, or use quantise=8."
+        raise SettingError(f"{name} is not for this method, whose server needs every row in every round.{other}")
+    return Turns(share, name == "common_turns", tables, len(like[tables[0]]), seed)
 
 
 def _check_method(values: dict[str, float | None], method: Method, like: Params) -> None:
@@ -174,6 +233,7 @@ class _Protection:
     people: int
     likes: Sequence[Params]
     sent: Stage  # what uploads have passed before
+    bits: int = 0  # of the numbers in a secure sum without noise; 0: not rounded
 
     def stages(self, secure: bool, group: float | None) -> list[Stage]:
         """`secure`: with secure sums, of `group` people or, where that is None, of the whole cohort."""
@@ -181,6 +241,8 @@ class _Protection:
         if secure:
             secure_sum, step = self._secure_sum(None if group is None else int(group))
             sums = [secure_sum.stage()]
+        if self.bits and self.limit:
+            return [stages.clip(self.limit, facts.curve_only), stages.quantise_clipped(self.bits, self.limit), *sums]
         if not self.noise:  # with noise, the noise stage clips and rounds to the grid in one step
             return [stages.clip(self.limit, facts.curve_only), *sums] if self.limit else sums
         if self.local:
@@ -195,6 +257,9 @@ class _Protection:
         people = self.people
         if group is not None and group > people:
             raise SettingError(f"secure in --wire needs a group of at most {people:,}, everybody; got secure={group}.")
+        if self.bits:  # a sum has at most so many bits more than one number
+            words = self.bits + math.ceil(math.log2(people))
+            return SecureSum(group, most=people, words=words if words <= 32 else 64), None
         if not self.noise:
             return SecureSum(group, clip=self.limit or self.sent.bound, most=people, unit=self.sent.step), None
         if self.local:

@@ -51,7 +51,8 @@ class SecureSum:
 
     `clip`: no number of an upload is larger, and its weight is at most 1. `most`: the largest cohort. `neighbours`: of
     each person on the ring, in place of the default. `words`: uploads are integers already, and their sums do not wrap
-    modulo 2^`words`, 32 or 64. `unit`: every number of an upload is a whole multiple of it, a power of two.
+    modulo 2^`words`, at most 32 or 64. Masked numbers modulo 2^18 are sent as 18 bits. `unit`: every number of an
+    upload is a whole multiple of it, a power of two.
     """
 
     group: int | None = None
@@ -70,7 +71,7 @@ class SecureSum:
             "clip": (self.clip is None or 0 < self.clip < math.inf, "a positive norm, or None"),
             "most": (1 <= self.most <= 2**28, "a number of people from 1 to 2^28"),
             "neighbours": (even, "an even number, 4 or more, or None"),
-            "words": (self.words in (None, 32, 64), "32, 64 or None"),
+            "words": (self.words in (None, *range(2, 33), 64), "2 to 32, 64 or None"),
         }
         for name, (valid, expected) in checks.items():
             if not valid:
@@ -212,9 +213,13 @@ class SecureSum:
     def message_layout(self, total: Params) -> Params:
         """Tensors like those of a device's messages: integers, and the protocol's own bytes for a group of the
         requested size (the whole cohort: of `most`)."""
-        kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.bits]
+        if self.bits < 32:
+            written = {n: torch.zeros(-(-v.numel() * self.bits // 8), dtype=torch.uint8) for n, v in total.items()}
+        else:
+            kind = torch.int64 if self.bits == 64 else torch.int32
+            written = {name: torch.zeros(value.shape, dtype=kind) for name, value in total.items()}
         extra = torch.zeros(self.overhead_bytes(self.group or self.most), dtype=torch.uint8)
-        return {name: torch.zeros(value.shape, dtype=kind) for name, value in total.items()} | {"secure": extra}
+        return written | {"secure": extra}
 
 
 def _step(sum_bound: float, bits: int) -> float:

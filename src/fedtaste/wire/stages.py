@@ -1,7 +1,9 @@
 """Upload stages: clipping, central and local noise, quantisation and sparsification; they compose with every method.
 
     sparsify=SHARE   send the largest numbers only; the others are added to the next upload
-    quantise=BITS    send integers of so few bits, rounded up or down at random, so that the mean is right
+    turns=SHARE      send a part of the rows by turns that do not depend on data; common_turns: the same for everybody
+    quantise=BITS    send integers of so few bits, rounded up or down at random, so that the mean is right; with secure
+                     sums after clipping, and with one announced step
     clip=C           scale a person's whole change down to length C; everybody has weight 1
     local=Z          discrete Gaussian noise of standard deviation Z x C on every upload, on the device
     noise=Z          discrete Gaussian noise of standard deviation Z x C on the sum, once
@@ -94,11 +96,7 @@ def quantise(bits: int) -> Stage:
 
     def rounded(value: Tensor, draws: Tensor) -> Tensor:
         step: Tensor = value.abs().amax() / levels
-        rows = value.reshape(value.shape[0] if value.ndim else 1, -1)
-        place = ((rows != 0).any(1).cumsum(0) - 1).clamp(min=0)
-        draw = draws[place[:, None] * rows.shape[1] + torch.arange(rows.shape[1])].reshape(value.shape)
-        units = torch.floor(value.double() / torch.where(step > 0, step, 1.0) + draw)
-        return (units.clamp(-levels, levels) * step).to(value.dtype)
+        return (_units(value, step, levels, draws) * step).to(value.dtype)
 
     def client(upload: Upload, context: StageContext) -> Upload:
         total = {name: rounded(value, context.draws[name]) for name, value in upload.total.items()}
@@ -108,11 +106,37 @@ def quantise(bits: int) -> Stage:
         message = dict(total)
         for name, value in total.items():
             if value.is_floating_point() and value.numel() > 1:
-                message[name] = value.to(torch.int8 if bits <= 8 else torch.int16)
+                packed = torch.zeros(-(-value.numel() * bits // 8), dtype=torch.uint8)
+                message[name] = {8: value.to(torch.int8), 16: value.to(torch.int16)}.get(bits, packed)
                 message[f"{name}.step"] = torch.zeros(())
         return message
 
     return Stage(client, message_layout=message_layout, random=True)
+
+
+def _units(value: Tensor, step: Tensor, levels: int, draws: Tensor) -> Tensor:
+    """value / step, rounded up or down at random to whole numbers from -levels to levels."""
+    rows = value.reshape(value.shape[0] if value.ndim else 1, -1)
+    place = ((rows != 0).any(1).cumsum(0) - 1).clamp(min=0)
+    draw = draws[place[:, None] * rows.shape[1] + torch.arange(rows.shape[1])].reshape(value.shape)
+    return torch.floor(value.double() / torch.where(step > 0, step, 1.0) + draw).clamp(-levels, levels)
+
+
+def quantise_clipped(bits: int, limit: float) -> Stage:
+    """As `quantise`, for secure sums, after clipping to `limit`: whole multiples of limit / (2^(bits-1) - 1), as whole
+    numbers. The step is announced and the same for everybody, because integers of different steps have no sum, and a
+    step of one's own would tell something about the upload."""
+    levels = 2 ** (bits - 1) - 1
+    step = torch.tensor(limit / levels, dtype=torch.float64)
+
+    def client(upload: Upload, context: StageContext) -> Upload:
+        total = {name: _units(value, step, levels, context.draws[name]).int() for name, value in upload.total.items()}
+        return Upload(total, upload.weight)
+
+    def server(upload: Upload, context: StageContext) -> Upload:
+        return Upload({name: (value.double() * step).float() for name, value in upload.total.items()}, upload.weight)
+
+    return Stage(client, server, random=True)
 
 
 @dataclass(frozen=True, eq=False)
