@@ -1,6 +1,6 @@
 """Accuracy against bytes: train every method with and without ways to send less, and draw the front.
 
-    python benchmarks/communication.py [--worlds ml-100k movietweetings] [--again] [--page]
+    python benchmarks/communication.py [--worlds ml-100k movietweetings] [--again] [--page] [--only TEXT]
                                        [--out docs/evidence/communication.json]
 
 A configuration trains on the training part of a data set. After some rounds validation is read (NDCG@10 and HR@10 among
@@ -180,7 +180,7 @@ def rows(name: str, entry: dict[str, Any]) -> str:
     for answer in entry["answers"]:
         number, hr, ndcg, up, down = answer["point"]
         budget = "any" if answer["budget"] > 1e9 else human_bytes(answer["budget"])
-        test = f"{answer['test'][0]:.3f} / {answer['test'][1]:.3f}"
+        test = f"{answer['test'][0]:.3f} / {answer['test'][1]:.3f}" if answer["test"] else "not read yet"
         figures = f"{human_bytes(up)} | {human_bytes(down)} | {hr:.3f} / {ndcg:.3f} | {test}"
         lines.append(f"| {budget} | `{answer['words']}` | {number:.0f} | {figures} |")
     lines += ["", "| configuration | best round | up | down | validation HR / NDCG |", "|---|---|---|---|---|"]
@@ -202,7 +202,8 @@ def write_page(evidence: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="*", default=list(WORLDS))
-    parser.add_argument("--page", action="store_true", help="write the page from the figures that exist")
+    parser.add_argument("--page", action="store_true", help="train nothing, write the page from the figures that exist")
+    parser.add_argument("--only", default="", help="train configurations that contain this text, and read no test data")
     parser.add_argument("--again", action="store_true", help="train configurations that have figures already")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence" / "communication.json")
     options = parser.parse_args()
@@ -216,7 +217,7 @@ def main() -> None:
             continue
         entry = evidence["worlds"].setdefault(name, {"curves": {}, "answers": []})
         for words in CONFIGURATIONS[name]:
-            if words not in entry["curves"] and not options.page:
+            if words not in entry["curves"] and options.only in words and not options.page:
                 trial, _ = train(words, data, "search")
                 entry["curves"][words] = trial.curve
                 options.out.write_text(json.dumps(evidence, indent=1) + "\n")
@@ -224,8 +225,8 @@ def main() -> None:
         known = {(old["words"], *old["point"]): old["test"] for old in entry["answers"]}
         entry["answers"] = answers([Trial(*item) for item in entry["curves"].items()])
         for answer in entry["answers"]:
-            if test := known.get((answer["words"], *answer["point"])):
-                answer["test"] = test
+            answer["test"] = known.get((answer["words"], *answer["point"]))
+            if answer["test"] or options.page or options.only:
                 continue
             _, served = train(answer["words"], data, "final", int(answer["point"][0]))
             metrics = task_of(data).evaluate(served, task_of(data).seen, None).exact()
