@@ -124,6 +124,8 @@ def train(words: str, data: str, phase: str, rounds: int | None = None) -> tuple
             served = Served(the_plan.method, the_plan.model, state, the_plan.sampling)
             if phase == "search":
                 metrics = task.validation(served).exact()
+                if not metrics["ndcg@10"]:  # fedeigen counts in its first round, and has no model yet
+                    continue
                 figures = [metrics["hr@10"], metrics["ndcg@10"]]
                 curve.append([done.number, *(round(x, 4) for x in figures), round(up / people), round(down / people)])
     assert served is not None
@@ -194,9 +196,10 @@ def write_page(evidence: dict[str, Any]) -> None:
     """Replace the tables of the page and draw the plot."""
     before, rest = PAGE.read_text().split("<!-- tables -->")[:2]
     after = rest.split("<!-- end of tables -->")[1]
-    tables = "\n\n".join(rows(name, entry) for name, entry in evidence["worlds"].items())
+    worlds = {name: evidence["worlds"][name] for name in WORLDS if name in evidence["worlds"]}
+    tables = "\n\n".join(rows(name, entry) for name, entry in worlds.items())
     PAGE.write_text(f"{before}<!-- tables -->\n{tables}\n<!-- end of tables -->{after}")
-    draw({name: [Trial(*item) for item in entry["curves"].items()] for name, entry in evidence["worlds"].items()})
+    draw({name: [Trial(*item) for item in entry["curves"].items()] for name, entry in worlds.items()})
 
 
 def main() -> None:
