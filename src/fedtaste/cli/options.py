@@ -263,6 +263,16 @@ class BenchOptions(JsonOptions):
     """Smaller data sets: a minute instead of several."""
     method: str | None = None
     """fedals, fedrecon, fedrap, logistic, cnn or cnn-16; all of them when it is left out."""
+    peers: Annotated[tuple[str, ...], Cli(commas=True, alone="all", metavar="NAMES")] = ()
+    """Measure other libraries with the same work, on one core: implicit, lenskit, flower, fedjax, pfl, torch; all that
+    are installed when no names follow."""
+    data: str | None = None
+    """With --peers: the data set of the ALS comparison, or its path, in place of generated data of ML-1M's size."""
+    out: Annotated[Path | None, Cli(metavar="FILE")] = None
+    """With --peers: write a plot, .png or .svg."""
+    install: bool = False
+    """With --peers: first install libraries whose requirements do not fit ours (lenskit, pfl) into environments of
+    their own in the cache."""
     seed: Seed = 0
     """The seed of everything random."""
 
