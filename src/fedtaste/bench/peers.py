@@ -39,7 +39,7 @@ LINES: dict[Part, tuple[str, ...]] = {
     "als": ("fedals", "fedmf", "fedrecon", "fedrap"),
     "fedavg": ("fedavg", "fedrap", "pfedrec"),
 }
-REPEATS: dict[Part, int] = {"als": 5, "fedavg": 3}
+REPEATS: dict[Part, int] = {"als": 5, "fedavg": 2}
 
 
 @dataclass(frozen=True, eq=False)

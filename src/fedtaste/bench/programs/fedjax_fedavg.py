@@ -1,4 +1,8 @@
-"""FedAvg of a factorisation in FedJAX: `for_each_client` with its default backend (jit)."""
+"""FedAvg of a factorisation in FedJAX: `for_each_client` with its default backend (jit).
+
+FedJAX's own `tree_mean` does not run with the JAX of today (`jax.tree_map` is gone), so changes are added by a compiled
+function of this module.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +40,23 @@ def batches(inputs: NDArray[np.generic], targets: NDArray[np.generic], size: int
 def measure(task: Task) -> Measurement:
     start, lr, result = {name: jnp.asarray(task[name]) for name in ("item", "user")}, task.number("lr"), {}
 
-    def step(params: dict[str, Any], batch: Batch) -> tuple[dict[str, Any], tuple[()]]:
+    def step(params: dict[str, Any], batch: Batch) -> dict[str, Any]:
         gradient = jax.grad(loss)(params, batch)
-        return {name: value - lr * gradient[name] for name, value in params.items()}, ()
+        return {name: value - lr * gradient[name] for name, value in params.items()}
 
     train = fedjax.for_each_client(
         lambda shared, own: shared, step, lambda shared, params: params["item"] - shared["item"]
     )
+    add = jax.jit(lambda total, change, weight: total + weight * change)
     size = int(task.number("batch"))
     clients = [(i, batches(*person, size), ()) for i, person in enumerate(task.persons())]
     examples = np.diff(task["starts"])
 
     def one_round(_: None) -> None:
-        changes = ((change, float(examples[i])) for i, change, _ in train(start, clients))
-        result["round"] = np.asarray(start["item"] + fedjax.tree_util.tree_mean(changes))
+        total = jnp.zeros_like(start["item"])
+        for i, change in train(start, clients):
+            total = add(total, change, float(examples[i]))
+        result["round"] = np.asarray(start["item"] + total / float(examples.sum()))
 
     seconds = task.fastest(lambda: None, one_round)
     return task.measurement(version("fedjax"), {"round": seconds}, tables=result)
