@@ -7,7 +7,7 @@ function of this module.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fedjax
 import jax
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from fedtaste.bench.programs.runner import Measurement, Task
 
+Params = dict[str, jax.Array]
 Batch = dict[str, NDArray[np.generic]]
 
 
-def loss(params: dict[str, Any], batch: dict[str, Any]) -> Any:
+def loss(params: Params, batch: Batch) -> jax.Array:
     scores = params["item"][batch["inputs"]] @ params["user"]
     each = jnp.logaddexp(0.0, scores) - batch["targets"] * scores
     return (each * batch["mask"]).sum() / batch["mask"].sum()
@@ -40,7 +41,7 @@ def batches(inputs: NDArray[np.generic], targets: NDArray[np.generic], size: int
 def measure(task: Task) -> Measurement:
     start, lr, result = {name: jnp.asarray(task[name]) for name in ("item", "user")}, task.number("lr"), {}
 
-    def step(params: dict[str, Any], batch: Batch) -> dict[str, Any]:
+    def step(params: Params, batch: Batch) -> Params:
         gradient = jax.grad(loss)(params, batch)
         return {name: value - lr * gradient[name] for name, value in params.items()}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -20,6 +20,8 @@ from torch_client import train
 
 if TYPE_CHECKING:
     from fedtaste.bench.programs.runner import Measurement, Task
+
+Aggregate = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 def cpu_seconds_of_all() -> float:
@@ -40,11 +42,13 @@ class MeasuredFedAvg(FedAvg):  # type: ignore[misc]
         self.seconds: list[float] = []
         self.mean: ArrayRecord | None = None
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         self.before = cpu_seconds_of_all()
         return super().configure_train(server_round, self.begin, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
         mean, metrics = super().aggregate_train(server_round, replies)
         self.mean = mean
         self.seconds.append(cpu_seconds_of_all() - self.before)

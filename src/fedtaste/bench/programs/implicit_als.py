@@ -7,8 +7,9 @@ took and 1 for all else.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from implicit.cpu.als import AlternatingLeastSquares
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from fedtaste.bench.programs.runner import Measurement, Task
 
 
-def fitted(task: Task, iterations: int, regularization: float, cg: bool, callback: Any = None) -> Any:
+def fitted(
+    task: Task, iterations: int, regularization: float, cg: bool, callback: Callable[..., None] | None = None
+) -> AlternatingLeastSquares:
     """A model after some iterations from the item table of the task."""
     people, items = len(task["starts"]) - 1, len(task["item"])
     confidence = np.full(len(task["inputs"]), 1 / task.number("alpha0") + 1, np.float32)

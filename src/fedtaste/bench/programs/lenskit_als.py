@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from lenskit.als import ImplicitMFScorer
-from lenskit.data import from_interactions_df
-from lenskit.training import TrainingOptions
+from lenskit.data import Dataset, from_interactions_df
+from lenskit.training import ModelTrainer, TrainingOptions
 
 if TYPE_CHECKING:
     from fedtaste.bench.programs.runner import Measurement, Task
 
 
-def trainer_of(task: Task, data: Any, regularization: float) -> Any:
+def trainer_of(task: Task, data: Dataset, regularization: float) -> ModelTrainer:
     """A trainer before its first epoch, with the item table of the task."""
     scorer = ImplicitMFScorer(
         embedding_size=task["item"].shape[1], epochs=1, regularization=regularization, weight=1 / task.number("alpha0")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -47,7 +48,7 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        self.table: Any = None
+        self.table: NDArray[np.float32] | None = None
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
