@@ -81,6 +81,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     "bench": ["bench --method fedals", "bench --method fedrecon"],
     "bench-fedrap": ["bench --method fedrap"],
     "bench-clients": [f"bench --method {network}" for network in ("logistic", "cnn", "cnn-16")],
+    "peers": ["bench --peers"],  # needs the extra `bench`, and once `fedtaste bench --peers --install`
     "all": ["compare --methods all --data ml-100k"],
     "audit": [
         f"audit --data ml-100k {words} --canaries 0"

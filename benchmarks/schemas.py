@@ -14,6 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from fedtaste.audit.result import AuditResult
+from fedtaste.bench.peers_result import PeersResult
 from fedtaste.bench.result import BenchResult
 from fedtaste.experiment.result import ComparisonResult, FitResult, RunResult
 from fedtaste.experiment.tune_result import TuneResult
@@ -31,6 +32,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "audit": AuditResult,
     "poison": PoisonResult,
     "bench": BenchResult,
+    "bench-peers": PeersResult,
 }
 Field = core_schema.ModelField | core_schema.DataclassField | core_schema.TypedDictField
 

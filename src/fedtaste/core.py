@@ -273,8 +273,8 @@ def chain(*stages: Stage) -> Stage:
     """Compose stages into one, which runs them in order on the device and in reverse order on the server."""
     layouts = [stage.message_layout for stage in stages if stage.message_layout]
     clients = [stage for stage in stages if stage.client]
-    names = ("combine", "secure_sum", "device_noise", "grid", "turns", "dense", "poisson", "local", "random", "bound")
-    names += ("step",)
+    names = ["combine", "secure_sum", "device_noise", "grid", "turns", "dense", "poisson", "local", "random", "bound"]
+    names.append("step")
 
     def compose(steps: Sequence[UploadStep | None]) -> UploadStep | None:
         present = [step for step in steps if step]

@@ -267,6 +267,16 @@ class BenchOptions(JsonOptions):
     """Measure only how a round of FedALS grows from 100,000 interactions to --largest, and its exponent."""
     largest: int = 10_000_000
     """With --growth: the largest world, 1000000, 10000000 or 100000000 interactions (8 GB of memory)."""
+    peers: Annotated[tuple[str, ...], Cli(commas=True, alone="all", metavar="NAMES")] = ()
+    """Measure other libraries with the same work, on one core: implicit, lenskit, flower, fedjax, pfl, torch; all that
+    are installed when no names follow."""
+    data: str | None = None
+    """With --peers: the data set of the ALS comparison, or its path, in place of generated data of ML-1M's size."""
+    out: Annotated[Path | None, Cli(metavar="FILE")] = None
+    """With --peers: write a plot, .png or .svg."""
+    install: bool = False
+    """With --peers: first install libraries whose requirements do not fit ours (lenskit, pfl) into environments of
+    their own in the cache."""
     seed: Seed = 0
     """The seed of everything random."""
 

@@ -148,7 +148,7 @@ def _parameter(name: str, info: FieldInfo) -> click.Parameter:
         text += f" [default: {info.default}]"
     return click.Option(
         [*(cli.names or [option_name(name, info)]), name], help=text, is_flag=flag, hidden=cli.hidden,
-        multiple=repeatable, metavar=None if flag else metavar,
+        multiple=repeatable, metavar=None if flag else metavar, flag_value=cli.alone or None,
     )  # fmt: skip
 
 

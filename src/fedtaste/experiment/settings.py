@@ -29,6 +29,7 @@ class Cli:
     commas: bool = False  # several values in one word, with commas between them
     hidden: bool = False  # not in the help
     metavar: str = ""
+    alone: str = ""  # the value of the option without a value, where it may stand alone
     example: str = "--set k=64"  # of a field of pairs, in messages
 
 
