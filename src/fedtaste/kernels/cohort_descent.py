@@ -25,7 +25,7 @@ NON_FINITE, TOO_LARGE, WEIGHT, ADMITTED = 0, 1, 2, 3
 NO_COPY, PROXIMAL, MIXED = 0, 1, 2  # what a person's copy of the item rows does: there is none, Ditto, APFL
 
 
-@njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
+@njit(cache=True, nogil=True, parallel=True)
 def run_clients(
     people, examples, touched, table, vectors, copies, phases, copy_kind, copy_phase, unit_weight, squared, moved,
     reached, weights, refused,
@@ -41,6 +41,19 @@ def run_clients(
     copy_phase: learning rate, lam, passes, turns, and how far the shared rows follow the copy after each turn; of
     APFL learning rate, 0, passes, 0 and the learning rate of alpha.
     """
+    for worker in prange(WORKERS):
+        _run_worker(
+            np.int64(worker), people, examples, touched, table, vectors, copies, phases, copy_kind, copy_phase, unit_weight,
+            squared, moved, reached, weights, refused,
+        )  # fmt: skip
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+def _run_worker(
+    worker, people, examples, touched, table, vectors, copies, phases, copy_kind, copy_phase, unit_weight, squared,
+    moved, reached, weights, refused,
+):  # fmt: skip
+    """`run_clients` for every eighth person."""
     starts, local, targets, batch = examples
     firsts, wanted = touched
     users, biases = vectors
@@ -50,94 +63,102 @@ def run_clients(
     for person in range(len(people)):
         widest = max(widest, firsts[person + 1] - firsts[person])
         longest = max(longest, starts[person + 1] - starts[person])
-    for worker in prange(WORKERS):
-        x = np.empty((widest, k), np.float32)
-        own = np.empty((widest if copy_kind != NO_COPY else 0, k), np.float32)
-        u, v, du = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
-        stamps, straight = np.empty(widest, np.int64), np.arange(widest).astype(np.int32)
-        error = np.empty(widest, np.float32)
-        entries, entry_starts = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
-        counts, sums = np.empty(longest, np.float32), np.empty(longest, np.float32)
-        for place in range(worker, len(people), WORKERS):
-            who, first, begin = people[place], firsts[place], starts[place]
-            used, n = firsts[place + 1] - first, starts[place + 1] - begin
-            weight = ONE if unit_weight else np.float32(n)
-            if weight == ZERO:
-                refused[worker, WEIGHT] += 1
-                continue
-            items = wanted[first : first + used]
-            for row in range(used):
-                x[row] = table[items[row]]
-            u[:] = users[who]
-            bias = biases[who] if len(biases) else ZERO
-            steps = _count(local[begin : begin + n], targets[begin : begin + n], batch, stamps[:used], entries,
-                           entry_starts, counts, sums)  # fmt: skip
-            lists = (entries, entry_starts[: steps + 1], counts, sums)
-            for phase in range(len(phases)):
-                lr, row_lr, lam, passes, in_turn = phases[phase]
-                bias = _descend(x[:used], u, bias, lists, (lr, row_lr, lam, lr if len(biases) else ZERO), table, items, int(passes), in_turn > 0,
-                                squared, du, error)  # fmt: skip
-            share = ZERO
-            if copy_kind != NO_COPY:
-                for row in range(used):
-                    if not follow or met[met_slots[first + row], 0] > ZERO:
-                        own[row] = copy_rows[slots[first + row]]
-                    else:
-                        own[row] = table[items[row]]
-            if copy_kind == MIXED:
-                share = _mix(x[:used], own[:used], u, alphas[who], lists, copy_phase, squared, du)
-            if copy_kind == PROXIMAL:
-                separate = len(copy_users) > 0
-                v[:] = copy_users[who] if separate else u
-                lr, lam, passes, turns, rate = copy_phase
-                for _ in range(int(turns)):
-                    if rate > ZERO:
-                        _descend(own[:used], v, ZERO, lists, (lr, lr, lam, ZERO), x, straight, int(passes), False, squared,
-                                 du, error)  # fmt: skip
-                        for row in range(used):
-                            for c in range(k):
-                                x[row, c] += rate * (own[row, c] - x[row, c])
-                    else:
-                        _descend(own[:used], v, ZERO, lists, (lr, lr, lam, ZERO), table, items, int(passes), False, squared,
-                                 du, error)  # fmt: skip
-                if not separate:
-                    u[:] = v
-            total, private = ZERO, abs(bias) + abs(share)
+    x = np.empty((widest, k), np.float32)
+    own = np.empty((widest if copy_kind != NO_COPY else 0, k), np.float32)
+    u, v, du = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
+    stamps, straight = np.empty(widest, np.int64), np.empty(widest, np.int32)
+    for row in range(widest):
+        straight[row] = row
+    error = np.empty(widest, np.float32)
+    entries, entry_starts = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
+    counts, sums = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    for place in range(worker, len(people), WORKERS):
+        who, first, begin = people[place], firsts[place], starts[place]
+        used, n = firsts[place + 1] - first, starts[place + 1] - begin
+        weight = ONE if unit_weight else np.float32(n)
+        if weight == ZERO:
+            refused[worker, WEIGHT] += 1
+            continue
+        items = wanted[first : first + used]
+        for row in range(used):
+            common = table[items[row]]
             for c in range(k):
-                private += abs(u[c]) + (abs(v[c]) if copy_kind == PROXIMAL else ZERO)
+                x[row, c] = common[c]
+        for c in range(k):
+            u[c] = users[who, c]
+        bias = biases[who] if len(biases) else ZERO
+        steps = _count(local[begin : begin + n], targets[begin : begin + n], batch, stamps[:used], entries,
+                       entry_starts, counts, sums)  # fmt: skip
+        lists = (entries, entry_starts[: steps + 1], counts, sums)
+        for phase in range(len(phases)):
+            lr, row_lr, lam, passes, in_turn = phases[phase]
+            rates = (lr, row_lr, lam, lr if len(biases) else ZERO)
+            bias = _descend(x[:used], u, bias, lists, rates, table, items, passes, in_turn, squared, du,
+                            error)  # fmt: skip
+        share = ZERO
+        if copy_kind != NO_COPY:
             for row in range(used):
-                common = table[items[row]]
+                known = not follow or met[met_slots[first + row], 0] > ZERO
+                kept = copy_rows[slots[first + row]] if known else table[items[row]]
                 for c in range(k):
-                    total += abs(weight * (x[row, c] - common[c]))
-            if copy_kind != NO_COPY:
-                for row in range(used):
-                    for c in range(k):
-                        private += abs(own[row, c])
-            verdict = ADMITTED if total <= LIMIT else _judge(x[:used], table, items, weight)
-            if not np.isfinite(private):
-                verdict = NON_FINITE
-            if verdict != ADMITTED:
-                refused[worker, verdict] += 1
-                continue
+                    own[row, c] = kept[c]
+        if copy_kind == MIXED:
+            share = _mix(x[:used], own[:used], u, alphas[who], lists, copy_phase, squared, du)
+        if copy_kind == PROXIMAL:
+            separate = len(copy_users) > 0
+            for c in range(k):
+                v[c] = copy_users[who, c] if separate else u[c]
+            lr, lam, passes, turns, rate = copy_phase
+            centre, places = (x, straight) if rate > ZERO else (table, items)
+            for _ in range(int(turns)):
+                _descend(own[:used], v, ZERO, lists, (lr, lr, lam, ZERO), centre, places, passes, ZERO, squared,
+                         du, error)  # fmt: skip
+                if rate > ZERO:
+                    for row in range(used):
+                        for c in range(k):
+                            x[row, c] += rate * (own[row, c] - x[row, c])
+            if not separate:
+                for c in range(k):
+                    u[c] = v[c]
+        total, private = ZERO, abs(bias) + abs(share)
+        for c in range(k):
+            private += abs(u[c]) + (abs(v[c]) if copy_kind == PROXIMAL else ZERO)
+        for row in range(used):
+            common = table[items[row]]
+            for c in range(k):
+                total += abs(weight * (x[row, c] - common[c]))
+        if copy_kind != NO_COPY:
             for row in range(used):
-                out, common = moved[worker, items[row]], table[items[row]]
                 for c in range(k):
-                    out[c] += weight * (x[row, c] - common[c])
-            if len(reached):
-                for row in range(used):
-                    reached[worker, items[row]] += weight
-            if copy_kind != NO_COPY:
-                for row in range(used):
-                    copy_rows[slots[first + row]] = own[row]
-                    met[met_slots[first + row], 0] = ONE
-            if copy_kind == MIXED:
-                alphas[who] = share
+                    private += abs(own[row, c])
+        verdict = ADMITTED if total <= LIMIT else _judge(x[:used], table, items, weight)
+        if not np.isfinite(private):
+            verdict = NON_FINITE
+        if verdict != ADMITTED:
+            refused[worker, verdict] += 1
+            continue
+        for row in range(used):
+            out, common = moved[worker, items[row]], table[items[row]]
+            for c in range(k):
+                out[c] += weight * (x[row, c] - common[c])
+        if len(reached):
+            for row in range(used):
+                reached[worker, items[row]] += weight
+        if copy_kind != NO_COPY:
+            for row in range(used):
+                kept = copy_rows[slots[first + row]]
+                for c in range(k):
+                    kept[c] = own[row, c]
+                met[met_slots[first + row], 0] = ONE
+        if copy_kind == MIXED:
+            alphas[who] = share
+        for c in range(k):
+            users[who, c] = u[c]
             if copy_kind == PROXIMAL and len(copy_users):
-                copy_users[who] = v
-            users[who] = u
-            if len(biases):
-                biases[who] = bias
-            weights[worker] += weight
+                copy_users[who, c] = v[c]
+        if len(biases):
+            biases[who] = bias
+        weights[worker] += weight
 
 
 @njit(cache=True, nogil=True)
@@ -159,7 +180,8 @@ def _count(local, targets, batch, stamps, entries, entry_starts, counts, sums):
     """The rows of every batch with their counts and sums of targets; returns how many batches there are."""
     n = len(local)
     size = n if batch == 0 else batch
-    stamps[:] = -1
+    for row in range(len(stamps)):
+        stamps[row] = -1
     filled, steps = 0, 0
     for at in range(n):
         if at % size == 0:
@@ -185,10 +207,18 @@ def _error(score, count, total, share, squared):
     return (count / (ONE + np.exp(-score)) - total) * share
 
 
+@njit(cache=True, nogil=True)
+def _clear(vector):
+    """Write zeros; returns zero."""
+    for c in range(len(vector)):
+        vector[c] = ZERO
+    return ZERO
+
+
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def _size(counts):
+def _size(counts, begin, end):
     total = ZERO
-    for at in range(len(counts)):
+    for at in range(begin, end):
         total += counts[at]
     return total
 
@@ -201,12 +231,12 @@ def _descend(x, u, bias, lists, rates, centre, places, passes, in_turn, squared,
     lr, row_lr, lam, bias_lr = rates
     k, steps = len(u), len(entry_starts) - 1
     keep, pull = ONE - row_lr * lam, row_lr * lam
-    for step in range(passes * steps):
+    for step in range(int(passes) * steps):
         begin, end = entry_starts[step % steps], entry_starts[step % steps + 1]
-        share = ONE / _size(counts[begin:end])
-        if in_turn:
+        share = ONE / _size(counts, begin, end)
+        if in_turn > ZERO:
             bias = _vector_step(x, u, bias, lists, begin, end, share, (lr, bias_lr), squared, du)
-        db, du[:] = ZERO, ZERO
+        db = _clear(du)
         whole = pull > ZERO and end - begin == len(x)  # one loop does it all
         if pull > ZERO and not whole:
             _scores(x, u, bias, lists, begin, end, share, squared, error)
@@ -246,7 +276,7 @@ def _descend(x, u, bias, lists, rates, centre, places, passes, in_turn, squared,
                 for c in range(k):
                     du[c] += e * row[c]
                     row[c] -= far * u[c]
-        if not in_turn:
+        if not in_turn > ZERO:
             bias -= bias_lr * db
             for c in range(k):
                 u[c] -= lr * du[c]
@@ -268,7 +298,7 @@ def _scores(x, u, bias, lists, begin, end, share, squared, error):
 def _vector_step(x, u, bias, lists, begin, end, share, rates, squared, du):
     """One step of `u` and the bias alone, which is returned."""
     entries, _, counts, sums = lists
-    db, du[:] = ZERO, ZERO
+    db = _clear(du)
     for at in range(begin, end):
         row, score = x[entries[at]], bias
         for c in range(len(u)):
@@ -290,8 +320,8 @@ def _mix(x, own, u, alpha, lists, phase, squared, du):
     k, steps = len(u), len(entry_starts) - 1
     for step in range(int(passes) * steps):
         begin, end = entry_starts[step % steps], entry_starts[step % steps + 1]
-        share, rest, way = ONE / _size(counts[begin:end]), ONE - alpha, ZERO
-        du[:] = ZERO
+        share, rest, way = ONE / _size(counts, begin, end), ONE - alpha, ZERO
+        _clear(du)
         for at in range(begin, end):
             row, mine = x[entries[at]], own[entries[at]]
             shared_score, own_score = ZERO, ZERO
