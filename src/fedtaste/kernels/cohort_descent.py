@@ -30,8 +30,8 @@ def run_clients(
     people, examples, touched, table, vectors, copies, phases, copy_kind, copy_phase, unit_weight, squared, moved,
     reached, weights, refused,
 ):  # fmt: skip
-    """Run everybody's local steps; adds to `moved`, `reached`, `weights` and `refused` by worker, and writes the private
-    parameters of admitted people.
+    """Run everybody's local steps; adds to `moved`, `reached`, `weights` and `refused` by worker, and writes the
+    private parameters of admitted people.
 
     examples: (starts, local, targets, batch), local as in `distinct`. touched: (firsts, wanted), ragged by person.
     vectors: (users, biases), of everybody, biases empty where the model has none. copies: (users, alphas, rows, slots,
@@ -43,8 +43,8 @@ def run_clients(
     """
     for worker in prange(WORKERS):
         _run_worker(
-            np.int64(worker), people, examples, touched, table, vectors, copies, phases, copy_kind, copy_phase, unit_weight,
-            squared, moved, reached, weights, refused,
+            np.int64(worker), people, examples, touched, table, vectors, copies, phases, copy_kind, copy_phase,
+            unit_weight, squared, moved, reached, weights, refused,
         )  # fmt: skip
 
 
@@ -225,8 +225,8 @@ def _size(counts, begin, end):
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def _descend(x, u, bias, lists, rates, centre, places, passes, in_turn, squared, du, error):
-    """SGD on the rows `x`, `u` and the bias over the batches, `passes` times, in place; returns the bias. A row's centre
-    is centre[places[row]]."""
+    """SGD on the rows `x`, `u` and the bias over the batches, `passes` times, in place; returns the bias. The centre
+    of a row is centre[places[row]]."""
     entries, entry_starts, counts, sums = lists
     lr, row_lr, lam, bias_lr = rates
     k, steps = len(u), len(entry_starts) - 1

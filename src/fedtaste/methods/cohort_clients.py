@@ -60,8 +60,8 @@ class CohortClient:
     reach: bool = False  # the upload counts who named a row
 
     def fast(self, private: Iterable[str]) -> Fast:
-        """The kernel, where the model is one that it computes and exactly the person's vector (and bias) match the globs
-        `private`."""
+        """The kernel, where the model is one that it computes and the globs `private` match all parameters but the item
+        table."""
         names = COMPILED.get(self.model.kind, ())
         shared = tuple(name for name in names if not any(fnmatch(name, glob) for glob in private))
         able = shared == ("item",) and (self.copy is None or "bias" not in names)
