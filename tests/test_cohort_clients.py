@@ -90,11 +90,11 @@ def test_kernel_and_vmap_can_take_turns():
     assert_close(everything(loop), everything(mixed), 1e-5)
 
 
-@pytest.mark.parametrize("value, reason", [(torch.nan, "non-finite"), (1e30, "non-finite"), (1e5, "too large")])
+@pytest.mark.parametrize("value, reason", [(torch.nan, "non-finite"), (1e12, "too large")])
 @pytest.mark.parametrize("name", ["fedavg", "fedclup"])
 def test_refusals_are_those_of_the_loop(name, value, reason):
     """One item's row is bad: those who touch it are refused, for the same reason as in the loop."""
-    settings = {"lr": 1e4, "lam": 0.0, "rate": 1.0, "passes": 2}
+    settings = {"lr": 0.5, "lam": 0.0, "rate": 1.0, "passes": 2}
     method, model, federation = world(name, settings, "ranking")
     outcomes = []
     for backend in ("loop", "kernel"):
