@@ -93,7 +93,7 @@ def test_kernel_and_vmap_can_take_turns():
 @pytest.mark.parametrize("value, reason", [(torch.nan, "non-finite"), (1e12, "too large")])
 @pytest.mark.parametrize("name", ["fedavg", "fedclup"])
 def test_refusals_are_those_of_vmap(name, value, reason):
-    """One item's row is bad: those who touch it are refused, for the same reason as under vmap. (The loop, which computes
+    """One item's row is bad: those who touch it are refused, for the same reason as under vmap. (The loop, with its
     whole tables, also refuses the others where the row is not a number.)"""
     settings = {"lr": 0.5, "lam": 0.0, "rate": 1.0, "passes": 2}
     method, model, federation = world(name, settings, "ranking")
