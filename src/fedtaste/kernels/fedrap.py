@@ -87,34 +87,6 @@ def tail(o):
     return total * w
 
 
-@njit(cache=True, nogil=True)
-def _transpose(rows, tile, lanes):
-    """Copy `lanes` rows into a tile, four rows at once: a column of four is one store."""
-    whole = lanes - lanes % 4
-    for lane in range(0, whole, 4):
-        r0, r1, r2, r3 = rows[lane], rows[lane + 1], rows[lane + 2], rows[lane + 3]
-        for c in range(rows.shape[1]):
-            column = tile[c]
-            column[lane], column[lane + 1], column[lane + 2], column[lane + 3] = r0[c], r1[c], r2[c], r3[c]
-    for lane in range(whole, lanes):
-        for c in range(rows.shape[1]):
-            tile[c, lane] = rows[lane, c]
-
-
-@njit(cache=True, nogil=True)
-def _transpose_back(tile, rows, lanes):
-    """Copy a tile into `lanes` rows, four components at once."""
-    whole = rows.shape[1] - rows.shape[1] % 4
-    for c in range(0, whole, 4):
-        c0, c1, c2, c3 = tile[c], tile[c + 1], tile[c + 2], tile[c + 3]
-        for lane in range(lanes):
-            row = rows[lane]
-            row[c], row[c + 1], row[c + 2], row[c + 3] = c0[lane], c1[lane], c2[lane], c3[lane]
-    for c in range(whole, rows.shape[1]):
-        for lane in range(lanes):
-            rows[lane, c] = tile[c, lane]
-
-
 @njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
 def descend(
     people, starts, local, targets, batch, firsts, wanted, slots, common, rows, users, biases, scales, moved, sums,
@@ -136,7 +108,6 @@ def descend(
         count = np.empty((most, tiles, TILE), np.float32)
         taken = np.empty((most, tiles, TILE), np.float32)
         apart = np.empty((tiles, TILE), np.float32)  # by row: sum of T^2
-        high_rows, low_rows = np.empty((TILE, k), np.float32), np.empty((TILE, k), np.float32)  # of one tile
         x, e, grow, cross, pull = np.empty((5, TILE), np.float32)
         u, gu = np.empty(k, np.float32), np.empty(k, np.float32)
         sizes = np.empty(most, np.float32)
@@ -157,35 +128,28 @@ def descend(
             s_all[used_tiles - 1] = 0
             if mode == BOTH:
                 t_all[used_tiles - 1] = 0
+                apart[used_tiles - 1] = 0
             touched = ZERO
             if mode != COMMON:  # rows lie far apart in memory: load all of them before the first is needed
                 for row in range(used):
                     touched += rows[slots[first + row], 0] + rows[slots[first + row], k // 2]
-            for tile in range(used_tiles):
-                lanes, begin = min(TILE, used - tile * TILE), first + tile * TILE
-                for lane in range(lanes):
-                    if mode == BOTH:
-                        shared, own = common[wanted[begin + lane]], rows[slots[begin + lane]]
-                        for c in range(k):
-                            d = scale * own[c]
-                            high_rows[lane, c] = d + shared[c]
-                            low_rows[lane, c] = d - shared[c]
-                    elif mode == COMMON:
-                        shared = common[wanted[begin + lane]]
-                        for c in range(k):
-                            high_rows[lane, c] = shared[c]
-                    else:
-                        own = rows[slots[begin + lane]]
-                        for c in range(k):
-                            high_rows[lane, c] = scale * own[c]
-                _transpose(high_rows, s_all[tile], lanes)
+            for row in range(used):
+                tile, lane = row // TILE, row % TILE
                 if mode == BOTH:
-                    _transpose(low_rows, t_all[tile], lanes)
-                    t, far = t_all[tile], apart[tile]
-                    far[:] = 0
+                    distance = ZERO
+                    shared, own = common[wanted[first + row]], rows[slots[first + row]]
                     for c in range(k):
-                        for i in range(TILE):
-                            far[i] += t[c, i] * t[c, i]
+                        d = scale * own[c]
+                        s_all[tile, c, lane] = d + shared[c]
+                        t_all[tile, c, lane] = d - shared[c]
+                        distance += (d - shared[c]) * (d - shared[c])
+                    apart[tile, lane] = distance
+                elif mode == COMMON:
+                    for c in range(k):
+                        s_all[tile, c, lane] = common[wanted[first + row], c]
+                else:
+                    for c in range(k):
+                        s_all[tile, c, lane] = scale * rows[slots[first + row], c]
             u[:] = users[who]
             bias, speed, loss = biases[who], ONE, 0.0
             for step in range(passes * batches):
@@ -286,27 +250,22 @@ def descend(
                 refused[worker, int(finite)] += 1
                 continue
             weight = np.float32(n) if by_examples else ONE
-            for tile in range(used_tiles):
-                lanes, begin = min(TILE, used - tile * TILE), first + tile * TILE
-                _transpose_back(s_all[tile], high_rows, lanes)
+            for row in range(used):
+                tile, lane = row // TILE, row % TILE
                 if mode == BOTH:
-                    _transpose_back(t_all[tile], low_rows, lanes)
-                for lane in range(lanes):
-                    if mode == BOTH:
-                        out, shared = moved[worker, wanted[begin + lane]], common[wanted[begin + lane]]
-                        own = rows[slots[begin + lane]]
-                        for c in range(k):
-                            high, low = high_rows[lane, c], low_rows[lane, c]
-                            out[c] += weight * (HALF * (high - low) - kept * shared[c])
-                            own[c] = HALF * (high + low) / scale
-                    elif mode == COMMON:
-                        out, shared = moved[worker, wanted[begin + lane]], common[wanted[begin + lane]]
-                        for c in range(k):
-                            out[c] += weight * (high_rows[lane, c] - kept * shared[c])
-                    else:
-                        own = rows[slots[begin + lane]]
-                        for c in range(k):
-                            own[c] = high_rows[lane, c] / scale
+                    out, shared = moved[worker, wanted[first + row]], common[wanted[first + row]]
+                    own = rows[slots[first + row]]
+                    for c in range(k):
+                        high, low = s_all[tile, c, lane], t_all[tile, c, lane]
+                        out[c] += weight * (HALF * (high - low) - kept * shared[c])
+                        own[c] = HALF * (high + low) / scale
+                elif mode == COMMON:
+                    for c in range(k):
+                        shared_c = common[wanted[first + row], c]
+                        moved[worker, wanted[first + row], c] += weight * (s_all[tile, c, lane] - kept * shared_c)
+                else:
+                    for c in range(k):
+                        rows[slots[first + row], c] = s_all[tile, c, lane] / scale
             users[who] = u
             biases[who] = bias
             scales[who] = scale
