@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numba
 import numpy as np
 import pytest
@@ -39,7 +41,8 @@ def federation_of(batch: int):
     lists = [full.items[full.starts[p] : full.starts[p + 1]] if p not in (2, 11) else full.items[:0] for p in range(12)]
     starts = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
     items = np.concatenate(lists)
-    return of_histories(Histories(starts, items, np.ones(len(items), np.float32)), ITEMS, negatives=2, batch=batch)
+    data = Histories(starts, items, np.ones(len(items), np.float32))
+    return replace(of_histories(data, ITEMS, negatives=2, batch=batch), members=np.arange(12))
 
 
 def build_with(name, settings, loss="bce"):
