@@ -7,7 +7,7 @@ from support.states import trained
 
 if __name__ == "__main__":
     synthetic(30, 24, 240)
-    for name in ("fedals", "fedrecon", "fedrap", "fedtrail", "fedveil"):
+    for name in ("fedals", "fedrecon", "fedrap", "fedtrail", "fedveil", "fedavg"):
         trained(name, {}, "ranking", rounds=2)
     for name in ("fedals", "fedrecon"):
         trained(name, {}, "ratings", rounds=2)

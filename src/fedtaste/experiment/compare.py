@@ -308,8 +308,8 @@ def choose_jobs(runs: int, requested: int | None) -> int:
 def longest_first(runs: Mapping[str, Prepared]) -> list[str]:
     """Labels, those of long runs first, so that no long run is left for the end, when other cores are idle."""
 
-    def rounds(label: str) -> int:
+    def length(label: str) -> tuple[bool, int]:
         plan = runs[label].plan
-        return plan.rounds if plan.method.fast.kernel is None else 0
+        return plan.method.fast.kernel is None, plan.rounds
 
-    return sorted(runs, key=rounds, reverse=True)
+    return sorted(runs, key=length, reverse=True)

@@ -11,35 +11,21 @@ change, added in order at the end, so that the bytes do not depend on the number
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
-
 import numpy as np
 import torch
 from numba import njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtaste.core import CohortExamples, Params, People, Upload
-from fedtaste.kernels.row_pages import PAGE, WORKERS, Pages
+from fedtaste.core import CohortExamples, People, Upload
+from fedtaste.kernels.row_pages import PAGE, WORKERS, PagedStore, Pages
+from fedtaste.kernels.touched_rows import blocks, distinct
 from fedtaste.wire.validation import LIMIT
 
 TILE = 64
-CHUNK = 4_000_000  # examples at once: bounds the memory beside the tables
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
 BOTH, COMMON, OWN = 0, 1, 2
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)  # a bare 1 would make everything double
-
-
-class PagedStore(Protocol):
-    """Private parameters with item rows in pages (engine/store.py)."""
-
-    @property
-    def people(self) -> int: ...
-    @property
-    def stacked(self) -> Params: ...
-    @property
-    def touched(self) -> Mapping[str, Pages]: ...
 
 
 def clients(
@@ -57,7 +43,7 @@ def clients(
     moved = np.zeros((WORKERS, *common.shape), np.float32)
     sums, refused = np.zeros((WORKERS, 3)), np.zeros((WORKERS, 2), np.int64)  # kept, loss, weight
     people = np.asarray(people, np.int64)
-    for begin, end in _blocks(examples.starts):
+    for begin, end in blocks(examples.starts):
         starts = examples.starts[begin : end + 1]
         inputs, targets = examples.inputs[starts[0] : starts[-1]], examples.targets[starts[0] : starts[-1]]
         local, wanted, counts = distinct(starts - starts[0], inputs, catalogue)
@@ -75,42 +61,6 @@ def clients(
     total = {} if item is None else {"item": moved.sum(0), "decay": kept - number, "loss": loss}
     upload = Upload({n: torch.as_tensor(v).float() for n, v in total.items()}, torch.tensor(float(number)))
     return upload, dict(zip(("non-finite", "too large"), refused.sum(0).tolist()))
-
-
-def _blocks(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """(first, last) of runs of people with about CHUNK examples together."""
-    begin = 0
-    while begin < len(starts) - 1:
-        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + CHUNK, "right")) - 1)
-        yield begin, end
-        begin = end
-
-
-@njit(cache=True, nogil=True, parallel=True)
-def distinct(starts, inputs, catalogue):
-    """Every example's place among the different items of its person; those items, ragged by person; how many."""
-    people = len(starts) - 1
-    local = np.empty(len(inputs), np.int32)
-    items = np.empty(len(inputs), np.int32)
-    counts = np.zeros(people, np.int64)
-    for worker in prange(WORKERS):
-        mark = np.full(catalogue, -1, np.int64)  # by item: the example where the current person has it first
-        for person in range(worker, people, WORKERS):
-            begin, used = starts[person], 0
-            for at in range(begin, starts[person + 1]):
-                item = inputs[at]
-                if mark[item] < begin:
-                    mark[item] = begin + used
-                    items[begin + used] = item
-                    used += 1
-                local[at] = mark[item] - begin
-            counts[person] = used
-    firsts = np.zeros(people + 1, np.int64)
-    firsts[1:] = np.cumsum(counts)
-    wanted = np.empty(firsts[-1], np.int32)
-    for person in range(people):
-        wanted[firsts[person] : firsts[person + 1]] = items[starts[person] : starts[person] + counts[person]]
-    return local, wanted, counts
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", inline="always")

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from fedtaste.core import Params
 from fedtaste.errors import RunError
 
 PAGE = 64
@@ -116,6 +118,17 @@ class Pages:
         self.values = np.zeros((0, PAGE, self.initial.shape[1]), np.float32)
         self._room(pages)
         self.follows[:pages], self.ids[:pages], self.values[:pages] = parts["follows"], parts["ids"], parts["values"]
+
+
+class PagedStore(Protocol):
+    """Private parameters with item rows in pages (engine/store.py has the type)."""
+
+    @property
+    def people(self) -> int: ...
+    @property
+    def stacked(self) -> Params: ...
+    @property
+    def touched(self) -> Mapping[str, Pages]: ...
 
 
 def _reserve(folder: Path) -> IO[bytes]:

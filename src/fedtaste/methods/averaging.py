@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, recipe_loss
 from fedtaste.errors import SettingError
+from fedtaste.methods.cohort_clients import CohortClient, Phase
 from fedtaste.methods.descent import Proximal, change, descend, flat_examples
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import DESCENT, Around, LogRange
@@ -56,7 +57,9 @@ def fedprox(
     recipe = None
     if model.design is not None and not mu and globs == model.private:  # a device that takes part and sends nothing
         recipe = Recipe("descent", loss=recipe_loss(model), lr=lr, passes=passes, first=1, moves=True)
-    return Method(lambda params: split(params, globs), client, rows=model.rows, recipe=recipe)
+    cohort = CohortClient(model, (Phase(lr, lr, mu, passes),))
+    fast = cohort.fast(globs)
+    return Method(lambda params: split(params, globs), client, rows=model.rows, recipe=recipe, fast=fast)
 
 
 @define(search=DESCENT)
@@ -67,7 +70,9 @@ def fedsgd(model: Model, *, lr: NonNegative = 1.0, private: tuple[str, ...] | No
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         return method.client(download, own, Examples(*(array[None] for array in flat_examples(examples))))
 
-    return method.replace(client=client, recipe=None)
+    cohort = CohortClient(model, (Phase(lr, lr),), one_batch=True)
+    fast = cohort.fast(model.private if private is None else private)
+    return method.replace(client=client, recipe=None, fast=fast)
 
 
 @define(search={**DESCENT, "passes": LogRange(1, 5)})
@@ -122,7 +127,9 @@ def fedrep(
         params = descend(model, params, examples, lr, download.params, passes)
         return change(params, download.params, examples.mask.sum()), select(params, own)
 
-    return Method(lambda params: split(params, (*model.private, *private)), client, rows=model.rows)
+    globs = (*model.private, *private)
+    cohort = CohortClient(model, (Phase(private_lr, 0.0, passes=private_passes), Phase(0.0, lr, passes=passes)))
+    return Method(lambda params: split(params, globs), client, rows=model.rows, fast=cohort.fast(globs))
 
 
 @define(search={**DESCENT, "passes": LogRange(1, 5)})

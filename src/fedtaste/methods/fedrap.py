@@ -48,6 +48,7 @@ from fedtaste.core import (
 )
 from fedtaste.errors import SettingError
 from fedtaste.kernels import fedrap as kernels
+from fedtaste.kernels.row_pages import PagedStore
 from fedtaste.methods.descent import Meter, batches
 from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.registry import RunContext, define
@@ -217,7 +218,7 @@ class FedRAP:
         """`client` for a cohort, compiled."""
         strength, rate = (float(x) for x in self.strengths(download.round))
         return kernels.clients(
-            download.params.get("item"), cast(kernels.PagedStore, cohort.private), cohort.people, cohort.examples,
+            download.params.get("item"), cast(PagedStore, cohort.private), cohort.people, cohort.examples,
             parts=self.parts, passes=self.passes, lr=self.lr * rate, table_lr=self.table_lr * rate,
             own_lr=self.own_lr * rate, lam=self.lam * strength,
             mu=self.mu * strength if self.penalty != "none" else 0.0,
@@ -229,7 +230,7 @@ class FedRAP:
         self, shared: Params, store: PrivateStore, people: People, candidates: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """`personalize` and the model's score for many people, compiled."""
-        return kernels.scores(shared.get("item"), cast(kernels.PagedStore, store), people, candidates)
+        return kernels.scores(shared.get("item"), cast(PagedStore, store), people, candidates)
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:

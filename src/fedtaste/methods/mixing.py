@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
+from fedtaste.methods.cohort_clients import CohortClient, Copy
 from fedtaste.methods.descent import batch_gradient, batches, change, descend, flat_examples, step, touched
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
@@ -69,7 +70,8 @@ def apfl(
     def personalize(shared: Params, own: Params, examples: Examples) -> Params:
         return mix(copies.serve(shared, own, examples), shared, own["alpha"]) | copies.personal(own)
 
-    return Method(init, client, personalize=personalize, rows=copies.rows)
+    fast = CohortClient(model, copy=Copy(lr, passes, alpha_lr=alpha_lr)).fast(model.private)
+    return Method(init, client, personalize=personalize, rows=copies.rows, fast=fast)
 
 
 @dataclass(frozen=True, eq=False)

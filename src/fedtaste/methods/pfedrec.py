@@ -11,6 +11,7 @@ import torch
 
 from fedtaste.core import Download, Examples, Method, Model, Params, Upload, merge
 from fedtaste.errors import SettingError
+from fedtaste.methods.cohort_clients import CohortClient, Phase
 from fedtaste.methods.descent import change, descend_in_turn
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import DESCENT, Around
@@ -43,5 +44,8 @@ def pfedrec(
         params = learn(download.params, own, examples)
         return change(params, download.params, torch.ones(())), select(params, own)
 
-    personalize = learn if tuned else merge
-    return Method(lambda params: split(params, model.private), client, personalize=personalize, rows=model.rows)
+    cohort = CohortClient(model, (Phase(lr, item_lr, passes=passes, in_turn=True),), equal_weights=True)
+    return Method(
+        lambda params: split(params, model.private), client, personalize=learn if tuned else merge, rows=model.rows,
+        fast=cohort.fast(model.private),
+    )  # fmt: skip

@@ -16,8 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtaste.core import Download, Examples, Method, Model, Params, Upload
+from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload
 from fedtaste.errors import SettingError
+from fedtaste.methods.cohort_clients import CohortClient, Copy, Phase
 from fedtaste.methods.descent import (
     Proximal,
     batch_gradient,
@@ -63,7 +64,11 @@ class FedCLUP:
     def method(self) -> Method:
         if self.lam == "auto" and self.model.rows:
             raise SettingError("lam=auto needs a model without item tables. Give a number, as in --set lam=0.001.")
-        return Method(self.init, self.client, self.server, self.personalize, rows=self.copies.rows)
+        fast = Fast()
+        if not self.measures:
+            copy = Copy(self.lr, self.passes, float(self.lam), rate=1.0)
+            fast = CohortClient(self.model, copy=copy, reach=True).fast(self.model.private)
+        return Method(self.init, self.client, self.server, self.personalize, rows=self.copies.rows, fast=fast)
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, own = self.copies.init(params)
@@ -140,7 +145,8 @@ def ditto(
         v = descend(model, v, examples, own_lr, v, own_passes, Proximal(lam, g))
         return change(w, g, examples.mask.sum()), copies.store(v, own, examples) | select(w, personal)
 
-    return Method(init, client, personalize=copies.serve, rows=copies.rows)
+    cohort = CohortClient(model, (Phase(lr, lr, passes=passes),), Copy(own_lr, own_passes, lam))
+    return Method(init, client, personalize=copies.serve, rows=copies.rows, fast=cohort.fast(model.private))
 
 
 @define(
@@ -176,7 +182,9 @@ def pfedme(
     def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
         return copies.move(shared, copies.mean(upload), beta), memory
 
-    return Method(copies.init, client, server, copies.personalize, rows=copies.rows)
+    cohort = CohortClient(model, copy=Copy(lr, passes, lam, turns, eta * lam), reach=True)
+    fast = cohort.fast(model.private)
+    return Method(copies.init, client, server, copies.personalize, rows=copies.rows, fast=fast)
 
 
 def _without_lam(shared: Params) -> Params:

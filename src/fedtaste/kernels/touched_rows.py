@@ -1,0 +1,49 @@
+"""The item rows that each person's examples name: what kernels for whole cohorts gather, work on and scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from fedtaste.kernels.row_pages import WORKERS
+
+CHUNK = 4_000_000  # examples at once: bounds the memory beside the tables
+
+
+def blocks(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(first, last) of runs of people with about CHUNK examples together."""
+    begin = 0
+    while begin < len(starts) - 1:
+        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + CHUNK, "right")) - 1)
+        yield begin, end
+        begin = end
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def distinct(starts, inputs, catalogue):
+    """Every example's place among the different items of its person; those items, ragged by person; how many."""
+    people = len(starts) - 1
+    local = np.empty(len(inputs), np.int32)
+    items = np.empty(len(inputs), np.int32)
+    counts = np.zeros(people, np.int64)
+    for worker in prange(WORKERS):
+        mark = np.full(catalogue, -1, np.int64)  # by item: the example where the current person has it first
+        for person in range(worker, people, WORKERS):
+            begin, used = starts[person], 0
+            for at in range(begin, starts[person + 1]):
+                item = inputs[at]
+                if mark[item] < begin:
+                    mark[item] = begin + used
+                    items[begin + used] = item
+                    used += 1
+                local[at] = mark[item] - begin
+            counts[person] = used
+    firsts = np.zeros(people + 1, np.int64)
+    firsts[1:] = np.cumsum(counts)
+    wanted = np.empty(firsts[-1], np.int32)
+    for person in range(people):
+        wanted[firsts[person] : firsts[person + 1]] = items[starts[person] : starts[person] + counts[person]]
+    return local, wanted, counts
