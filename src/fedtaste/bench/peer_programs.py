@@ -108,7 +108,15 @@ def install(name: str, peer: Peer, cache: Path) -> None:
     """Make the peer's own environment, with our version of torch."""
     python = environment_of(name, cache)
     venv.create(python.parents[1], with_pip=True, clear=True)
-    words = [python, "-m", "pip", "install", "--quiet", *peer.requirements, f"torch=={version('torch').split('+')[0]}"]
+    words = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        *peer.requirements,
+        f"torch=={version('torch').split('+')[0]}",
+    ]
     process = subprocess.run(words, capture_output=True, text=True)
     if process.returncode:
         python.unlink()  # an environment without the library is none
@@ -120,7 +128,7 @@ def start(program: str, python: str, arrays: Mapping[str, object], folder: Path)
     task, result = folder / "task.npz", folder / f"{program}.npz"
     np.savez(task, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
     settings = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
-    words = ["env", *settings, python, PROGRAMS / "runner.py", program, task, result]
+    words = ["env", *settings, python, str(PROGRAMS / "runner.py"), program, str(task), str(result)]
     try:
         process = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, errors="replace")
     except subprocess.TimeoutExpired:

@@ -309,7 +309,7 @@ def _solve_items(sums: Tensor, width: int, strength: Tensor, gram: NDArray[np.fl
     if unsolved.any():
         unsolved &= torch.isfinite(sums[:, :width]).all(1)
     if unsolved.any():
-        outer, vector = sums[unsolved, :width].split((width - len(gram), len(gram)), 1)
+        outer, vector = sums[unsolved, : width - len(gram)], sums[unsolved, width - len(gram) : width]
         systems = torch.stack([_full(row, len(gram)) for row in outer]).double() + torch.from_numpy(gram)
         values, vectors = torch.linalg.eigh(systems)
         values = values.clamp(min=0) + strength[unsolved][:, None]
