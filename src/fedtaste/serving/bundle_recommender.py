@@ -52,7 +52,6 @@ class Ranking(NamedTuple):
     popular: bool  # whether nothing was known of the person: these are the most popular items
     because: list[list[int]]  # for every item, the likes that add most to its score
     place: tuple[float, float] | None  # of the person on the map
-    left: int  # how many items could be listed
 
 
 class BundleRecommender:
@@ -97,7 +96,7 @@ class BundleRecommender:
         names, titles = self.bundle.names, self.bundle.titles
         filter = filter or Filter()
         best = self.rank(taste, n, adventurous, allowed_items(self.titles, filter, self.bundle.items))
-        if not best.left and filter != Filter():
+        if not len(best.items) and filter != Filter():
             raise nothing_left(filter, len(titles))
         rows = zip(best.items.tolist(), best.scores.tolist(), best.because)
         return Recommendations(
@@ -133,11 +132,11 @@ class BundleRecommender:
         if person is not None:
             scores = lean(person_scores(self.tables, taste, person), self.popularity, adventurous)
         own = np.concatenate([taste.likes, taste.dislikes])
-        order = rank_items(scores, own, self.titles.groups, allowed)
+        order = rank_items(scores, own, self.titles.groups, allowed, max(n, MAPPED))
         best = order[:n]
         if person is None:
-            return Ranking(best, scores[best], True, [[] for _ in best], None, len(order))
+            return Ranking(best, scores[best], True, [[] for _ in best], None)
         shares = like_shares(self.tables, taste, person, best)
         reasons = strongest_likes(shares, taste, self.scale, REASONS)
         place = densest_point(self.bundle.places[order[:MAPPED]]) if len(order) else None
-        return Ranking(best, scores[best], False, reasons, place, len(order))
+        return Ranking(best, scores[best], False, reasons, place)
