@@ -26,7 +26,7 @@ def serve(options: ServeOptions) -> None:
     with Server(recommender.files, port=options.port, api=api, hosts=options.allow_host, log=say) as server:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
-        thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         try:
             thread.start()
             if options.as_json:
@@ -37,6 +37,7 @@ def serve(options: ServeOptions) -> None:
             thread.join()
         except KeyboardInterrupt:
             server.shutdown()
+            thread.join(5)
 
 
 def load_recommender(path: Path, method: str | None = None) -> BundleRecommender:

@@ -51,7 +51,12 @@ class Ranking(NamedTuple):
     scores: Floats  # of these items
     popular: bool  # whether nothing was known of the person: these are the most popular items
     because: list[list[int]]  # for every item, the likes that add most to its score
-    place: tuple[float, float] | None  # of the person on the map
+    mapped: Floats  # [at most MAPPED, 2] places of the best items on the map
+
+    @property
+    def place(self) -> tuple[float, float] | None:
+        """Where the person stands on the map; None if nothing is known of them."""
+        return None if self.popular or not len(self.mapped) else densest_point(self.mapped)
 
 
 class BundleRecommender:
@@ -134,9 +139,9 @@ class BundleRecommender:
         own = np.concatenate([taste.likes, taste.dislikes])
         order = rank_items(scores, own, self.titles.groups, allowed, max(n, MAPPED))
         best = order[:n]
+        mapped = self.bundle.places[order[:MAPPED]]
         if person is None:
-            return Ranking(best, scores[best], True, [[] for _ in best], None)
+            return Ranking(best, scores[best], True, [[] for _ in best], mapped)
         shares = like_shares(self.tables, taste, person, best)
         reasons = strongest_likes(shares, taste, self.scale, REASONS)
-        place = densest_point(self.bundle.places[order[:MAPPED]]) if len(order) else None
-        return Ranking(best, scores[best], False, reasons, place)
+        return Ranking(best, scores[best], False, reasons, mapped)

@@ -127,7 +127,10 @@ def strongest_likes(shares: Floats, taste: Taste, scale: tuple[float, float], mo
     good = taste.values > sum(scale) / 2
     positive = np.where(good & (shares > 0), shares, 0.0)
     order = np.argsort(-positive, axis=1, kind="stable")[:, :most]
-    return [[int(taste.likes[i]) for i in row if share[i] > 0] for row, share in zip(order, positive)]
+    counted = np.take_along_axis(positive, order, axis=1) > 0
+    return [
+        [like for like, counts in zip(*row) if counts] for row in zip(taste.likes[order].tolist(), counted.tolist())
+    ]
 
 
 def _with_trail(recipe: Recipe, trail: TrailRecipe, tables: Tables, taste: Taste, person: Person) -> Person:

@@ -6,27 +6,26 @@ the disk. Nothing about a request is logged.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import errno
 import gzip
 import hashlib
 import os
 import re
 import socket
-import socketserver
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from fedtaste.errors import SettingError
 from fedtaste.serving.api import Api, Refused, cut
+from fedtaste.serving.connections import Connection
 from fedtaste.serving.http import (
     JSON,
     TEXT,
-    Connection,
     Reply,
     Request,
     accepts_gzip,
@@ -34,12 +33,11 @@ from fedtaste.serving.http import (
     busy,
     content_type,
     refusal,
-    render,
 )
 
 PARALLEL = 256  # requests in work at once; as many more connections may wait
 PATIENCE = 10.0  # seconds that a request may take to arrive
-Accepted = socket.socket | tuple[bytes, socket.socket]  # as socketserver types it
+BACKLOG = 256  # connections that the operating system holds
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
     ".json": JSON, ".svg": "image/svg+xml", ".md": TEXT, ".txt": TEXT,
@@ -77,12 +75,30 @@ def check_host(name: str) -> str:
     return name.lower()
 
 
-class Server(socketserver.ThreadingTCPServer):
-    """Listens once constructed; `serve_forever` answers."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name != "nt":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OverflowError:
+        listener.close()
+        raise SettingError(f"--port must be a number from 0 to 65535, got {port}.") from None
+    except OSError as error:
+        listener.close()
+        why = "another program listens there" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
+        raise SettingError(
+            f"Port {port} cannot be used: {why}. Choose another with --port, or --port 0 for a free one."
+        ) from None
+    return listener
 
-    daemon_threads, block_on_close = True, False
-    allow_reuse_address = os.name != "nt"
-    request_queue_size = 256
+
+class Server:
+    """Listens once constructed; `serve_forever` answers, until `shutdown` is called from another thread."""
 
     def __init__(
         self,
@@ -97,46 +113,78 @@ class Server(socketserver.ThreadingTCPServer):
     ) -> None:
         allowed = [check_host(name) for name in hosts]
         self.files, self.api, self.patience, self.log = files_by_address(files), api, patience, log
-        self.work, self.connections = threading.Semaphore(parallel), threading.Semaphore(2 * parallel)
-        try:
-            super().__init__(("127.0.0.1", port), Connection)
-        except OverflowError:
-            raise SettingError(f"--port must be a number from 0 to 65535, got {port}.") from None
-        except OSError as error:
-            why = "another program listens there" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
-            raise SettingError(
-                f"Port {port} cannot be used: {why}. Choose another with --port, or --port 0 for a free one."
-            ) from None
-        self.port = int(self.server_address[1])
+        self.parallel, self.in_work, self.connections = parallel, 0, 0
+        self.socket = listen("127.0.0.1", port)
+        self.port = int(self.socket.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}/"
         loopback = ("127.0.0.1", "localhost", "[::1]")
         self.hosts = {*allowed, *(f"{name}:{self.port}" for name in loopback), *(loopback if self.port == 80 else ())}
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = threading.Event()
 
-    def process_request(self, request: Accepted, client_address: object) -> None:
-        if not self.connections.acquire(blocking=False):
-            assert isinstance(request, socket.socket)  # not a datagram
-            request.setblocking(False)
-            with contextlib.suppress(OSError):
-                request.send(render(busy(JSON), close=True))
-            return self.shutdown_request(request)
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self.connections.release()
-            raise
+    def __enter__(self) -> Server:
+        return self
 
-    def process_request_thread(self, request: Accepted, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.connections.release()
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
 
-    def handle_error(self, request: Accepted, client_address: object) -> None:
-        error = sys.exc_info()[1]
-        if error is not None and not isinstance(error, OSError):
-            self._log_bug(error)
+    def serve_forever(self) -> None:
+        asyncio.run(self._serve())
 
-    def _log_bug(self, error: BaseException) -> None:
+    def shutdown(self) -> None:
+        """Stop answering; may be called from any thread."""
+        self._stop.set()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _serve(self) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        import os
+
+        for _ in range(min(int(os.environ.get("W", "4")), self.parallel)):
+            threading.Thread(target=self._work, daemon=True).start()
+        server = await self._loop.create_server(lambda: Connection(self), sock=self.socket, backlog=BACKLOG)
+        async with server:
+            if not self._stop.is_set():
+                await self._stopped.wait()
+        self._loop = None
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def admit(self, connection: Connection) -> bool:
+        if self.connections >= 2 * self.parallel:
+            return False
+        self.connections += 1
+        return True
+
+    def release(self, connection: Connection) -> None:
+        self.connections -= 1
+
+    def replied(self, reply: Reply, target: str, seconds: float) -> None:
+        pass
+
+    def answer(self, request: Request, peer: str, reply: Callable[[Reply], None]) -> None:
+        if self.in_work >= self.parallel:
+            reply(busy(content_type(request.target)))
+            return
+        import os
+
+        if request.method != "POST" or os.environ.get("W") == "0":
+            reply(self.reply(request))
+            return
+        self.in_work += 1
+        loop = self._loop
+
+        def done(found: Reply) -> None:
+            self.in_work -= 1
+            reply(found)
+
+        self._jobs.put(lambda: loop.call_soon_threadsafe(done, self.reply(request)))
+
+    def log_bug(self, error: BaseException) -> None:
         """Log where an error was raised, and not its text, which may hold what was sent."""
         *_, last = traceback.extract_tb(error.__traceback__)
         place = f"{PurePath(last.filename).name}:{last.lineno}"
@@ -144,8 +192,6 @@ class Server(socketserver.ThreadingTCPServer):
 
     def reply(self, request: Request) -> Reply:
         kind = content_type(request.target)
-        if not self.work.acquire(blocking=False):
-            return busy(kind)
         try:
             self._check_host_header(request.headers.get("host", ""))
             if not request.target.startswith("/v1/"):
@@ -157,10 +203,8 @@ class Server(socketserver.ThreadingTCPServer):
         except Refused as refused:
             return refusal(refused, kind)
         except Exception as error:  # noqa: BLE001 (a bug must not end the server)
-            self._log_bug(error)
+            self.log_bug(error)
             return refusal(Refused(500, "This is a bug in fedtaste. Please report what was sent."), kind)
-        finally:
-            self.work.release()
 
     def _check_host_header(self, host: str) -> None:
         """Refuse other names, so that no site can reach this server by a name that it points at this machine."""
