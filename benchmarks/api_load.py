@@ -74,7 +74,8 @@ class Served:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(link):
             link.request("GET", "/v1/items?limit=1000")
-            return [item["title"] for item in json.loads(link.getresponse().read())["items"]]
+            titles = [item["title"] for item in json.loads(link.getresponse().read())["items"]]
+        return [title for title, number in Counter(titles).items() if number == 1]
 
     def cpu_seconds(self) -> float:
         """CPU time of the server and its children so far."""

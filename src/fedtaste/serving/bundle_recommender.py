@@ -36,7 +36,7 @@ from fedtaste.serving.rebuild import (
     rebuild,
     strongest_likes,
 )
-from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
+from fedtaste.serving.recommendation import Recommendations, SimilarItem, SimilarItems
 from fedtaste.serving.similar import similar_items
 from fedtaste.serving.titles import Titles
 
@@ -104,17 +104,21 @@ class BundleRecommender:
         if not len(best.items) and filter != Filter():
             raise nothing_left(filter, len(titles))
         rows = zip(best.items.tolist(), best.scores.tolist(), best.because)
-        return Recommendations(
-            items=tuple(
-                Recommendation(
-                    item=names[at], title=titles[at], score=round(score, 6), because=tuple(titles[i] for i in because)
-                )
+        answer = {
+            "items": tuple(
+                {
+                    "item": names[at],
+                    "title": titles[at],
+                    "score": round(score, 6),
+                    "because": tuple([titles[i] for i in because]),
+                }
                 for at, score, because in rows
             ),
-            history=tuple(titles[at] for at in taste.likes),
-            disliked=tuple(titles[at] for at in taste.dislikes),
-            popular=best.popular,
-        )
+            "from": tuple([titles[at] for at in taste.likes.tolist()]),
+            "disliked": tuple([titles[at] for at in taste.dislikes.tolist()]),
+            "popular": best.popular,
+        }
+        return Recommendations.model_validate(answer)  # in one call, which is faster than one for every item
 
     def similar(self, item: object, n: int = 10) -> SimilarItems:
         """The n items whose vectors are most similar to this item's, a name or a title; see similar_items."""

@@ -1,6 +1,7 @@
 """Request and answer types of the HTTP API, its routes, and its OpenAPI description with examples from one catalogue.
 
-The description is generated from the types that validate requests. The examples are real titles of the catalogue, and real answers to them.
+The description is generated from the types that validate requests. The examples are real titles of the catalogue, and
+real answers to them.
 """
 
 from __future__ import annotations
