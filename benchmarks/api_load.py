@@ -3,8 +3,8 @@
     python benchmarks/api_load.py                                    60 s for each version, docs/evidence/api_load.json
     python benchmarks/api_load.py --seconds 5 --slices 1 --out -     a short one, printed only
 
-Both versions train FedALS on ML-100K and serve it with `serve --api` on the loopback address. The load alternates between
-them in slices, so that whatever else the machine does meets both. Every client has one connection and sends
+Both versions train FedALS on ML-100K and serve it with `serve --api` on the loopback address. The load alternates
+between them in slices, so that whatever else the machine does meets both. Every client has one connection and sends
 POST /v1/recommend with titles that are drawn anew for every request, so that no cache can answer. The earlier version
 comes from the history of this repository. Meanwhile bad clients connect to this version: slow ones, malformed ones and
 too large ones; each must be refused.
@@ -73,8 +73,10 @@ class Served:
     def titles(self) -> list[str]:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(link):
-            link.request("GET", "/v1/items?limit=1000")
-            titles = [item["title"] for item in json.loads(link.getresponse().read())["items"]]
+            titles: list[str] = []
+            for start in (0, 1000):
+                link.request("GET", f"/v1/items?limit=1000&start={start}")
+                titles += [item["title"] for item in json.loads(link.getresponse().read())["items"]]
         return [title for title, number in Counter(titles).items() if number == 1]
 
     def cpu_seconds(self) -> float:
