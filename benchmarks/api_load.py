@@ -122,6 +122,7 @@ async def client(server: Served, requests: list[bytes], number: int, until: floa
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             server.statuses[type(error).__name__] += 1
             writer.close()
+            await asyncio.sleep(0.1)
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             continue
         server.latencies.append(time.perf_counter() - began)

@@ -60,14 +60,14 @@ class RecommendRequest(JsonModel):
     """The body of POST /v1/recommend."""
 
     model_config = ConfigDict(strict=True)
-    likes: TitleList = Field(default=[], description="Titles, or names of items, oldest first.")
-    dislikes: TitleList = Field(default=[], description="For a model that ranks: what should not come.")
+    likes: TitleList = Field(default_factory=list, description="Titles, or names of items, oldest first.")
+    dislikes: TitleList = Field(default_factory=list, description="For a model that ranks: what should not come.")
     ratings: Annotated[
         dict[Title, float],
         MustBe(
             f'an object as in {{"A title": 5}}: at most {MAX_ENTRIES:,} numbers, titles of 1 to {MAX_TITLE} characters'
         ),
-    ] = Field(default={}, max_length=MAX_ENTRIES, description="For a model of ratings: stars by title.")
+    ] = Field(default_factory=dict, max_length=MAX_ENTRIES, description="For a model of ratings: stars by title.")
     n: Count = 10
     adventurous: Annotated[float, MustBe("a number from -1 to 1")] = Field(
         default=0, ge=-1, le=1, description="-1 leans towards what is popular, 1 away from it."
@@ -81,7 +81,7 @@ class RecommendRequest(JsonModel):
     only: Annotated[TitleList | None, MustBe(TITLES)] = Field(
         default=None, description="Titles, or names of items: nothing else is listed."
     )
-    exclude: TitleList = Field(default=[], description="Titles, or names of items, that are not listed.")
+    exclude: TitleList = Field(default_factory=list, description="Titles, or names of items, that are not listed.")
     genres: Annotated[
         list[Title] | None,
         MustBe(f'a list of genres, as in ["Drama"]: 1 to {MAX_GENRES}, as GET /v1/items names them'),
@@ -94,7 +94,7 @@ class RecommendRequest(JsonModel):
 def recommend_request(low: float, high: float) -> type[RecommendRequest]:
     """RecommendRequest with the scale of a model of ratings: it validates requests, and describes them."""
     field, rating = RecommendRequest.model_fields["ratings"], Annotated[float, Ge(low), Le(high)]
-    about = Field(default={}, max_length=MAX_ENTRIES, description=field.description)
+    about = Field(default_factory=dict, max_length=MAX_ENTRIES, description=field.description)
     ratings = Annotated[dict[Title, rating], MustBe(must_be(RecommendRequest)["ratings"])]  # type: ignore[valid-type]
     return create_model(
         "RecommendRequest", __base__=RecommendRequest, __doc__=RecommendRequest.__doc__, ratings=(ratings, about)
