@@ -142,6 +142,8 @@ class FederateOptions(FederationSettings, TrainingOptions):
     """Run nothing: write the Flower app, keys and commands for real machines into this folder."""
     catalogue: Path | None = None
     """With --write-app, in place of --data: a file of items, with columns item, title, genres."""
+    log: LogFormat = "text"
+    """json: events and rounds as one line of JSON each, on standard error."""
 
     @property
     def federation(self) -> FederationSettings:

@@ -7,13 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from fedtaste.event_log import Event, EventLog, LogFormat
-from fedtaste.experiment.progress_bars import err
+from fedtaste.experiment.progress_bars import SafeConsole, err
 from fedtaste.text import printable
 
-out = Console(highlight=False)
+out = SafeConsole(highlight=False)
 
 
 def say(text: str) -> None:

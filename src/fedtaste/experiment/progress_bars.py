@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from collections.abc import Iterable
 
-err = Console(stderr=True, highlight=False)
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+
+from fedtaste.text import CONTROL, printable
+
+
+class SafeConsole(Console):
+    """A console on which text of data cannot send control codes: they are removed from everything that is printed."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or not CONTROL.search(segment.text.replace("\n", "")):
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+
+err = SafeConsole(stderr=True, highlight=False)
 PHASES = {"search": "choosing the round", "final": "training"}
 
 
