@@ -122,7 +122,7 @@ def open_monitor(path: Path) -> Monitor:
     """The monitor of a run folder of a federation, or of a node's store."""
     if (path / "federation").is_dir():
         return Monitor(path / "federation", "server")
-    known = [name for name in STORE_FILES if (path / name).exists()] or [*path.glob("catalogue-*.json")]
+    known = any((path / name).exists() for name in STORE_FILES) or any(path.glob("catalogue-*.json"))
     if path.is_dir() and (known or not any(path.iterdir())):
         return Monitor(path, "node")
     raise RunError(

@@ -94,7 +94,7 @@ class RecommendRequest(JsonModel):
 def recommend_request(low: float, high: float) -> type[RecommendRequest]:
     """RecommendRequest with the scale of a model of ratings: it validates requests, and describes them."""
     field, rating = RecommendRequest.model_fields["ratings"], Annotated[float, Ge(low), Le(high)]
-    about = Field(default_factory=dict, max_length=MAX_ENTRIES, description=field.description)
+    about: object = Field(default_factory=dict, max_length=MAX_ENTRIES, description=field.description)
     ratings = Annotated[dict[Title, rating], MustBe(must_be(RecommendRequest)["ratings"])]  # type: ignore[valid-type]
     return create_model(
         "RecommendRequest", __base__=RecommendRequest, __doc__=RecommendRequest.__doc__, ratings=(ratings, about)
@@ -206,7 +206,7 @@ def describe(recommender: BundleRecommender, health: Health, first: tuple[Catalo
         "/v1/recommend": answer,
         "/v1/similar": recommender.similar(best.title, n=2).dump(),
     }
-    bodies = {
+    bodies: dict[str, Json] = {
         "/v1/recommend": taste,
         "/v1/similar": {"title": {"summary": "By its title", "value": {"item": best.title, "n": 2}}},
     }
@@ -255,7 +255,11 @@ def _operation(path: str, route: Route, example: Json | None, bodies: Mapping[st
     responses: Json = {"200": {"description": route.summary, "content": {"application/json": content}}}
     errors = {*ALWAYS, *((422,) if route.request else ()), *((411, 415) if route.method == "POST" else ())}
     responses |= {str(status): _failure(status) for status in sorted(errors)}
-    operation = {"operationId": path.split("/")[2].partition(".")[0], "summary": route.summary, "responses": responses}
+    operation: Json = {
+        "operationId": path.split("/")[2].partition(".")[0],
+        "summary": route.summary,
+        "responses": responses,
+    }
     if route.request and route.method == "GET":
         return operation | {"parameters": _parameters(route.request)}
     if route.request:

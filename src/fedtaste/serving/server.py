@@ -142,7 +142,7 @@ class Server:
         self.socket = listen(listening.host, listening.port)
         self.port = int(self.socket.getsockname()[1])
         own = f"[{address}]" if address.version == 6 else str(address)
-        names = LOOPBACK if address.is_loopback or address.is_unspecified else (*LOOPBACK, own)
+        names = LOOPBACK if address.is_unspecified else (*LOOPBACK, own)
         self.url = f"http://{allowed[0].partition(':')[0] if address.is_unspecified else own}:{self.port}/"
         self.own_hosts = {f"{name}:{self.port}" for name in names} | ({*names} if self.port == 80 else set())
         self.hosts = {*allowed, *self.own_hosts}
