@@ -14,7 +14,7 @@ from rich.table import Table
 from fedtaste.cli.recommend import encode
 from fedtaste.data.interactions import Interactions
 from fedtaste.data.spreadsheets import guard, guarded, unguarded
-from fedtaste.data.user_files import read_interactions, write_interactions
+from fedtaste.data.user_files import read_interactions, save
 from fedtaste.errors import RunError
 from fedtaste.experiment.progress_bars import SafeConsole
 from fedtaste.files.atomic import no_links, write_atomically
@@ -82,7 +82,7 @@ def test_a_written_table_is_guarded_and_the_same_data_are_read_back(tmp_path):
     names = (*FORMULAS[:4], "-5", "Alien")
     n = np.arange(6, dtype=np.int32)
     data = Interactions("x", n, n[::-1].copy(), names, names, titles=tuple(f"={t}" for t in names))
-    write_interactions(data, tmp_path / "x.csv")
+    save(data, tmp_path / "x.csv")
     cells = [cell for line in (tmp_path / "x.csv").read_text().splitlines() for cell in line.split(",")]
     assert not [cell for cell in cells if cell.lstrip('"')[:1] in tuple("=+-@") and cell != "-5"]
     back = read_interactions(tmp_path / "x.csv")
