@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedtaste import __version__
@@ -31,6 +33,7 @@ from fedtaste.serving import server as server_module
 from fedtaste.serving.bundle import sha256
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import RequestReader
+from fedtaste.serving.metrics import exposition
 from fedtaste.serving.server import Listening, Server, Site
 from fedtaste.serving.site import PageSite, bundle_date
 from support.bundles import TITLES, small_bundle
@@ -286,3 +289,35 @@ def test_the_monitor_refuses_other_folders(tmp_path, folder):
     with pytest.raises(RunError, match="node's store"):
         open_monitor(tmp_path / "nothing")
     fedtaste("monitor", folder, "--port", 0).refused("neither the run folder of a federation")
+
+
+# Files of deploy/
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+
+
+def test_the_dashboard_and_the_scrapes_name_metrics_and_services_that_exist(folder, tmp_path):
+    add_counters(tmp_path, Counters(orders={"train": 1}, refused={"data": 1}))
+    node = open_monitor(tmp_path)
+    (tmp_path / "run" / "federation").mkdir(parents=True)
+    status = StatusWriter()
+    status.open(tmp_path / "run" / "federation")
+    status.phase("search", 8, 0)
+    add_counters(tmp_path / "run" / "federation", Counters(rounds=1, refused={"late": 1}))
+    with running(PageSite(BundleRecommender.load(folder), api=True)) as server:
+        get(server, "/v1/recommend", "POST", "{}", Content_Type="application/json")
+        names = {name[0] for name in samples(get(server, "/metrics")[1])}
+    for site in (node, open_monitor(tmp_path / "run")):
+        names |= {name[0] for name in samples(exposition(site.metrics()))}
+    dashboard = (DEPLOY / "grafana" / "fedtaste.json").read_text()
+    queries = [target["expr"] for panel in json.loads(dashboard)["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 15
+    assert {name for query in queries for name in re.findall(r"fedtaste_\w+", query)} <= names
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    scrapes = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in scrapes for group in job["static_configs"] for target in group["targets"]]
+    for target in targets:
+        name, port = target.split(":")
+        words = compose[name]["command"]
+        assert name in words and port == ("8700" if "serve" in words else "8800")
+        assert fedtaste(*[str(word) for word in words if word != "fedtaste"], "--help").code == 0
