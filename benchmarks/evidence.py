@@ -113,6 +113,7 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
         f"federation.py {part}" for part in ("parity", "tls", "deaths", "hostile", "secure", "capture", "scale")
     ],
     "page": ["page.py"],
+    "api_load": ["api_load.py"],
     "additive": [f"additive.py --amazon {AMAZON}"],
     "new_items": ["new_items.py"],
     "update": ["update.py --methods fedals,fedtrail --out docs/evidence/update.json"],
