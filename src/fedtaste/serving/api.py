@@ -145,7 +145,7 @@ class Api:
             message = "This model ranks and knows no stars. Send titles in likes and dislikes, and no ratings."
             raise Refused(422, message, "ratings")
         request = parse_request(self._request, body)
-        unknown = self._unknown_titles(request)
+        unknown = self._unknown_titles(request) if request.unknown == "skip" else {}
         try:
             answer = self.recommender.recommend(
                 [title for title in request.likes if title not in unknown],
@@ -157,6 +157,7 @@ class Api:
                 filter=filter_of(request, unknown),
             )
         except ItemListError as error:
+            self._unknown_titles(request)  # an unknown title is refused with a hint
             raise Refused(422, str(error), error.argument) from None
         return answer.model_copy(update={"unknown": tuple(unknown)})
 
