@@ -98,27 +98,27 @@ class BundleRecommender:
         taste = find_taste(self.titles, person, self.task, self.scale)
         if not isinstance(adventurous, (int, float)) or not -1 <= adventurous <= 1:
             raise SettingError(f"adventurous must be a number from -1 to 1, got {adventurous!r}.")
-        names, titles = self.bundle.names, self.bundle.titles
         filter = filter or Filter()
         best = self.rank(taste, n, adventurous, allowed_items(self.titles, filter, self.bundle.items))
         if not len(best.items) and filter != Filter():
-            raise nothing_left(filter, len(titles))
-        rows = zip(best.items.tolist(), best.scores.tolist(), best.because)
-        answer = {
-            "items": tuple(
-                {
-                    "item": names[at],
-                    "title": titles[at],
-                    "score": round(score, 6),
-                    "because": tuple([titles[i] for i in because]),
-                }
-                for at, score, because in rows
-            ),
-            "from": tuple([titles[at] for at in taste.likes.tolist()]),
-            "disliked": tuple([titles[at] for at in taste.dislikes.tolist()]),
-            "popular": best.popular,
-        }
-        return Recommendations.model_validate(answer)  # in one call, which is faster than one for every item
+            raise nothing_left(filter, len(self.bundle.titles))
+        return self._answer(best, taste)
+
+    def _answer(self, best: Ranking, taste: Taste) -> Recommendations:
+        """The answer in words. It is validated in one call, which is faster than one for every item."""
+        names, titles = self.bundle.names, self.bundle.titles
+        items = [
+            {"item": names[at], "title": titles[at], "score": round(score, 6), "because": tuple(titles[i] for i in why)}
+            for at, score, why in zip(best.items.tolist(), best.scores.tolist(), best.because)
+        ]
+        return Recommendations.model_validate(
+            {
+                "items": tuple(items),
+                "from": tuple(titles[at] for at in taste.likes.tolist()),
+                "disliked": tuple(titles[at] for at in taste.dislikes.tolist()),
+                "popular": best.popular,
+            }
+        )
 
     def similar(self, item: object, n: int = 10) -> SimilarItems:
         """The n items whose vectors are most similar to this item's, a name or a title; see similar_items."""
