@@ -8,7 +8,8 @@ INTEGRATION = (
     "test_node_noise", "test_secagg", "test_faults", "test_privacy_ledger", "test_audit", "test_labels",
     "test_decoders", "test_reductions", "test_fedveil", "test_fedrap", "test_degree", "test_bundle",
     "test_rounds_machine", "test_public", "test_serving", "test_operations", "test_report", "test_narrow_pages",
-    "test_tradeoff", "test_recommender", "test_list_metrics", "test_own_methods", "test_new_items", "test_packing", "test_fedtrail",
+    "test_tradeoff", "test_recommender", "test_list_metrics", "test_own_methods", "test_new_items", "test_packing",
+    "test_fedtrail",
     "test_cross_round", "test_new_method", "test_schemas", "test_taste", "test_fit", "test_gradients", "test_axes",
     "test_cluster", "test_item_names", "test_people_groups", "test_comparisons", "test_paired", "test_tune",
 )  # fmt: skip
