@@ -115,6 +115,7 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
     ],
     "page": ["page.py"],
     "communication": ["communication.py"],
+    "api_load": ["api_load.py"],
     "additive": [f"additive.py --amazon {AMAZON}"],
     "new_items": ["new_items.py"],
     "update": ["update.py --methods fedals,fedtrail --out docs/evidence/update.json"],

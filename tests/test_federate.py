@@ -27,6 +27,7 @@ import pytest
 from fedtaste.errors import RunError
 from fedtaste.flower.certificates import make_authority, make_node_key
 from fedtaste.flower.cluster import Cluster
+from fedtaste.flower.counters import read_counters
 from fedtaste.flower.processes import environment, find_marked, program
 from support.command import CommandOutput, fedtaste
 from support.flower_worlds import federation_in_process, serve_to_the_end
@@ -227,9 +228,9 @@ def test_a_federation_listens_on_this_machine_only_and_leaves_nothing_behind(wat
         with socket.socket() as trial:
             assert trial.connect_ex(("127.0.0.1", port)) != 0
     assert not list(cluster.folder.glob("superlink.db*"))
-    keys = [cluster.folder / "nodes" / name for name in cluster.node_ids]
-    files = [*keys, *(file for file in cluster.folder.rglob("*") if file.suffix in (".key", ".toml"))]
-    assert len(files) >= 5
+    assert not [*cluster.folder.rglob("*.key"), *cluster.folder.rglob("*.crt")]  # removed when the run had finished
+    assert not (cluster.folder / "nodes").exists() and (run / "federation" / "nodes" / "node-0").is_dir()
+    files = [file for file in cluster.folder.rglob("*") if file.suffix == ".toml"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files if "apps" not in file.parts} == {0o600}
 
 
@@ -245,6 +246,23 @@ def test_nodes_of_a_private_federation_have_their_own_secrets(tmp_path):
     assert len(keys) == 4 and {len(key) for key in keys} == {32}
     assert (run / "noise.key").stat().st_mode & 0o777 == 0o600 and run.stat().st_mode & 0o777 == 0o700
     assert {name for entry in result["federation"]["history"] for name in entry} == {"phase", "round", "seconds"}
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_server_and_nodes_count_for_their_operators(tmp_path, private):
+    """In a run with noise neither people nor refused updates are counted."""
+    wire = {"wire": "clip=1,noise=1"} if private else {}
+    settings = {"data": DATA, "method": "fedmf", "rounds": 2, "set": {"k": "8"}, **wire}
+    folder, grid = federation_in_process(tmp_path / "run", **settings)
+    history = serve_to_the_end(folder, grid)["federation"]["history"]
+    server = read_counters(folder.path / "federation")
+    nodes = [read_counters(store) for store in sorted(folder.path.glob("federation/nodes/*/store"))]
+    assert server.rounds == len(history) and [node.rounds for node in nodes] == [len(history)] * 3
+    assert [node.orders["hello"] for node in nodes] == [1, 1, 1] and {*nodes[0].orders} >= {"hello", "train", "judge"}
+    people = 0 if private else sum(entry["people"] for entry in history)
+    assert server.people == sum(node.people for node in nodes) == people
+    assert (people > 0) != private and server.refused == nodes[0].refused == {}
+    assert 0 < server.up_bytes < sum(node.up_bytes for node in nodes) and server.down_bytes > 0 < server.seconds
 
 
 def test_a_private_federation_is_in_the_ledger_before_its_processes_start(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from support.modules import DRAWN, INTEGRATION, PLOTTED
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedtaste"
 LAYERS = (
-    ("errors", "text", "recipe", "result_part", "signature", "steps"),
+    ("errors", "text", "event_log", "recipe", "result_part", "signature", "steps"),
     ("core", "params"),
     ("files",),
     ("data",),

@@ -26,12 +26,14 @@ from hypothesis import strategies as st
 
 from fedtaste.cli.serve import load_recommender
 from fedtaste.errors import FedtasteError, SettingError
+from fedtaste.event_log import Event, EventLog, ignore
 from fedtaste.serving import http as serving_http
-from fedtaste.serving.api import MAX_BODY, Api
+from fedtaste.serving.api import MAX_BODY
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import MAX_HEAD
 from fedtaste.serving.recommendation import Recommendations
-from fedtaste.serving.server import Server
+from fedtaste.serving.server import Listening, Server
+from fedtaste.serving.site import PageSite
 from support.api_explorer import explore
 from support.bundles import TITLES, small_bundle
 from support.command import QUICK, fedtaste
@@ -43,10 +45,12 @@ SECRET = "What I like is nobody's business"
 
 
 @contextlib.contextmanager
-def running(recommender: BundleRecommender, api: bool = True, **options: Any) -> Iterator[Server]:
+def running(
+    recommender: BundleRecommender, api: bool = True, log: EventLog = ignore, folder: Path | None = None, **options: Any
+) -> Iterator[Server]:
     """A server of this recommender, in a thread."""
-    with Server(recommender.files, api=Api(recommender) if api else None, **options) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    with Server(PageSite(recommender, api=api, folder=folder), Listening(**options), log) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
         server.shutdown()
@@ -69,14 +73,14 @@ def recommender(folder) -> BundleRecommender:
 
 @pytest.fixture(scope="module")
 def server(recommender) -> Iterator[Server]:
-    with running(recommender, hosts=["Films.example", "other.example:8443"], patience=2.0) as server:
+    with running(recommender, hosts=("Films.example", "other.example:8443"), patience=2.0) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def strict(recommender) -> Iterator[tuple[Server, list[str]]]:
+def strict(recommender) -> Iterator[tuple[Server, list[Event]]]:
     """A server, and its log of internal errors."""
-    bugs: list[str] = []
+    bugs: list[Event] = []
     with running(recommender, log=bugs.append) as server:
         yield server, bugs
 
@@ -257,7 +261,7 @@ def test_only_requests_to_allowed_hosts_are_answered(server):
 @pytest.mark.parametrize("name", ["*", "https://films.example", "films.example/", "a b", "", "a:123456", "é.example"])
 def test_invalid_host_names_are_refused(recommender, name):
     with pytest.raises(SettingError, match="--allow-host"):
-        Server(recommender.files, hosts=[name])
+        Server(PageSite(recommender), Listening(hosts=(name,)))
 
 
 # Bodies
@@ -274,7 +278,12 @@ def test_a_body_may_be_sent_at_once_or_in_chunks(server):
         assert (status_of(reply), json.loads(reply.split(b"\r\n\r\n", 1)[1])) == answer
     assert post(server, body.ljust(MAX_BODY)) == answer
     expecting = head(server, POST, TYPE, "Expect: 100-continue", f"Content-Length: {len(body)}")
-    assert raw(server, expecting + body).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+        link.sendall(expecting)
+        assert link.recv(99) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        link.sendall(body)
+        assert link.recv(15) == b"HTTP/1.1 200 OK"
+    assert raw(server, expecting + body).startswith(b"HTTP/1.1 200 OK")  # nobody waits for the 100
 
 
 @pytest.mark.parametrize(
@@ -288,9 +297,11 @@ def test_a_body_may_be_sent_at_once_or_in_chunks(server):
         (400, ["Content-Length: 2", "Content-Length: 2"], b"{}"), (400, ["Content-Length: " + "9" * 50], b""),
         (400, ["Content-Length: 2", CHUNKED], b"{}"), (400, ["Transfer-Encoding: gzip"], b""),
         (400, ["Transfer-Encoding: gzip, chunked"], b""), (400, [CHUNKED], b"xyz\r\n"),
-        (400, [CHUNKED], b"2\r\n{}xx\r\n0\r\n\r\n"), (400, [CHUNKED], b"x" * 2000),
-        (400, [CHUNKED], b"0\r\nTrailer: x\r\n\r\n"), (413, [CHUNKED], b"ffffffff\r\n"),
-        (413, [CHUNKED], b"8000\r\n%s\r\n8001\r\n" % (b" " * 0x8000)),
+        (400, [CHUNKED], b"2\r\n{}xx\r\n0\r\n\r\n"),
+        (400, [CHUNKED], b"x" * 2000 + b"\r\n"), (400, [CHUNKED], b"x" * 20_000),
+        (400, [CHUNKED], b"0\r\nTrailer: x\r\n\r\n"), (408, [CHUNKED], b"ffffffff\r\n"),
+        (413, [CHUNKED], b"ffffffff\r\n" + b" " * (MAX_BODY + 1)),
+        (413, [CHUNKED], b"8000\r\n%s\r\n8001\r\n%s" % (b" " * 0x8000, b" " * 0x8001)),
         (400, [CHUNKED], b"1\r\n \r\n" * 5000 + b"0\r\n\r\n"),
         (413, [f"Content-Length: {8 * MAX_BODY}"], b"x" * 8 * MAX_BODY), (408, ["Content-Length: 10"], b"{}"),
         (408, [CHUNKED], b"2\r\n{}"),
@@ -315,7 +326,7 @@ def test_several_requests_on_one_connection_are_answered_in_order(server):
     first = f"POST /v1/recommend HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
     request = first.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
     replies = raw(server, request * 3 + head(server, "GET /style.css HTTP/1.1"))
-    assert replies.count(b"HTTP/1.1 200 OK") == 4 and replies.count(b'"popular": true') == 3
+    assert replies.count(b"HTTP/1.1 200 OK") == 4 and replies.count(b'"popular":true') == 3
     assert replies.endswith(b"}\n")
 
 
@@ -379,28 +390,28 @@ def test_requests_beyond_the_limit_get_503_with_retry_after(recommender, monkeyp
         assert ask(server, "/v1/health")[0] == 200
         idle = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(4)]
         end = time.monotonic() + 10
-        while server.connections._value and time.monotonic() < end:  # until all four are accepted
+        while len(server.connections) < 4 and time.monotonic() < end:  # until all four are accepted
             time.sleep(0.01)
         with socket.create_connection(("127.0.0.1", server.port), 10) as fifth:
             assert fifth.recv(99).startswith(b"HTTP/1.1 503 ")
         for link in idle:
             link.close()
-        while server.connections._value < 4 and time.monotonic() < end:
+        while server.connections and time.monotonic() < end:
             time.sleep(0.01)
         assert ask(server)[0] == 200
 
 
 def test_an_internal_error_is_logged_without_user_input(recommender, monkeypatch):
-    log: list[str] = []
+    log: list[Event] = []
     with running(recommender, log=log.append) as server:
         monkeypatch.setattr(BundleRecommender, "recommend", lambda self, *args, **kwargs: {}[SECRET])
         status, answer = post(server, {})
         assert status == 500 and "bug" in answer["error"] and SECRET not in str(answer) + str(log)
-        assert len(log) == 1 and "test_serving.py" in log[0] and "KeyError" in log[0]
+        assert len(log) == 1 and log[0].facts["error"] == "KeyError" and "test_serving.py" in log[0].text
         assert ask(server, "/v1/health")[0] == 200
         monkeypatch.setattr(serving_http, "parse_head", lambda head: {}[SECRET])
         assert raw(server, head(server)) == b""
-        assert len(log) == 2 and SECRET not in log[1] and "KeyError" in log[1]
+        assert len(log) == 2 and SECRET not in str(log[1]) and "KeyError" in log[1].text
 
 
 def test_a_disconnected_client_causes_no_output(server, capfd):
@@ -414,10 +425,10 @@ def test_a_disconnected_client_causes_no_output(server, capfd):
 
 def test_used_and_invalid_ports_are_refused(server, recommender):
     with pytest.raises(SettingError, match=f"Port {server.port} .*--port 0"):
-        Server(recommender.files, port=server.port)
+        Server(PageSite(recommender), Listening(port=server.port))
     for port in (-1, 65536):
         with pytest.raises(SettingError, match="0 to 65535"):
-            Server(recommender.files, port=port)
+            Server(PageSite(recommender), Listening(port=port))
 
 
 # The OpenAPI description

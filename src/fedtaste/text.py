@@ -9,6 +9,15 @@ from collections.abc import Iterable
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # must not reach a terminal from data
 
 
+def printable(text: str) -> str:
+    """Text without control codes, for a terminal or a log; line breaks and tabs of our own messages stay.
+
+    >>> printable("red \\x1b[31m, turned \\u202e, a line\\n")
+    'red [31m, turned , a line\\n'
+    """
+    return CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else "", text)
+
+
 def count(n: int, one: str, many: str | None = None) -> str:
     """A number with its noun.
 

@@ -16,6 +16,7 @@ from fedtaste.attacks.result import SumFigures
 from fedtaste.audit.result import AuditResult, Example, refutations
 from fedtaste.errors import RunError
 from fedtaste.files.atomic import write_atomically
+from fedtaste.files.folders import inner_folder
 from fedtaste.report.numbers import NONE, plain
 from fedtaste.report.page import render_page
 from fedtaste.report.style import COLOURS, INK, MUTED, Plot, drawable, figure, finish, legend, quiet_style
@@ -51,7 +52,7 @@ def write_audit(result: AuditResult, folder: Path) -> Path:
     plot = draw(result)
     page = render(result, plot)
     try:
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        inner_folder(folder, "plots")
         write_atomically(folder / "plots" / "audit.png", plot.png)
         write_atomically(folder / "audit.json", json.dumps(result.dump(), allow_nan=False).encode())
         write_atomically(folder / "audit.html", page.encode())

@@ -25,6 +25,7 @@ from safetensors.torch import load
 from fedtaste.attacks.uploads import Holdings, Targets, make_targets, shuffle
 from fedtaste.core import Download, Params, Upload
 from fedtaste.data.interactions import Interactions
+from fedtaste.data.spreadsheets import guard
 from fedtaste.data.user_files import read_interactions
 from fedtaste.errors import DataError, RunError
 from fedtaste.files.atomic import write_atomically
@@ -179,5 +180,5 @@ def _table(holdings: Holdings, titles: Sequence[str]) -> str:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["user", "item", "title", *([] if holdings.rating is None else ["rating"])])
     for row, (who, item) in enumerate(zip(holdings.person.tolist(), holdings.item.tolist())):
-        lines.writerow([who, item, titles[item], *([] if holdings.rating is None else [holdings.rating[row]])])
+        lines.writerow([who, item, guard(titles[item]), *([] if holdings.rating is None else [holdings.rating[row]])])
     return text.getvalue()

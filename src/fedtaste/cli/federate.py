@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from fedtaste.cli.options import FederateOptions
-from fedtaste.cli.output import emit, put, say
+from fedtaste.cli.output import emit, event_log, put, say
 from fedtaste.cli.own_methods import allow_method
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import announce_privacy, check_ledger, load_data, name_ledger, new_folder
 from fedtaste.errors import RunError, SettingError
+from fedtaste.event_log import Event, EventLog, LogFormat
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder
 from fedtaste.experiment.progress_bars import Bars, err
+from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import prepare, refuse_tuned_noise
 from fedtaste.flower.deploy import read_catalogue, write_deployment
@@ -39,7 +41,7 @@ def federate(settings: Settings, options: FederateOptions) -> None:
     path = options.out or new_folder(data.name, settings.method)
     folder = prepare_federation(path, settings, data, options.federation)
     name_ledger(folder, options.ledger)
-    resume_federation(folder, data, options.as_json)
+    resume_federation(folder, data, options.as_json, options.log)
 
 
 def write_app(settings: Settings, options: FederateOptions) -> None:
@@ -59,14 +61,39 @@ def write_app(settings: Settings, options: FederateOptions) -> None:
         put(written["next"])
 
 
-def resume_federation(folder: RunFolder, data: Data, as_json: bool) -> None:
+class RoundEvents:
+    """The progress of a federation as events. A ProgressListener of experiments."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.log, self.name, self.rounds = log, "", 0
+
+    def phase(self, name: str, rounds: int, done: int) -> None:
+        self.name, self.rounds = name, rounds
+        facts: dict[str, object] = {"phase": name, "rounds": rounds, "done": done}
+        self.log(Event("phase", f"{name}: {rounds} rounds.", facts))
+
+    def round(self, number: int, metrics: dict[str, float] | None) -> None:
+        facts: dict[str, object] = {"phase": self.name, "round": number, "rounds": self.rounds}
+        text = f"{self.name}: round {number} of {self.rounds}."
+        self.log(Event("round", text, facts | ({"metrics": metrics} if metrics else {})))
+
+
+def run_logged(folder: RunFolder, log: LogFormat) -> RunResult:
+    """Run a federation with a progress bar and sentences, or with lines of JSON."""
+    if log == "json":
+        events = event_log("json")
+        return run_federation(folder, RoundEvents(events), lambda text: events(Event("federation", text)))
+    with Bars() as bars:
+        return run_federation(folder, bars, say, log_rounds=not err.is_terminal)
+
+
+def resume_federation(folder: RunFolder, data: Data, as_json: bool, log: LogFormat = "text") -> None:
     """Start or resume the federation of a run folder, and show its result."""
     settings = folder.settings()
     if adds_noise(settings):
         LedgerFolder.default().enter({folder: prepare(settings, data)}, say)
     try:
-        with Bars() as bars:
-            result = run_federation(folder, bars, say, log_rounds=not err.is_terminal)
+        result = run_logged(folder, log)
     except KeyboardInterrupt:
         raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {folder.path}`.") from None
     report = write_report([result], folder.path, data=shape(data), runs=[folder.path])

@@ -15,7 +15,7 @@ import click
 
 from fedtaste import __version__
 from fedtaste.errors import FedtasteError, was_interrupted
-from fedtaste.text import CONTROL, did_you_mean
+from fedtaste.text import did_you_mean, printable
 
 COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "run": "Train one method on one data set: a result table, and a run folder that can be resumed.",
@@ -29,6 +29,7 @@ COMMANDS = {  # the first sentence of each command's help (a test compares them)
     "similar": "Show the items that are most similar to one item.",
     "export": "Write a static folder with a page that recommends in the browser.",
     "serve": "Host the page on this machine alone: everything is computed in the browser.",
+    "monitor": "Answer /health and /metrics about a federation, for its server (a run folder) or a node (its store).",
     "audit": "Attack the uploads that a configuration really produces, and show what a server learns about people.",
     "poison": "Let some people turn hostile, and measure what they achieve with a plain sum and with a robust one.",
     "bench": "Measure the CPU time of one round by loop, vmap and kernel, and how it grows with the interactions.",
@@ -90,8 +91,7 @@ app = click.version_option(__version__, message="fedtaste %(version)s", help="Pr
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error and exit. Names from data must not send control codes to a terminal."""
-    message = "\n".join(CONTROL.sub("", line) for line in message.split("\n"))
-    click.secho(f"error: {message}", fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+    click.secho(f"error: {printable(message)}", fg=None if os.environ.get("NO_COLOR") else "red", err=True)
     sys.exit(code)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from fedtaste.cli.parser import Command
+from fedtaste.event_log import LogFormat
 from fedtaste.experiment.settings import (
     Cli,
     FederationSettings,
@@ -141,6 +142,8 @@ class FederateOptions(FederationSettings, TrainingOptions):
     """Run nothing: write the Flower app, keys and commands for real machines into this folder."""
     catalogue: Path | None = None
     """With --write-app, in place of --data: a file of items, with columns item, title, genres."""
+    log: LogFormat = "text"
+    """json: events and rounds as one line of JSON each, on standard error."""
 
     @property
     def federation(self) -> FederationSettings:
@@ -245,15 +248,37 @@ class ExportOptions(FolderOptions):
     """Store four bytes per number; the default is one."""
 
 
-class ServeOptions(FolderOptions):
-    """Host the page on this machine alone: everything is computed in the browser. Nothing is logged."""
+class ListenOptions(JsonOptions):
+    """A command that answers HTTP requests."""
 
+    host: str = "127.0.0.1"
+    """The address to listen on: this machine alone, unless another is given. 0.0.0.0 means every address of this
+    machine, and needs --allow-host. There is no TLS and no password: put a proxy in front."""
     port: Annotated[int, Ge(0), Le(65535)] = 8700
     """The port to listen on; 0 picks a free one."""
-    api: bool = False
-    """Answer POST /v1/recommend and /v1/similar too; see /v1/openapi.json."""
     allow_host: tuple[str, ...] = ()
     """A further host name to answer for, as behind a proxy."""
+    allow_metrics: Annotated[tuple[str, ...], Cli(metavar="NETWORK")] = ()
+    """An address or a network that may read /metrics, besides programs of this machine."""
+    log: LogFormat = "text"
+    """json: events as one line of JSON each, on standard error. Nothing about a request is logged."""
+
+
+class ServeOptions(FolderOptions, ListenOptions):
+    """Host the page on this machine alone: everything is computed in the browser. Nothing about a request is logged."""
+
+    api: bool = False
+    """Answer POST /v1/recommend and /v1/similar too; see /v1/openapi.json."""
+    processes: Annotated[int, Ge(1), Le(64)] | None = None
+    """Processes that answer (default: with --api one for every core, at most 4)."""
+
+
+class MonitorOptions(ListenOptions):
+    """Answer /health and /metrics about a federation, for its server (a run folder) or a node (its store)."""
+
+    path: Annotated[Path, Cli(argument=True, metavar="FOLDER")]
+    port: Annotated[int, Ge(0), Le(65535)] = 8800
+    """The port to listen on; 0 picks a free one."""
 
 
 class BenchOptions(JsonOptions):
@@ -359,6 +384,7 @@ COMMANDS = {
     "similar": Command("similar:similar", SimilarOptions),
     "export": Command("export:export", ExportOptions),
     "serve": Command("serve:serve", ServeOptions),
+    "monitor": Command("monitor:monitor", MonitorOptions),
     "audit": Command(
         "audit:audit", AuditOptions, ("data", "task", "method", "set", "cohort", "dropout", "wire", "epsilon", "delta",
                                       "noise_seed", "seed", "threads", "tuned_on", *ReadSettings.model_fields),

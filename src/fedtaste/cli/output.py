@@ -7,21 +7,31 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
+from fedtaste.event_log import Event, EventLog, LogFormat
+from fedtaste.experiment.progress_bars import SafeConsole, err
+from fedtaste.text import printable
 
-from fedtaste.experiment.progress_bars import err
-
-out = Console(highlight=False)
+out = SafeConsole(highlight=False)
 
 
 def say(text: str) -> None:
-    """Print a message on standard error."""
-    err.print(text, style="dim", markup=False, soft_wrap=True)
+    """Print a message on standard error, without control codes of data."""
+    err.print(printable(text), style="dim", markup=False, soft_wrap=True)
 
 
 def put(text: str, style: str | None = None) -> None:
-    """Print one line on standard output; text from outside is not read as markup."""
-    out.print(text, style=style, markup=False, soft_wrap=True)
+    """Print one line on standard output; text from outside is not read as markup, and has no control codes."""
+    out.print(printable(text), style=style, markup=False, soft_wrap=True)
+
+
+def event_log(format: LogFormat) -> EventLog:
+    """Where events are written: sentences or lines of JSON, on standard error."""
+
+    def write_json(event: Event) -> None:
+        sys.stderr.write(event.json_line() + "\n")
+        sys.stderr.flush()
+
+    return write_json if format == "json" else lambda event: say(event.text)
 
 
 def emit(value: object) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from fedtaste.cli.options import RecommendOptions
 from fedtaste.cli.output import cache, emit, out, put
 from fedtaste.cli.own_methods import allow_method_of
+from fedtaste.data.spreadsheets import guarded
 from fedtaste.errors import DataError, SettingError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.files.atomic import write_atomically
@@ -73,7 +74,7 @@ def recommend_to_all(options: RecommendOptions, filter: Filter) -> None:
 def encode(frame: pl.DataFrame, name: str) -> bytes:
     """The frame in the format that the name ends in."""
     if name.endswith((".csv", ".csv.gz")):
-        text = frame.write_csv().encode()
+        text = guarded(frame).write_csv().encode()
         return gzip.compress(text, 6, mtime=0) if name.endswith(".gz") else text
     content = io.BytesIO()
     if name.endswith(".jsonl"):

@@ -6,37 +6,85 @@ import os
 import signal
 import tempfile
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
-from fedtaste.cli.options import ServeOptions
-from fedtaste.cli.output import emit, put, say
+from fedtaste.cli.options import ListenOptions, ServeOptions
+from fedtaste.cli.output import emit, event_log, put, say
 from fedtaste.cli.own_methods import allow_method_of
-from fedtaste.errors import RunError
+from fedtaste.errors import RunError, SettingError
+from fedtaste.event_log import Event, EventLog
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.serving.api import Api
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import export
-from fedtaste.serving.server import Server
+from fedtaste.serving.metrics import Counts
+from fedtaste.serving.processes import default_processes, forked
+from fedtaste.serving.server import Listening, Server, check_address
+from fedtaste.serving.site import PageSite, bundle_date
 
 
 def serve(options: ServeOptions) -> None:
     """Host the page until Ctrl-C or SIGTERM."""
+    log = event_log(options.log)
+    bundle = (options.path / "manifest.json").exists()
     recommender = load_recommender(options.path, options.method)
-    api = Api(recommender) if options.api else None
-    with Server(recommender.files, port=options.port, api=api, hosts=options.allow_host, log=say) as server:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
-        thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
-        try:
+    date = bundle_date(options.path) if bundle else run_date(options.path)
+    site = PageSite(recommender, api=options.api, folder=options.path if bundle else None, date=date)
+    processes = options.processes or (default_processes() if options.api else 1)
+    if processes > 1 and not hasattr(os, "fork"):
+        raise SettingError("--processes must be 1 on this system, which cannot copy processes.")
+    with Server(site, listening(options), log, Counts(processes)) as server:
+        described = f" The API is described at {server.url}v1/openapi.json." if options.api else ""
+        facts: dict[str, object] = {"url": server.url, "model": site.api.model.id, "processes": processes}
+        warn_exposed(options, server.port, log)
+        host(server, options, f"Open {server.url} in a browser.{described} Ctrl-C stops.", facts, processes)
+
+
+def listening(options: ListenOptions) -> Listening:
+    return Listening(options.host, options.port, options.allow_host, options.allow_metrics)
+
+
+def warn_exposed(options: ListenOptions, port: int, log: EventLog) -> None:
+    """Say what it means to listen elsewhere than on the loopback address."""
+    if not check_address(options.host).is_loopback:
+        text = (
+            f"Whoever can reach port {port} of {options.host} can send requests, in clear: there is no TLS, no "
+            "password and no limit for a client. Put a proxy in front (docs/api.md), or use a firewall."
+        )
+        log(Event("exposed", text, {"host": options.host, "port": port}))
+
+
+def host(
+    server: Server, options: ListenOptions, text: str, facts: dict[str, object] | None = None, processes: int = 1
+) -> None:
+    """Answer until Ctrl-C or SIGTERM; `text` is printed once requests are answered."""
+    log = event_log(options.log)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
+    try:
+        with forked(server, processes):
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
+            if options.log == "json":
+                log(Event("started", text, facts or {}))
             if options.as_json:
                 emit({"url": server.url, "pid": os.getpid()})
-            else:
-                described = f" The API is described at {server.url}v1/openapi.json." if api else ""
-                put(f"Open {server.url} in a browser.{described} Ctrl-C stops.")
-            thread.join()
-        except KeyboardInterrupt:
-            server.shutdown()
+            elif options.log == "text":
+                put(text)
+            try:
+                thread.join()
+            finally:
+                server.shutdown()
+                thread.join(5)
+    except KeyboardInterrupt:
+        if options.log == "json":
+            log(Event("stopped", "Stopped."))
+
+
+def run_date(path: Path) -> datetime | None:
+    """When the model of a run folder was written."""
+    model = path / "model.safetensors"
+    return datetime.fromtimestamp(model.stat().st_mtime, UTC) if model.exists() else None
 
 
 def load_recommender(path: Path, method: str | None = None) -> BundleRecommender:

@@ -21,6 +21,7 @@ from typing import IO
 
 from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
+from fedtaste.data.spreadsheets import unguarded
 from fedtaste.errors import DataError, SettingError
 
 GZIP = b"\x1f\x8b"  # how such a file begins
@@ -232,7 +233,7 @@ def read_separated(file: str, source: Path | bytes, separator: str, header: bool
     """The columns of separated text, as text."""
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        return pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False)
+        return unguarded(pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False))
     except pl.exceptions.ComputeError as error:
         if "more fields" in str(error):
             content = source if isinstance(source, bytes) else source.read_bytes()

@@ -20,6 +20,7 @@ from fedtaste.data.interactions import Floats, Histories, Interactions, starts_o
 from fedtaste.data.lazy_polars import pl
 from fedtaste.data.pieces import Allocate, Pieces, in_memory, read_pieces
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
+from fedtaste.data.spreadsheets import guarded
 from fedtaste.data.vocabulary import indices, labels, people_groups, vocabulary
 from fedtaste.errors import DataError, RunError
 from fedtaste.files.atomic import write_atomically
@@ -117,7 +118,7 @@ def save(interactions: Interactions, path: Path) -> None:
         frame.write_parquet(content)
         data = content.getvalue()
     elif ending.endswith((".csv", ".csv.gz")):
-        text = frame.write_csv().encode()
+        text = guarded(frame).write_csv().encode()
         data = gzip.compress(text, 6, mtime=0) if ending.endswith(".gz") else text
     else:
         raise DataError(f"{path} does not say its format. Expected a name that ends in .parquet, .csv or .csv.gz.")

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 
 from fedtaste.steps import listening
+from fedtaste.text import CONTROL, printable
 
-err = Console(stderr=True, highlight=False)
 PATIENCE = 1.0  # seconds after which a step gets a bar: most are over by then
 PAUSE = 10.0  # seconds between two lines about a step, where standard error is no terminal
+
+
+class SafeConsole(Console):
+    """A console on which text of data cannot send control codes: they are removed from everything that is printed."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or not CONTROL.search(segment.text.replace("\n", "")):
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+
+err = SafeConsole(stderr=True, highlight=False)
 PHASES = {"search": "choosing the round", "final": "training"}
 
 

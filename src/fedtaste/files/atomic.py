@@ -10,14 +10,20 @@ from pathlib import Path
 from fedtaste.errors import RunError
 
 
+def no_links(path: str, flags: int) -> int:
+    """An `opener` for open() that refuses a symbolic link, which might lead to somebody else's file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write_atomically(path: Path, write: bytes | Callable[[Path], None], mode: int | None = None) -> None:
     """Write, flush to the disk, rename: at every moment `path` is the old file or the new one, never a part. `mode`
     holds from the first byte on, as in 0o600 for what only the owner may read."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if mode is not None:
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode))
+        part.unlink(missing_ok=True)  # of a killed process with the same number, or a link that somebody planted
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        os.close(os.open(part, flags, 0o666 if mode is None else mode))
         if callable(write):
             write(part)
         else:

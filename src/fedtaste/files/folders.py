@@ -10,6 +10,15 @@ from pathlib import Path
 from fedtaste.errors import RunError
 
 
+def inner_folder(folder: Path, name: str, mode: int = 0o777) -> Path:
+    """Create a folder inside a folder of ours; a symbolic link in its place is refused, as it may lead anywhere."""
+    inner = folder / name
+    if inner.is_symlink():
+        raise RunError(f"{inner} is a symbolic link, and nothing is written through it. Remove it.")
+    inner.mkdir(mode=mode, parents=True, exist_ok=True)
+    return inner
+
+
 def check_replaceable(out: Path, kind: str, own_files: Callable[[Path], Collection[str]]) -> None:
     """Refuse to replace anything but a folder of this kind. `own_files` names the files that such a folder may hold,
     and none where it is something else."""

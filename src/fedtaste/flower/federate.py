@@ -8,6 +8,7 @@ In the run folder:
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import FederationSettings, Settings
+from fedtaste.files.folders import inner_folder
 from fedtaste.files.lock import lock_folder
 from fedtaste.flower.certificates import LOOPBACK_HOSTS
 from fedtaste.flower.cluster import Cluster
@@ -44,7 +46,7 @@ def prepare_federation(path: Path, settings: Settings, data: Data, options: Fede
     refuse_unfit(settings, options.nodes)
     shards = cut_shards(data, settings, options.nodes)
     folder = RunFolder.create(path, settings.model_dump(), data, __version__)
-    (path / "federation").mkdir(mode=0o700, exist_ok=True)
+    inner_folder(path, "federation", 0o700)
     for number, shard in enumerate(shards):
         node = path / "federation" / "nodes" / f"node-{number}"
         node.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +91,20 @@ def run_federation(folder: RunFolder, watch: ProgressListener, log: Log, log_rou
         cluster = Cluster(place / "flower", configs, host=options.host, port=options.port, log=log)
         with cluster:
             _follow(cluster, app, config, StatusReader(place, watch, log, log_rounds))
-        return folder.result()
+        result = folder.result()
+        remove_keys(place / "flower")
+        log(
+            f"The keys of the federation were removed. Everybody's data and private parameters are still in "
+            f"{place / 'nodes'}, cut for the nodes; nothing needs them any more. Remove them: rm -r {place / 'nodes'}"
+        )
+        return result
+
+
+def remove_keys(flower: Path) -> None:
+    """Remove the keys and certificates of a federation on one machine whose run is finished."""
+    for name in ("authority", "server", "nodes"):
+        if not (flower / name).is_symlink():
+            shutil.rmtree(flower / name, ignore_errors=True)
 
 
 def _follow(cluster: Cluster, app: Path, config: Config, status: StatusReader) -> None:

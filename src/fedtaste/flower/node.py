@@ -87,6 +87,7 @@ class Node:
     def __init__(self, config: NodeConfig, load: LoadNodeData | None = None) -> None:
         self.config, self.load = config, load or Node.load_data
         self.name = str(config.get("name", "this node"))[:64]
+        self.refused_because = ""  # the kind of error behind the last refusal: setting, data, run or protocol
 
     @cached_property
     def store(self) -> Path:
@@ -119,6 +120,7 @@ class Node:
                 return self.train(order, blob)
             return self.report_metrics(order, blob)
         except FedtasteError as error:
+            self.refused_because = type(error).__name__.removesuffix("Error").lower()
             return Refusal(error=f"{self.name}: {error}"), b""
 
     # The node's data

@@ -42,6 +42,7 @@ from fedtaste.federation import Federation
 from fedtaste.files.lock import lock_folder
 from fedtaste.flower import validation
 from fedtaste.flower.answered_rounds import ANSWERED, ANSWERED_OTHERWISE
+from fedtaste.flower.counters import Counters, add_counters
 from fedtaste.flower.membership import Member, Membership
 from fedtaste.flower.messages import Action, MetricReport, Order, Refusal, TrainReport, pack_request, single_line
 from fedtaste.flower.secagg import SecureOutcome, min_threshold, secure_sum
@@ -80,6 +81,7 @@ class FlowerClients:
     plan: Plan
     least: float = 0.5  # share of a cohort's people whose nodes must answer
     observe: Callable[[Message], None] | None = None  # sees every message of a secure sum
+    count: Callable[[Counters], None] = lambda counted: None  # for the operator (counters.json)
     versions: dict[str, int] = field(default_factory=dict)  # by member: rounds of this phase that count for it
     history: list[dict[str, object]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -143,8 +145,13 @@ class FlowerClients:
             outcome = outcome._replace(upload=turns.restore(outcome.upload, 0, call.context.round))
         entry = {"phase": phase, "round": number, "nodes": [members.members[key].name for key in collected.keys]}
         entry |= {"people": outcome.answered, "refused": dict(outcome.refused)}
-        self.history.append(entry | {"seconds": round(time.perf_counter() - began, 3)})
-        return outcome._replace(bytes=(members.up_bytes - up_before, members.down_bytes - down_before))
+        seconds, sent = round(time.perf_counter() - began, 3), members.up_bytes - up_before
+        self.history.append(entry | {"seconds": seconds})
+        counted = Counters(rounds=1, up_bytes=sent, down_bytes=members.down_bytes - down_before, seconds=seconds)
+        if not self.plan.wire.noisy:  # no epsilon covers such counts
+            counted = counted.model_copy(update={"people": outcome.answered, "refused": dict(outcome.refused)})
+        self.count(counted)
+        return outcome._replace(bytes=(sent, members.down_bytes - down_before))
 
     def _attempt(self, call: Call, phase: str) -> CollectedRound:
         members = self.membership.members.items()
@@ -443,6 +450,7 @@ def _serve(grid: Grid, config: RunConfig, folder: RunFolder, status: StatusWrite
     membership.gather(nodes)
     facts = federation_facts(membership, saved.get("facts"), items)
     clients = FlowerClients(membership, facts, plan(settings, facts, elsewhere=True), least)
+    clients.count = lambda counted: add_counters(folder.path / "federation", counted)
     return execute(prepare_remote(settings, FlowerTask(clients)), folder, status, remote=clients)
 
 

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ValidationError
 
 from fedtaste.errors import RunError
 from fedtaste.experiment.progress import ProgressListener
-from fedtaste.files.atomic import write_atomically
+from fedtaste.files.atomic import no_links, write_atomically
 from fedtaste.flower.messages import single_line
 from fedtaste.flower.processes import Log
+from fedtaste.text import printable
 
 
 class Status(BaseModel):
@@ -50,8 +51,9 @@ class StatusWriter:
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
 
     def log(self, text: str) -> None:
+        text = printable(text)
         if self.folder:
-            with open(self.folder / "server.log", "a", encoding="utf-8") as log:
+            with open(self.folder / "server.log", "a", encoding="utf-8", opener=no_links) as log:
                 log.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
         print(text, flush=True)  # noqa: T201 (Flower's log of the run)
 

@@ -19,6 +19,7 @@ from fedtaste.data.user_files import UserSplit
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.result import RunResult
 from fedtaste.files.atomic import write_atomically
+from fedtaste.files.folders import inner_folder
 from fedtaste.report import curves as plots
 from fedtaste.report.curves import DataShape
 from fedtaste.report.differences import NO_STUDY, Study, draw_differences, page_parts
@@ -70,7 +71,7 @@ def write_report(
     page = render(results, drawn, tradeoff, study)
     folder, mode = Path(folder), 0o600 if private else None
     try:
-        (folder / "plots").mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        inner_folder(folder, "plots", 0o700 if private else 0o777)
         for plot in drawn:
             write_atomically(folder / "plots" / f"{plot.name}.png", plot.png, mode)
         for name in set(PLOTS) - {plot.name for plot in drawn}:  # an earlier report's plot would mislead

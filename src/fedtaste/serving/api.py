@@ -16,47 +16,48 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fedtaste import __version__
+from fedtaste.serving.bundle import sha256
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.item_lists import Filter, ItemListError
 from fedtaste.serving.openapi import (
-    MAX_PAGE,
-    MUST_BE,
-    SIMILAR_MUST_BE,
+    ROUTES,
     CatalogueItem,
     Error,
     Health,
     Page,
+    PageRequest,
     RecommendRequest,
     SimilarRequest,
     describe,
+    must_be,
+    recommend_request,
 )
-from fedtaste.serving.recommendation import Json, JsonModel
+from fedtaste.serving.recommendation import Json, JsonModel, Recommendations, SimilarItems
 from fedtaste.text import did_you_mean
 
 Request = TypeVar("Request", bound=JsonModel)
 MAX_BODY = 64 * 1024
 MAX_DIGITS = 30
 ECHO = 80  # characters of a wrong value that an error may repeat
-ROUTES = {
-    "/v1/openapi.json": "GET",
-    "/v1/health": "GET",
-    "/v1/items": "GET",
-    "/v1/recommend": "POST",
-    "/v1/similar": "POST",
-}
 
 
 class Answer(NamedTuple):
     status: int
-    body: Json
+    content: bytes  # JSON in UTF-8
     headers: dict[str, str] = {}
+
+    @property
+    def body(self) -> Json:
+        return dict(json.loads(self.content))
 
 
 class Refused(Exception):
@@ -67,26 +68,40 @@ class Refused(Exception):
         self.status, self.field, self.headers = status, field, headers
 
     def answer(self) -> Answer:
-        return Answer(self.status, Error(error=str(self), field=self.field).dump(), self.headers)
+        return Answer(self.status, Error(error=str(self), field=self.field).encode(), self.headers)
+
+
+class Model(NamedTuple):
+    """Which model is served: its id, when it was written, and since when it answers."""
+
+    id: str
+    date: datetime
+    loaded: datetime
 
 
 class Api:
     """Answers requests about one bundle; `answer` may be called by many threads."""
 
-    def __init__(self, recommender: BundleRecommender) -> None:
+    def __init__(self, recommender: BundleRecommender, model: Model | None = None) -> None:
         self.recommender = recommender
         manifest = recommender.bundle.manifest
-        health = Health(
+        self.model = model or describe_model(recommender)
+        self.health = Health(
             status="ok",
             fedtaste=__version__,
+            model=self.model.id,
+            date=f"{self.model.date:%Y-%m-%dT%H:%M:%SZ}",
+            build=manifest.fedtaste,
+            loaded=f"{self.model.loaded:%Y-%m-%dT%H:%M:%SZ}",
             name=manifest.name,
             method=manifest.method,
             task=recommender.task,
             items=manifest.items,
             scale=recommender.scale,
         )
-        self.health = health.dump()
-        self.description = describe(recommender, health, self._items(0, 2))
+        self.description = describe(recommender, self.health, self._items(0, 2))
+        self._described = json.dumps(self.description, allow_nan=False).encode()
+        self._request = recommend_request(*recommender.scale)
 
     def answer(self, method: str, target: str, content_type: str | None, body: bytes) -> Answer:
         """`target` is a path with its query; every mistake in a request becomes an answer with a sentence."""
@@ -95,28 +110,26 @@ class Api:
         except Refused as refused:
             return refused.answer()
 
-    def _route(self, method: str, target: str, content_type: str | None, body: bytes) -> Json:
+    def _route(self, method: str, target: str, content_type: str | None, body: bytes) -> bytes:
         path, _, query = target.partition("?")
-        allowed = ROUTES.get(path)
-        if allowed is None:
+        route = ROUTES.get(path)
+        if route is None:
             raise Refused(404, f"{quote(path)} is not an address of this API. There are: {', '.join(ROUTES)}.")
-        if method != allowed and not (method == "HEAD" and allowed == "GET"):
-            allow = allowed + ", HEAD" * (allowed == "GET")
-            raise Refused(405, f"{path} takes {allowed}, got {cut(method)}.", Allow=allow)
+        if method != route.method and not (method == "HEAD" and route.method == "GET"):
+            allow = route.method + ", HEAD" * (route.method == "GET")
+            raise Refused(405, f"{path} takes {route.method}, got {cut(method)}.", Allow=allow)
         if path == "/v1/recommend":
-            return self.recommend(parse_body(content_type, body))
+            return self.recommend(parse_body(content_type, body)).encode()
         if path == "/v1/similar":
-            return self.similar(parse_body(content_type, body))
+            return self.similar(parse_body(content_type, body)).encode()
         if path == "/v1/items":
-            return self.page(query)
-        return self.health if path == "/v1/health" else self.description
+            return self.page(query).encode()
+        return self.health.encode() if path == "/v1/health" else self._described
 
-    def page(self, query: str) -> Json:
-        parameters = parse_query(query)
-        start = parse_count(parameters.get("start", "0"), "start", 0, 999_999_999)
-        limit = parse_count(parameters.get("limit", "100"), "limit", 1, MAX_PAGE)
-        items = self._items(start, start + limit)
-        return Page(items=items, start=start, total=self.recommender.bundle.manifest.items).dump()
+    def page(self, query: str) -> Page:
+        request = parse_request(PageRequest, dict(parse_query(query)), "parameter")
+        items = self._items(request.start, request.start + request.limit)
+        return Page(items=items, start=request.start, total=self.recommender.bundle.manifest.items)
 
     def _items(self, start: int, end: int) -> tuple[CatalogueItem, ...]:
         items = self.recommender.bundle.items
@@ -126,10 +139,13 @@ class Api:
             for name, title, genres in rows
         )
 
-    def recommend(self, body: Json) -> Json:
+    def recommend(self, body: Json) -> Recommendations:
         """The answer to a JSON object; 422 where a value does not fit."""
-        request = check_request(body, self.recommender)
-        unknown = self._unknown_titles(request)
+        if body.get("ratings") and self.recommender.task != "ratings":
+            message = "This model ranks and knows no stars. Send titles in likes and dislikes, and no ratings."
+            raise Refused(422, message, "ratings")
+        request = parse_request(self._request, body)
+        unknown = self._unknown_titles(request) if request.unknown == "skip" else {}
         try:
             answer = self.recommender.recommend(
                 [title for title in request.likes if title not in unknown],
@@ -141,14 +157,15 @@ class Api:
                 filter=filter_of(request, unknown),
             )
         except ItemListError as error:
+            self._unknown_titles(request)  # an unknown title is refused with a hint
             raise Refused(422, str(error), error.argument) from None
-        return answer.model_copy(update={"unknown": tuple(unknown)}).dump()
+        return answer.model_copy(update={"unknown": tuple(unknown)})
 
-    def similar(self, body: Json) -> Json:
+    def similar(self, body: Json) -> SimilarItems:
         """The answer to a JSON object; 422 where a value does not fit, or the item is unknown."""
-        request = parse_request(SimilarRequest, body, SIMILAR_MUST_BE)
+        request = parse_request(SimilarRequest, body)
         try:
-            return self.recommender.similar(request.item, request.n).dump()
+            return self.recommender.similar(request.item, request.n)
         except ItemListError as error:
             raise Refused(422, str(error), error.argument) from None
 
@@ -193,7 +210,8 @@ def parse_body(content_type: str | None, body: bytes) -> Json:
             parse_int=_int,
             parse_float=_float,
         )
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        if b"\\u" in body:  # only an escape can write half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise _not_json("a text holds half of a surrogate pair") from None
     except UnicodeDecodeError as error:
@@ -242,44 +260,45 @@ def _float(text: str) -> float:
 
 
 def parse_query(query: str) -> dict[str, str]:
-    """The parameters of /v1/items."""
+    """The parameters of a query, each once."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=10)
     except ValueError:
         raise Refused(422, "There are more than 10 parameters; give start and limit only.") from None
     for at, (name, _) in enumerate(pairs):
-        if name not in ("start", "limit"):
-            raise Refused(422, did_you_mean(cut(name), ("start", "limit"), "parameter"), cut(name))
         if name in dict(pairs[:at]):
-            raise Refused(422, f"{name} is there twice; give it once.", name)
+            raise Refused(422, f"{cut(name)} is there twice; give it once.", cut(name))
     return dict(pairs)
-
-
-def parse_count(text: str, field: str, low: int, high: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise Refused(422, f"{field} is {quote(text)}; it must be a whole number from {low} to {high:,}.", field)
-    return int(text)
 
 
 # From values to a request
 
 
-def parse_request(model: type[Request], body: Json, must_be: dict[str, str]) -> Request:
-    """The body as this model; 422 with a sentence where a field is unknown or its value does not fit."""
-    for name in body:
-        if name not in must_be:
-            raise Refused(422, did_you_mean(cut(name), tuple(must_be), "field"), cut(name))
+def parse_request(model: type[Request], values: Mapping[str, object], kind: str = "field") -> Request:
+    """The values as this model; 422 with a sentence where a field is unknown or its value does not fit."""
+    fields = must_be(model)
+    for name in values:
+        if name not in fields:
+            raise Refused(422, did_you_mean(cut(name), tuple(fields), kind), cut(name))
     try:
-        return model.model_validate(body)
+        return model.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = str(first["loc"][0])
-        if first["type"] == "missing":
-            raise Refused(422, f"{field} is missing; it must be {must_be[field]}.", field) from None
-        verb = "is" if len(first["loc"]) == 1 else "has"  # has: an entry of the field is wrong
-        raise Refused(
-            422, f"{field} {verb} {quote(first['input'])}; {field} must be {must_be[field]}.", field
-        ) from None
+        raise _unfit(error.errors(include_url=False)[0], fields) from None
+
+
+def _unfit(first: ErrorDetails, fields: dict[str, str]) -> Refused:
+    """The refusal for the first error of pydantic."""
+    field, *inner = first["loc"]
+    bounds = first.get("ctx", {})
+    if first["type"] == "missing":
+        return Refused(422, f"{field} is missing; it must be {fields[str(field)]}.", str(field))
+    if field == "ratings" and inner and {"ge", "le"} & {*bounds}:
+        limit = f"at least {bounds['ge']:g}" if "ge" in bounds else f"at most {bounds['le']:g}"
+        got = f"ratings of {quote(inner[0])} is {first['input']:g}"
+        return Refused(422, f"{got}; it must be {limit}, as /v1/health says in scale.", "ratings")
+    verb = "has" if inner else "is"  # has: an entry of the field is wrong
+    message = f"{field} {verb} {quote(first['input'])}; {field} must be {fields[str(field)]}."
+    return Refused(422, message, str(field))
 
 
 def filter_of(request: RecommendRequest, unknown: Container[str]) -> Filter | None:
@@ -290,15 +309,7 @@ def filter_of(request: RecommendRequest, unknown: Container[str]) -> Filter | No
     return Filter(only, [title for title in request.exclude if title not in unknown], request.genres)
 
 
-def check_request(body: Json, recommender: BundleRecommender) -> RecommendRequest:
-    """A typed request; 422 with a sentence where a value does not fit."""
-    request = parse_request(RecommendRequest, body, MUST_BE)
-    if request.ratings and recommender.task != "ratings":
-        message = "This model ranks and knows no stars. Send titles in likes and dislikes, and no ratings."
-        raise Refused(422, message, "ratings")
-    low, high = recommender.scale
-    for title, stars in request.ratings.items():
-        if not low <= stars <= high:
-            message = f"ratings of {quote(title)} is {stars:g}; it must be a number from {low:g} to {high:g}."
-            raise Refused(422, message, "ratings")
-    return request
+def describe_model(recommender: BundleRecommender, date: datetime | None = None) -> Model:
+    """The id of a model, which depends on its content alone, and its date (the present, if it is not known)."""
+    now = datetime.now(UTC)
+    return Model(sha256(recommender.files.get("manifest.json", b""))[:16], date or now, now)

@@ -36,7 +36,7 @@ from fedtaste.serving.rebuild import (
     rebuild,
     strongest_likes,
 )
-from fedtaste.serving.recommendation import Recommendation, Recommendations, SimilarItem, SimilarItems
+from fedtaste.serving.recommendation import Recommendations, SimilarItem, SimilarItems
 from fedtaste.serving.similar import similar_items
 from fedtaste.serving.titles import Titles
 
@@ -51,8 +51,12 @@ class Ranking(NamedTuple):
     scores: Floats  # of these items
     popular: bool  # whether nothing was known of the person: these are the most popular items
     because: list[list[int]]  # for every item, the likes that add most to its score
-    place: tuple[float, float] | None  # of the person on the map
-    left: int  # how many items could be listed
+    mapped: Floats  # [at most MAPPED, 2] places of the best items on the map
+
+    @property
+    def place(self) -> tuple[float, float] | None:
+        """Where the person stands on the map; None if nothing is known of them."""
+        return None if self.popular or not len(self.mapped) else densest_point(self.mapped)
 
 
 class BundleRecommender:
@@ -94,22 +98,26 @@ class BundleRecommender:
         taste = find_taste(self.titles, person, self.task, self.scale)
         if not isinstance(adventurous, (int, float)) or not -1 <= adventurous <= 1:
             raise SettingError(f"adventurous must be a number from -1 to 1, got {adventurous!r}.")
-        names, titles = self.bundle.names, self.bundle.titles
         filter = filter or Filter()
         best = self.rank(taste, n, adventurous, allowed_items(self.titles, filter, self.bundle.items))
-        if not best.left and filter != Filter():
-            raise nothing_left(filter, len(titles))
-        rows = zip(best.items.tolist(), best.scores.tolist(), best.because)
-        return Recommendations(
-            items=tuple(
-                Recommendation(
-                    item=names[at], title=titles[at], score=round(score, 6), because=tuple(titles[i] for i in because)
-                )
-                for at, score, because in rows
-            ),
-            history=tuple(titles[at] for at in taste.likes),
-            disliked=tuple(titles[at] for at in taste.dislikes),
-            popular=best.popular,
+        if not len(best.items) and filter != Filter():
+            raise nothing_left(filter, len(self.bundle.titles))
+        return self._answer(best, taste)
+
+    def _answer(self, best: Ranking, taste: Taste) -> Recommendations:
+        """The answer in words. It is validated in one call, which is faster than one for every item."""
+        names, titles = self.bundle.names, self.bundle.titles
+        items = [
+            {"item": names[at], "title": titles[at], "score": round(score, 6), "because": tuple(titles[i] for i in why)}
+            for at, score, why in zip(best.items.tolist(), best.scores.tolist(), best.because)
+        ]
+        return Recommendations.model_validate(
+            {
+                "items": tuple(items),
+                "from": tuple(titles[at] for at in taste.likes.tolist()),
+                "disliked": tuple(titles[at] for at in taste.dislikes.tolist()),
+                "popular": best.popular,
+            }
         )
 
     def similar(self, item: object, n: int = 10) -> SimilarItems:
@@ -133,11 +141,11 @@ class BundleRecommender:
         if person is not None:
             scores = lean(person_scores(self.tables, taste, person), self.popularity, adventurous)
         own = np.concatenate([taste.likes, taste.dislikes])
-        order = rank_items(scores, own, self.titles.groups, allowed)
+        order = rank_items(scores, own, self.titles.groups, allowed, max(n, MAPPED))
         best = order[:n]
+        mapped = self.bundle.places[order[:MAPPED]]
         if person is None:
-            return Ranking(best, scores[best], True, [[] for _ in best], None, len(order))
+            return Ranking(best, scores[best], True, [[] for _ in best], mapped)
         shares = like_shares(self.tables, taste, person, best)
         reasons = strongest_likes(shares, taste, self.scale, REASONS)
-        place = densest_point(self.bundle.places[order[:MAPPED]]) if len(order) else None
-        return Ranking(best, scores[best], False, reasons, place, len(order))
+        return Ranking(best, scores[best], False, reasons, mapped)

@@ -313,7 +313,7 @@ def _ranked(
     else:
         scores = person_scores(parts.tables, taste, person)
         excluded = np.concatenate([taste.likes, taste.dislikes])
-        items = rank_items(scores, excluded, model.titles.groups, np.flatnonzero(allowed))[:n].astype(np.int32)
+        items = rank_items(scores, excluded, model.titles.groups, np.flatnonzero(allowed), n).astype(np.int32)
         scores = scores[items]
     if parts is None or person is None:
         return items, scores, []

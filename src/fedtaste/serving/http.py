@@ -1,24 +1,29 @@
-"""A strict HTTP/1.1 reader and writer for `fedtaste serve`: requests are limited in size and in time.
+"""Requests from bytes and bytes from replies, for `fedtaste serve`: HTTP/1.1 read by h11, within limits of size.
 
-A malformed request is refused with a reason and the connection is closed, so that a proxy and this server cannot read
-the same bytes as different requests.
+h11 reads leniently in a few places (bare line feeds, folded lines, control characters, repeated lengths). Those are
+refused here first, so that a proxy and this server cannot read the same bytes as different requests. A malformed
+request is refused with a reason, and its connection is closed.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import socket
-import socketserver
 import time
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
 
+import h11
+
 from fedtaste.serving.api import MAX_BODY, Answer, Refused, cut, too_large
 
-MAX_HEAD, MAX_CHUNKS, PIECE = 16 * 1024, 4096, 64 * 1024
+MAX_HEAD, MAX_HEADERS, MAX_CHUNKS = 16 * 1024, 100, 4096
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+ONCE = ("host", "transfer-encoding", "content-type")  # headers that must not be repeated
+# What h11 accepts in a head and we do not: a bare line feed or carriage return, control characters, folded lines.
+LENIENT = re.compile(rb"(?<!\r)\n|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r\n[ \t]")
+LENGTHS = re.compile(rb"\r\ncontent-length:[ \t]*([^\r]*)", re.IGNORECASE)
 CONTENT_SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "worker-src 'self' blob:; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -39,6 +44,7 @@ ALL_REPLIES = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": ", ".join(f"{feature}=()" for feature in DENIED),
 }
+COMMON_HEAD = "".join(f"{name}: {value}\r\n" for name, value in ALL_REPLIES.items())
 
 
 class Request(NamedTuple):
@@ -55,142 +61,121 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-class Connection(socketserver.BaseRequestHandler):
-    """One client's connection: requests are answered in turn, and each must arrive within `patience` seconds."""
+class RequestReader:
+    """The requests of one connection, from its bytes as they arrive."""
 
-    def handle(self) -> None:
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.buffer, self.patience = bytearray(), float(self.server.patience)  # type: ignore[attr-defined]
+    def __init__(self) -> None:
+        self.buffer = bytearray()  # bytes of a head, and whatever follows a request
+        self.kind, self.continues = TEXT, False  # content type of a refusal; whether the client waits for 100 Continue
+        self._message: h11.Connection | None = None  # of a request whose head has been read
+        self._request: Request | None = None
+        self._body, self._chunks = bytearray(), 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a request has arrived."""
+        return self._message is not None or bool(self.buffer)
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self.buffer) + len(self._body)
+
+    def feed(self, data: bytes) -> None:
+        if self._message is None:
+            self.buffer += data
+        else:
+            self._message.receive_data(data)
+
+    def next(self) -> Request | None:
+        """The next request, or None until more bytes have arrived. Refused: the connection must be closed."""
         try:
-            while self._answer_one():
-                pass
-            self._linger()
-        except OSError:
-            return
+            if self._message is None and not self._read_head():
+                return None
+            return self._read_body()
+        except h11.RemoteProtocolError as error:
+            raise Refused(400, f"This is not a valid HTTP/1.1 request: {cut(str(error))}.") from None
 
-    def _answer_one(self) -> bool:
-        """Read and answer one request; whether another may follow."""
-        self.until, self.kind, method, stays = time.monotonic() + self.patience, TEXT, "", False
-        try:
-            request = self._read()
-            method, stays = request.method, request.stays
-            reply = self.server.reply(request)  # type: ignore[attr-defined]
-        except Refused as refused:
-            reply = refusal(refused, self.kind)
-        except TimeoutError:
-            if not self.buffer and not self.begun:
-                return False
-            message = f"The request was not complete after {self.patience:g} s. Send it again."
-            reply = refusal(Refused(408, message), self.kind)
-        data = memoryview(render(reply, close=not stays, bare=method == "HEAD"))
-        self.request.settimeout(self.patience)
-        for at in range(0, len(data), PIECE):
-            self.request.sendall(data[at : at + PIECE])
-        return stays
+    def _read_head(self) -> bool:
+        """Read the head of a request; whether it has arrived."""
+        end = self.buffer.find(b"\r\n\r\n", 0, MAX_HEAD + 4)
+        self.kind = content_type(self.buffer[:40].decode("latin-1").partition(" ")[2])
+        if self.buffer and not self.buffer[:1].isalpha():
+            raise Refused(400, "This is not HTTP. Use an address that begins with http://, not https://.")
+        if end < 0 and len(self.buffer) > MAX_HEAD:
+            raise Refused(431, f"The head of the request has more than {MAX_HEAD:,} bytes. Send less.")
+        if end < 0:
+            return False
+        check_head(bytes(self.buffer[: end + 2]))
+        message = h11.Connection(h11.SERVER)
+        message.receive_data(bytes(self.buffer))
+        event = message.next_event()
+        assert isinstance(event, h11.Request)
+        self._request = parse_head(event)
+        self._message, self.buffer, self._body, self._chunks = message, bytearray(), bytearray(), 0
+        self.continues = message.they_are_waiting_for_100_continue
+        return True
 
-    def _read(self) -> Request:
-        self.begun = False
-        while (end := self.buffer.find(b"\r\n\r\n", 0, MAX_HEAD + 4)) < 0:
-            self.kind = content_type(self._target())
-            if self.buffer and not self.buffer[:1].isalpha():
-                raise Refused(400, "This is not HTTP. Use an address that begins with http://, not https://.")
-            if len(self.buffer) > MAX_HEAD:
-                raise Refused(431, f"The head of the request has more than {MAX_HEAD:,} bytes. Send less.")
-            self._more()
-        self.kind = content_type(self._target())
-        method, target, version, headers = parse_head(self._take(end + 4)[:-4])
-        self.begun = True
-        options = {word.strip().lower() for word in headers.get("connection", "").split(",")}
-        stays = version == "1.1" and "close" not in options
-        return Request(method, target, headers, self._body(method, headers), stays)
-
-    def _target(self) -> str:
-        """The first characters of the address, as far as they have arrived; the rest may be malformed."""
-        return self.buffer[:40].decode("latin-1").partition(" ")[2]
-
-    def _body(self, method: str, headers: dict[str, str]) -> bytes:
-        coding, length = headers.get("transfer-encoding"), headers.get("content-length")
-        if coding is None and length is None:
-            if method == "POST":
-                raise Refused(411, "A POST needs a Content-Length. Say how long the body is.", "Content-Length")
-            return b""
-        if coding is not None and (length is not None or coding.lower() != "chunked"):
-            raise Refused(400, "Send a body either with Content-Length or with Transfer-Encoding: chunked.")
-        if length is not None and not re.fullmatch(r"[0-9]{1,18}", length):
-            raise Refused(400, f"Content-Length is {cut(length)!r}; it must be a whole number.", "Content-Length")
-        if length is not None and int(length) > MAX_BODY:
-            raise too_large(int(length))
-        if headers.get("expect", "").lower() == "100-continue":
-            self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return self._chunks() if length is None else self._take(int(length))
-
-    def _chunks(self) -> bytes:
-        body = bytearray()
-        for _ in range(MAX_CHUNKS):
-            size = re.fullmatch(rb"([0-9A-Fa-f]{1,8})[ \t]*(;.*)?", self._line())
-            if size is None:
-                break
-            length = int(size[1], 16)
-            if len(body) + length > MAX_BODY:
-                raise too_large(None)
-            body += self._take(length)
-            if self._line():
-                break
-            if not length:
-                return bytes(body)
-        raise Refused(
-            400, f"The body is not in at most {MAX_CHUNKS:,} chunks of size, line, content, line; or has trailers."
-        )
-
-    def _take(self, size: int) -> bytes:
-        while len(self.buffer) < size:
-            self._more()
-        data = bytes(self.buffer[:size])
-        del self.buffer[:size]
-        return data
-
-    def _line(self) -> bytes:
-        while (end := self.buffer.find(b"\r\n", 0, 1000)) < 0:
-            if len(self.buffer) >= 1000:
-                raise Refused(400, "A chunk of the body does not begin with its size.", "Transfer-Encoding")
-            self._more()
-        return self._take(end + 2)[:-2]
-
-    def _more(self) -> None:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.request.settimeout(left)
-        data = self.request.recv(PIECE)
-        if not data:
-            raise ConnectionAbortedError
-        self.buffer += data
-
-    def _linger(self) -> None:
-        """Read what is still being sent, for a moment: closing the connection at once would lose the reply."""
-        self.request.shutdown(socket.SHUT_WR)
-        self.until = time.monotonic() + min(2.0, self.patience)
+    def _read_body(self) -> Request | None:
+        message, request = self._message, self._request
+        assert message is not None and request is not None
         while True:
-            self._more()
-            self.buffer.clear()
+            event = message.next_event()
+            if event is h11.NEED_DATA:
+                return None
+            if isinstance(event, h11.Data):
+                self._body += event.data
+                self._chunks += event.chunk_start
+                if len(self._body) > MAX_BODY:
+                    raise too_large(None)
+                if self._chunks > MAX_CHUNKS:
+                    raise Refused(400, f"The body has more than {MAX_CHUNKS:,} chunks. Send larger ones.", "body")
+            elif isinstance(event, h11.EndOfMessage):
+                if list(event.headers):
+                    raise Refused(400, "The body has trailers. Send headers before the body only.", "Trailer")
+                self.buffer, self._message = bytearray(message.trailing_data[0]), None
+                return request._replace(body=bytes(self._body))
+            else:  # the client has closed its side
+                return None
 
 
-def parse_head(head: bytes) -> tuple[str, str, str, dict[str, str]]:
-    """(method, target, version, headers) of a request's head, read strictly."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    request = re.fullmatch(r"([A-Z]{1,20}) (/[!-~]*) HTTP/(1\.[01])", first)
-    if not request:
-        raise Refused(400, f"{cut(first)!r} is not a request line. Send one such as GET / HTTP/1.1.")
+def check_head(head: bytes) -> None:
+    """Refuse what h11 would accept although other programs read it differently."""
+    found = LENIENT.search(head)
+    if found:
+        message = f"The head of the request has {cut(repr(found[0])[1:])}, which HTTP/1.1 forbids in it. Leave it out."
+        raise Refused(400, message)
+    lengths = LENGTHS.findall(head)
+    if len(lengths) > 1:
+        raise Refused(400, "Content-Length is there twice; send it once.", "Content-Length")
+    if lengths and not re.fullmatch(rb"[0-9]{1,18}", lengths[0].rstrip(b" \t")):
+        got = cut(lengths[0].decode("latin-1"))
+        raise Refused(400, f"Content-Length is {got!r}; it must be a whole number.", "Content-Length")
+    if head.count(b"\r\n") > MAX_HEADERS + 1:
+        raise Refused(431, f"The head of the request has more than {MAX_HEADERS} headers. Send fewer.")
+
+
+def parse_head(head: h11.Request) -> Request:
+    """The request of a head that h11 has read, without its body; 411 and 413 are answered before a body is sent."""
+    method, target = head.method.decode("ascii"), head.target.decode("ascii")
+    if not re.fullmatch(r"[A-Z]{1,20}", method) or not target.startswith("/"):
+        raise Refused(400, f"{cut(f'{method} {target}')!r} is not a request line. Send one such as GET / HTTP/1.1.")
+    if head.http_version not in (b"1.0", b"1.1"):
+        raise Refused(400, f"HTTP/{head.http_version.decode('ascii')} is not read here; send HTTP/1.1.")
     headers: dict[str, str] = {}
-    for line in lines:
-        header = re.fullmatch(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)", line)
-        if not header:
-            raise Refused(400, f"{cut(line)!r} is not a header line. Send one such as Accept: */*.")
-        name, value = header[1].lower(), header[2].strip(" \t")
-        if name in headers and name in ("host", "content-length", "transfer-encoding", "content-type"):
-            raise Refused(400, f"{header[1]} is there twice; send it once.", header[1])
+    for raw_name, raw_value in head.headers:
+        name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+        if name in headers and name in ONCE:
+            raise Refused(400, f"{name.title()} is there twice; send it once.", name.title())
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return request[1], request[2], request[3], headers
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if method == "POST" and coding is None and length is None:
+        raise Refused(411, "A POST needs a Content-Length. Say how long the body is.", "Content-Length")
+    if coding is not None and length is not None:
+        raise Refused(400, "Send a body either with Content-Length or with Transfer-Encoding: chunked.")
+    if length is not None and int(length) > MAX_BODY:
+        raise too_large(int(length))
+    options = {word.strip().lower() for word in headers.get("connection", "").split(",")}
+    return Request(method, target, headers, b"", head.http_version == b"1.1" and "close" not in options)
 
 
 def accepts_gzip(accepted: str) -> bool:
@@ -204,8 +189,8 @@ def content_type(target: str) -> str:
 
 
 def api_reply(answer: Answer) -> Reply:
-    body = json.dumps(answer.body, allow_nan=False).encode()
-    return Reply(answer.status, body, {"Content-Type": JSON, "Cache-Control": "no-store", **answer.headers})
+    headers = {"Content-Type": JSON, "Cache-Control": "no-store", **answer.headers}
+    return Reply(answer.status, answer.content, headers)
 
 
 def refusal(refused: Refused, kind: str) -> Reply:
@@ -219,10 +204,20 @@ def busy(kind: str) -> Reply:
     return refusal(Refused(503, message, None, **{"Retry-After": "1"}), kind)
 
 
+_date = [0, ""]  # the second, and the Date header of it
+
+
+def _date_line() -> str:
+    now = int(time.time())
+    if _date[0] != now:
+        _date[:] = now, f"Date: {formatdate(now, usegmt=True)}\r\n"
+    return str(_date[1])
+
+
 def render(reply: Reply, *, close: bool, bare: bool = False) -> bytes:
     """The bytes of a reply; `bare` leaves out the body, for HEAD."""
-    headers = {"Date": formatdate(usegmt=True), **ALL_REPLIES, **reply.headers}
-    headers |= {} if reply.status == 304 else {"Content-Length": str(len(reply.body))}
-    headers |= {"Connection": "close"} if close else {}
-    lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", *(f"{k}: {v}" for k, v in headers.items())]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (b"" if bare else reply.body)
+    headers = reply.headers if reply.status == 304 else reply.headers | {"Content-Length": str(len(reply.body))}
+    own = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    first = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
+    head = f"{first}{_date_line()}{COMMON_HEAD}{own}" + ("Connection: close\r\n\r\n" if close else "\r\n")
+    return head.encode("latin-1") + (b"" if bare else reply.body)

@@ -49,6 +49,11 @@ class Filter(NamedTuple):
     genres: Iterable[str] | None = None  # an item must have one of these; None: any
     on_unknown: OnUnknown = "raise"  # items of `only` and `exclude`
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything passes; an `exclude` that is no list or tuple is not looked at."""
+        return self.only is None and self.genres is None and isinstance(self.exclude, list | tuple) and not self.exclude
+
 
 class TasteArguments(TypedDict, total=False):
     """What a new person likes, dislikes and has rated, by names or titles of items."""
@@ -110,6 +115,8 @@ def describe(names: Sequence[str]) -> str:
 def allowed_items(titles: Titles, filter: Filter, catalogue: Catalogue | None = None) -> Items | None:
     """The items that pass a filter; None for the whole catalogue. ItemListError where none is left. `exclude` is about
     exactly these items: another one of the same title stays."""
+    if filter.is_empty:
+        return None
     allowed = np.full(len(titles.titles), filter.only is None)
     if filter.only is not None:
         allowed[find_items(titles, filter.only, "only", filter.on_unknown)] = True

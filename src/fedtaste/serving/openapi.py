@@ -1,14 +1,19 @@
-"""Request and answer types of the HTTP API, and its OpenAPI description with examples from one catalogue.
+"""Request and answer types of the HTTP API, its routes, and its OpenAPI description with examples from one catalogue.
 
-The schemas are generated from these types. The examples are real titles of the catalogue, and real answers to them.
+The description is generated from the types that validate requests. The examples are real titles of the catalogue, and
+real answers to them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from annotated_types import Ge, Le
+from pydantic import BeforeValidator, ConfigDict, Field, create_model
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from fedtaste import __version__
@@ -17,6 +22,7 @@ from fedtaste.serving.recommendation import Json, JsonModel, Recommendations, Si
 
 MAX_ENTRIES, MAX_TITLE = 1000, 300  # entries of a list, characters of a title
 MAX_ITEMS, MAX_PAGE, MAX_GENRES = 100, 1000, 100  # recommendations, items of a page, genres of a filter
+MAX_START = 999_999_999
 ERRORS = {
     400: "Not a request that can be read: its head or its body is malformed, or the body is not JSON.",
     408: "The request did not arrive whole in time.",
@@ -29,48 +35,69 @@ ERRORS = {
     503: "Too many requests at once.",
 }
 ALWAYS = (400, 408, 413, 421, 431, 503)
-Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE)]
-TitleList = Annotated[list[Title], Field(max_length=MAX_ENTRIES)]
 TITLES = f'a list of titles, as in ["A title"]: at most {MAX_ENTRIES:,}, each a text of 1 to {MAX_TITLE} characters'
-MUST_BE = {  # of every field of POST /v1/recommend, for errors
-    "likes": TITLES,
-    "dislikes": TITLES,
-    "ratings": (
-        f'an object as in {{"A title": 5}}: at most {MAX_ENTRIES:,} numbers, titles of 1 to {MAX_TITLE} characters'
-    ),
-    "n": f"a whole number from 1 to {MAX_ITEMS}",
-    "adventurous": "a number from -1 to 1",
-    "timed": "true or false",
-    "unknown": '"refuse" or "skip"',
-    "only": TITLES,
-    "exclude": TITLES,
-    "genres": f'a list of genres, as in ["Drama"]: 1 to {MAX_GENRES}, as GET /v1/items names them',
-}
-SIMILAR_MUST_BE = {  # of every field of POST /v1/similar
-    "item": f"a title or the name of an item, a text of 1 to {MAX_TITLE} characters",
-    "n": MUST_BE["n"],
-}
+
+
+@dataclass(frozen=True)
+class MustBe:
+    """What a field must be, in words for errors: metadata of the field of a request."""
+
+    text: str
+
+
+def whole_number(value: object) -> object:
+    """Digits as a number; pydantic would also read +1, 1_0 and 1.0."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else "not a number"
+
+
+Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE)]
+TitleList = Annotated[list[Title], Field(max_length=MAX_ENTRIES), MustBe(TITLES)]
+Count = Annotated[int, Field(ge=1, le=MAX_ITEMS), MustBe(f"a whole number from 1 to {MAX_ITEMS}")]
+Number = Annotated[int, BeforeValidator(whole_number)]
 
 
 class RecommendRequest(JsonModel):
     """The body of POST /v1/recommend."""
 
     model_config = ConfigDict(strict=True)
-    likes: TitleList = Field(default=[], description="Titles, or names of items, oldest first.")
-    dislikes: TitleList = Field(default=[], description="For a model that ranks: what should not come.")
-    ratings: dict[Title, float] = Field(
-        default={}, max_length=MAX_ENTRIES, description="For a model of ratings: stars by title."
+    likes: TitleList = Field(default_factory=list, description="Titles, or names of items, oldest first.")
+    dislikes: TitleList = Field(default_factory=list, description="For a model that ranks: what should not come.")
+    ratings: Annotated[
+        dict[Title, float],
+        MustBe(
+            f'an object as in {{"A title": 5}}: at most {MAX_ENTRIES:,} numbers, titles of 1 to {MAX_TITLE} characters'
+        ),
+    ] = Field(default_factory=dict, max_length=MAX_ENTRIES, description="For a model of ratings: stars by title.")
+    n: Count = 10
+    adventurous: Annotated[float, MustBe("a number from -1 to 1")] = Field(
+        default=0, ge=-1, le=1, description="-1 leans towards what is popular, 1 away from it."
     )
-    n: int = Field(default=10, ge=1, le=MAX_ITEMS)
-    adventurous: float = Field(default=0, ge=-1, le=1, description="-1 leans towards what is popular, 1 away from it.")
-    timed: bool = Field(default=False, description="Whether the order is one of time.")
-    unknown: Literal["refuse", "skip"] = Field(
+    timed: Annotated[bool, MustBe("true or false")] = Field(
+        default=False, description="Whether the order is one of time."
+    )
+    unknown: Annotated[Literal["refuse", "skip"], MustBe('"refuse" or "skip"')] = Field(
         default="refuse", description="What happens to a title that is not in the catalogue."
     )
-    only: TitleList | None = Field(default=None, description="Titles, or names of items: nothing else is listed.")
-    exclude: TitleList = Field(default=[], description="Titles, or names of items, that are not listed.")
-    genres: list[Title] | None = Field(
+    only: Annotated[TitleList | None, MustBe(TITLES)] = Field(
+        default=None, description="Titles, or names of items: nothing else is listed."
+    )
+    exclude: TitleList = Field(default_factory=list, description="Titles, or names of items, that are not listed.")
+    genres: Annotated[
+        list[Title] | None,
+        MustBe(f'a list of genres, as in ["Drama"]: 1 to {MAX_GENRES}, as GET /v1/items names them'),
+    ] = Field(
         default=None, min_length=1, max_length=MAX_GENRES, description="Only items of one of these genres are listed."
+    )
+
+
+@cache
+def recommend_request(low: float, high: float) -> type[RecommendRequest]:
+    """RecommendRequest with the scale of a model of ratings: it validates requests, and describes them."""
+    field, rating = RecommendRequest.model_fields["ratings"], Annotated[float, Ge(low), Le(high)]
+    about: object = Field(default_factory=dict, max_length=MAX_ENTRIES, description=field.description)
+    ratings = Annotated[dict[Title, rating], MustBe(must_be(RecommendRequest)["ratings"])]  # type: ignore[valid-type]
+    return create_model(
+        "RecommendRequest", __base__=RecommendRequest, __doc__=RecommendRequest.__doc__, ratings=(ratings, about)
     )
 
 
@@ -78,8 +105,30 @@ class SimilarRequest(JsonModel):
     """The body of POST /v1/similar."""
 
     model_config = ConfigDict(strict=True)
-    item: Title = Field(description="A title, or the name of an item.")
-    n: int = Field(default=10, ge=1, le=MAX_ITEMS)
+    item: Annotated[Title, MustBe(f"a title or the name of an item, a text of 1 to {MAX_TITLE} characters")] = Field(
+        description="A title, or the name of an item."
+    )
+    n: Count = 10
+
+
+class PageRequest(JsonModel):
+    """The query of GET /v1/items."""
+
+    start: Annotated[Number, MustBe(f"a whole number from 0 to {MAX_START:,}")] = Field(
+        default=0, ge=0, le=MAX_START, description="How many items to skip."
+    )
+    limit: Annotated[Number, MustBe(f"a whole number from 1 to {MAX_PAGE:,}")] = Field(
+        default=100, ge=1, le=MAX_PAGE, description="How many items at most."
+    )
+
+
+@cache
+def must_be(model: type[JsonModel]) -> dict[str, str]:
+    """What every field of a request must be, in words."""
+    texts = {
+        name: [m.text for m in field.metadata if isinstance(m, MustBe)] for name, field in model.model_fields.items()
+    }
+    return {name: text[-1] for name, text in texts.items()}
 
 
 class CatalogueItem(JsonModel):
@@ -99,10 +148,14 @@ class Page(JsonModel):
 
 
 class Health(JsonModel):
-    """The answer of /v1/health."""
+    """The answer of /health and /v1/health."""
 
     status: Literal["ok"]
-    fedtaste: str
+    fedtaste: str = Field(description="The version of the server.")
+    model: str = Field(description="The id of the model: the beginning of the hash of manifest.json.")
+    date: str = Field(description="When the model was written, in UTC.")
+    build: str = Field(description="The version of fedtaste that exported the model.")
+    loaded: str = Field(description="Since when the server answers with this model, in UTC.")
     name: str
     method: str
     task: Literal["ranking", "ratings"]
@@ -117,10 +170,46 @@ class Error(JsonModel):
     field: str | None = Field(description="The field, parameter or header at fault.")
 
 
+class Route(NamedTuple):
+    """An address of the API: its method, the model that validates requests, and the model of its answer."""
+
+    method: Literal["GET", "POST"]
+    summary: str
+    request: type[JsonModel] | None = None
+    answer: type[JsonModel] | None = None
+
+
+ROUTES = {
+    "/v1/openapi.json": Route("GET", "This description."),
+    "/v1/health": Route("GET", "That the server runs, and with which model.", None, Health),
+    "/v1/items": Route("GET", "The catalogue, in pages and in its own order.", PageRequest, Page),
+    "/v1/recommend": Route(
+        "POST", "The best items for somebody, best first. Without likes: what most people take.",
+        RecommendRequest, Recommendations,
+    ),
+    "/v1/similar": Route(
+        "POST", "The items that are most similar to one item, by the cosine of their vectors.",
+        SimilarRequest, SimilarItems,
+    ),
+}  # fmt: skip
+
+
 def describe(recommender: BundleRecommender, health: Health, first: tuple[CatalogueItem, ...]) -> Json:
     """OpenAPI 3.1. `first` are items to show as examples."""
     rated = recommender.task == "ratings"
     description = "Nothing of a request is stored or logged, and no address holds what a person typed. "
+    taste, answer = _taste_example(recommender)
+    (best,) = recommender.recommend(n=1).items
+    examples: dict[str, Json] = {  # of the answers
+        "/v1/health": health.dump(),
+        "/v1/items": Page(items=first, start=0, total=health.items).dump(),
+        "/v1/recommend": answer,
+        "/v1/similar": recommender.similar(best.title, n=2).dump(),
+    }
+    bodies: dict[str, Json] = {
+        "/v1/recommend": taste,
+        "/v1/similar": {"title": {"summary": "By its title", "value": {"item": best.title, "n": 2}}},
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -132,31 +221,15 @@ def describe(recommender: BundleRecommender, health: Health, first: tuple[Catalo
         },
         "servers": [{"url": "/"}],
         "paths": {
-            "/v1/openapi.json": {"get": _operation("openapi", "This description.", {"type": "object"})},
-            "/v1/health": {
-                "get": _operation(
-                    "health", "That the server runs, and with which model.", _ref("Health"), health.dump()
-                )
-            },
-            "/v1/items": {"get": _items_operation(Page(items=first, start=0, total=health.items))},
-            "/v1/recommend": {"post": _recommend_operation(recommender)},
-            "/v1/similar": {"post": _similar_operation(recommender)},
+            path: {route.method.lower(): _operation(path, route, examples.get(path), bodies.get(path, {}))}
+            for path, route in ROUTES.items()
         },
         "components": {"schemas": _schemas(*recommender.scale)},
     }
 
 
-def _items_operation(example: Page) -> Json:
-    summary = "The catalogue, in pages and in its own order."
-    return _operation("items", summary, _ref("Page"), example.dump(), (422,)) | {
-        "parameters": [
-            _parameter("start", "How many items to skip.", 0, 999_999_999, 0),
-            _parameter("limit", "How many items at most.", 1, MAX_PAGE, 100),
-        ]
-    }
-
-
-def _recommend_operation(recommender: BundleRecommender) -> Json:
+def _taste_example(recommender: BundleRecommender) -> tuple[Json, Json]:
+    """(examples of requests for recommendations, the answer to the first)."""
     popular = [item.title for item in recommender.recommend(n=2).items]
     if recommender.task == "ratings":
         taste: Json = {"ratings": dict.fromkeys(popular, recommender.scale[1])}
@@ -164,8 +237,7 @@ def _recommend_operation(recommender: BundleRecommender) -> Json:
     else:
         taste = {"likes": popular}
         answer = recommender.recommend(popular, n=2)
-    summary = "The best items for somebody, best first. Without likes: what most people take."
-    examples = {
+    examples: Json = {
         "taste": {"summary": "From a taste", "value": taste | {"n": 2}},
         "nothing": {"summary": "From nothing", "value": {"n": 3}},
         "skip": {
@@ -174,33 +246,37 @@ def _recommend_operation(recommender: BundleRecommender) -> Json:
         },
         "filter": {"summary": "Without some titles", "value": {"likes": popular[:1], "exclude": popular[1:]}},
     }
-    example = answer.model_copy(update={"unknown": ()}).dump()
-    return _operation("recommend", summary, _ref("Recommendations"), example, (411, 415, 422)) | {
-        "requestBody": _body("RecommendRequest", examples)
-    }
+    return examples, answer.model_copy(update={"unknown": ()}).dump()
 
 
-def _similar_operation(recommender: BundleRecommender) -> Json:
-    (first,) = recommender.recommend(n=1).items
-    summary = "The items that are most similar to one item, by the cosine of their vectors."
-    examples = {"title": {"summary": "By its title", "value": {"item": first.title, "n": 2}}}
-    example = recommender.similar(first.title, n=2).dump()
-    return _operation("similar", summary, _ref("SimilarItems"), example, (411, 415, 422)) | {
-        "requestBody": _body("SimilarRequest", examples)
-    }
-
-
-def _body(schema: str, examples: Mapping[str, object]) -> Json:
-    return {"required": True, "content": {"application/json": {"schema": _ref(schema), "examples": examples}}}
-
-
-def _operation(
-    name: str, summary: str, schema: Json, example: Json | None = None, errors: tuple[int, ...] = ()
-) -> Json:
+def _operation(path: str, route: Route, example: Json | None, bodies: Mapping[str, object]) -> Json:
+    schema = _ref(route.answer.__name__) if route.answer else {"type": "object"}
     content = {"schema": schema} | ({"example": example} if example else {})
-    responses: Json = {"200": {"description": summary, "content": {"application/json": content}}}
-    responses |= {str(status): _failure(status) for status in sorted({*ALWAYS, *errors})}
-    return {"operationId": name, "summary": summary, "responses": responses}
+    responses: Json = {"200": {"description": route.summary, "content": {"application/json": content}}}
+    errors = {*ALWAYS, *((422,) if route.request else ()), *((411, 415) if route.method == "POST" else ())}
+    responses |= {str(status): _failure(status) for status in sorted(errors)}
+    operation: Json = {
+        "operationId": path.split("/")[2].partition(".")[0],
+        "summary": route.summary,
+        "responses": responses,
+    }
+    if route.request and route.method == "GET":
+        return operation | {"parameters": _parameters(route.request)}
+    if route.request:
+        body = {"application/json": {"schema": _ref(route.request.__name__), "examples": bodies}}
+        return operation | {"requestBody": {"required": True, "content": body}}
+    return operation
+
+
+def _parameters(model: type[JsonModel]) -> list[Json]:
+    """The parameters of a query, from its model."""
+    properties = model.model_json_schema()["properties"]
+    drop = ("title", "description")
+    return [
+        {"name": name, "in": "query", "required": False, "description": schema["description"],
+         "schema": {key: value for key, value in schema.items() if key not in drop}}
+        for name, schema in properties.items()
+    ]  # fmt: skip
 
 
 def _failure(status: int) -> Json:
@@ -210,23 +286,16 @@ def _failure(status: int) -> Json:
     return failure | {"headers": wait} if status == 503 else failure
 
 
-def _parameter(name: str, description: str, low: int, high: int, default: int) -> Json:
-    schema: Json = {"type": "integer", "minimum": low, "maximum": high, "default": default}
-    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
-
-
 def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _schemas(low: float, high: float) -> Json:
-    """The schemas of the request and of all answers; ratings are bounded by the scale of the model."""
-    models: list[tuple[type[JsonModel], JsonSchemaMode]] = [
-        (model, "validation") for model in (RecommendRequest, SimilarRequest)
-    ]
+    """The schemas of the requests, with the scale of the model, and of all answers."""
+    requests = (recommend_request(low, high), SimilarRequest)
+    models: list[tuple[type[JsonModel], JsonSchemaMode]] = [(model, "validation") for model in requests]
     models += [(model, "serialization") for model in (Recommendations, SimilarItems, Page, Health, Error)]
     schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]
-    schemas["RecommendRequest"]["properties"]["ratings"]["additionalProperties"] |= {"minimum": low, "maximum": high}
     for name in ("Recommendations", "SimilarItems"):
         schemas[name]["properties"]["items"]["maxItems"] = MAX_ITEMS
     return dict(schemas)

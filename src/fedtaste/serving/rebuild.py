@@ -127,7 +127,10 @@ def strongest_likes(shares: Floats, taste: Taste, scale: tuple[float, float], mo
     good = taste.values > sum(scale) / 2
     positive = np.where(good & (shares > 0), shares, 0.0)
     order = np.argsort(-positive, axis=1, kind="stable")[:, :most]
-    return [[int(taste.likes[i]) for i in row if share[i] > 0] for row, share in zip(order, positive)]
+    counted = np.take_along_axis(positive, order, axis=1) > 0
+    return [
+        [like for like, counts in zip(*row) if counts] for row in zip(taste.likes[order].tolist(), counted.tolist())
+    ]
 
 
 def _with_trail(recipe: Recipe, trail: TrailRecipe, tables: Tables, taste: Taste, person: Person) -> Person:
@@ -156,7 +159,8 @@ def _ridge(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) ->
         ages = np.arange(len(taste.likes))[::-1]
         weights[: len(ages)] = recipe.floor + (1 - recipe.floor) * recipe.recency**ages
     f = tables.features(items)
-    system = (f * weights[:, None]).T @ f + recipe.lam * (weights.sum() + recipe.prior) * np.eye(f.shape[1])
+    system = (f * weights[:, None]).T @ f
+    system.ravel()[:: f.shape[1] + 1] += recipe.lam * (weights.sum() + recipe.prior)  # the diagonal
     system = system if gram is None else system + gram
     right = weights * (targets - tables.offsets(items))
     try:
@@ -238,6 +242,8 @@ def _mix(a: int, b: int) -> int:
 
 def _rows_of_likes(items: Items, by_example: Floats, taste: Taste) -> Floats:
     """The rows of the likes, in their order; no item is an example and a dislike."""
+    if np.array_equal(items[: len(taste.likes)], taste.likes):  # the history itself, which was not shuffled
+        return by_example[: len(taste.likes)]
     order = np.argsort(items, kind="stable")
     return by_example[order[np.searchsorted(items[order], taste.likes)]]
 

@@ -14,6 +14,10 @@ class JsonModel(ResultPart):
 
     model_config = ConfigDict(allow_inf_nan=True, json_schema_serialization_defaults_required=True)
 
+    def encode(self) -> bytes:
+        """`dump` as JSON in UTF-8."""
+        return self.model_dump_json(exclude_unset=True).encode()
+
 
 class Recommendation(JsonModel):
     """One recommended item. `because` names the likes that add most to its score, where the model can tell."""

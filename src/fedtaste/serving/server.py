@@ -1,70 +1,73 @@
-"""The HTTP server of `fedtaste serve`: the files of a bundle, and on request the API, on the loopback address.
+"""The HTTP server of `fedtaste serve` and `fedtaste monitor`: limits, host names, /health and /metrics.
 
-All files are in memory before the first request, and an address is a key of a dictionary: no request can name a path on
-the disk. Nothing about a request is logged.
+An event loop reads requests and sends replies; a few threads compute. What is served is a Site: the page with its API
+(site.py), or the state of a federation (flower/monitor.py). Nothing about a request is logged.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import errno
-import gzip
-import hashlib
+import ipaddress
 import os
 import re
 import socket
-import socketserver
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Protocol
+
+from prometheus_client.core import Metric
 
 from fedtaste.errors import SettingError
-from fedtaste.serving.api import Api, Refused, cut
-from fedtaste.serving.http import (
-    JSON,
-    TEXT,
-    Connection,
-    Reply,
-    Request,
-    accepts_gzip,
-    api_reply,
-    busy,
-    content_type,
-    refusal,
-    render,
-)
+from fedtaste.event_log import Event, EventLog, ignore
+from fedtaste.serving.api import Refused, cut
+from fedtaste.serving.connections import Connection
+from fedtaste.serving.http import JSON, Reply, Request, busy, content_type, refusal
+from fedtaste.serving.metrics import CONTENT_TYPE, Counts, exposition
 
 PARALLEL = 256  # requests in work at once; as many more connections may wait
 PATIENCE = 10.0  # seconds that a request may take to arrive
-Accepted = socket.socket | tuple[bytes, socket.socket]  # as socketserver types it
-CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-    ".json": JSON, ".svg": "image/svg+xml", ".md": TEXT, ".txt": TEXT,
-}  # fmt: skip
+BACKLOG = 256  # connections that the operating system holds
+THREADS = 2  # that compute; Python runs one at a time, and the second takes over while the first one waits
+WATCH_SECONDS = 2.0
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class File(NamedTuple):
-    """A file with its content type and its tag for caches, and compressed where that is shorter."""
+class Site(Protocol):
+    """What a server serves."""
 
-    kind: str
-    body: bytes
-    packed: bytes | None
-    tag: str
+    def reply(self, request: Request) -> Reply:
+        """The reply to a request for anything but /health and /metrics; may raise Refused."""
+
+    def health(self) -> bytes:
+        """The JSON of /health."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """What /metrics shows beside the counts of the server itself."""
+
+    def refresh(self, log: EventLog) -> None:
+        """Look for news; called in a thread every two seconds."""
+
+    def address(self, target: str) -> str:
+        """The name under which replies to this target are counted."""
 
 
-def files_by_address(files: Mapping[str, bytes]) -> dict[str, File]:
-    """The files as they are sent, by their address; text is compressed here once."""
-    by_address = {}
-    for name, body in files.items():
-        kind = CONTENT_TYPES.get(PurePath(name).suffix)
-        packed = gzip.compress(body, 9, mtime=0) if kind else body
-        tag = hashlib.sha256(body).hexdigest()[:32]
-        smaller = packed if len(packed) < len(body) else None
-        by_address[f"/{name}"] = File(kind or "application/octet-stream", body, smaller, tag)
-    return by_address | {"/": by_address["/index.html"]}
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, for whom it answers, and its limits."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    hosts: tuple[str, ...] = ()  # further host names to answer for
+    metrics_from: tuple[str, ...] = ()  # further networks that may read /metrics
+    parallel: int = PARALLEL
+    patience: float = PATIENCE
 
 
 def check_host(name: str) -> str:
@@ -77,90 +80,193 @@ def check_host(name: str) -> str:
     return name.lower()
 
 
-class Server(socketserver.ThreadingTCPServer):
-    """Listens once constructed; `serve_forever` answers."""
+def check_network(text: str) -> Network:
+    """A value of --allow-metrics; refuses what is no address or network."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise SettingError(
+            "--allow-metrics must be an address or a network, as in 10.0.0.7 or 10.0.0.0/8, got "
+            f"{cut(text)!r} ({error})."
+        ) from None
 
-    daemon_threads, block_on_close = True, False
-    allow_reuse_address = os.name != "nt"
-    request_queue_size = 256
 
-    def __init__(
-        self,
-        files: Mapping[str, bytes],
-        *,
-        port: int = 0,
-        api: Api | None = None,
-        hosts: Iterable[str] = (),
-        parallel: int = PARALLEL,
-        patience: float = PATIENCE,
-        log: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        allowed = [check_host(name) for name in hosts]
-        self.files, self.api, self.patience, self.log = files_by_address(files), api, patience, log
-        self.work, self.connections = threading.Semaphore(parallel), threading.Semaphore(2 * parallel)
-        try:
-            super().__init__(("127.0.0.1", port), Connection)
-        except OverflowError:
-            raise SettingError(f"--port must be a number from 0 to 65535, got {port}.") from None
-        except OSError as error:
-            why = "another program listens there" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
+def check_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """A value of --host as an address; refuses names, which may stand for several addresses."""
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise SettingError(
+            "--host must be an address of this machine, as in 127.0.0.1, or 0.0.0.0 for all of its addresses, got "
+            f"{cut(host)!r}."
+        ) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    address = check_address(host)
+    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if os.name != "nt":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OverflowError:
+        listener.close()
+        raise SettingError(f"--port must be a number from 0 to 65535, got {port}.") from None
+    except OSError as error:
+        listener.close()
+        why = "another program listens there" if error.errno == errno.EADDRINUSE else (error.strerror or "").lower()
+        raise SettingError(
+            f"Port {port} of {address} cannot be used: {why}. Choose another with --port, or --port 0 for a free one."
+        ) from None
+    return listener
+
+
+class Server:
+    """Listens once constructed; `serve_forever` answers, until `shutdown` is called from another thread."""
+
+    def __init__(self, site: Site, listening: Listening, log: EventLog = ignore, counts: Counts | None = None) -> None:
+        self.site, self.patience, self.parallel, self.log = site, listening.patience, listening.parallel, log
+        self.counts = counts or Counts()
+        allowed = [check_host(name) for name in listening.hosts]
+        self.metrics_from = [check_network(text) for text in listening.metrics_from]
+        address = check_address(listening.host)
+        if address.is_unspecified and not allowed:
             raise SettingError(
-                f"Port {port} cannot be used: {why}. Choose another with --port, or --port 0 for a free one."
-            ) from None
-        self.port = int(self.server_address[1])
-        self.url = f"http://127.0.0.1:{self.port}/"
-        loopback = ("127.0.0.1", "localhost", "[::1]")
-        self.hosts = {*allowed, *(f"{name}:{self.port}" for name in loopback), *(loopback if self.port == 80 else ())}
+                f"--host {listening.host} needs --allow-host NAME, the name that browsers ask for: requests to other "
+                "names are refused, so that no web site can reach the server by a name that it points at this machine."
+            )
+        self.in_work, self.connections = 0, set[Connection]()
+        self.socket = listen(listening.host, listening.port)
+        self.port = int(self.socket.getsockname()[1])
+        own = f"[{address}]" if address.version == 6 else str(address)
+        names = LOOPBACK if address.is_unspecified else (*LOOPBACK, own)
+        self.url = f"http://{allowed[0].partition(':')[0] if address.is_unspecified else own}:{self.port}/"
+        self.own_hosts = {f"{name}:{self.port}" for name in names} | ({*names} if self.port == 80 else set())
+        self.hosts = {*allowed, *self.own_hosts}
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def process_request(self, request: Accepted, client_address: object) -> None:
-        if not self.connections.acquire(blocking=False):
-            assert isinstance(request, socket.socket)  # not a datagram
-            request.setblocking(False)
-            with contextlib.suppress(OSError):
-                request.send(render(busy(JSON), close=True))
-            return self.shutdown_request(request)
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self.connections.release()
-            raise
+    def __enter__(self) -> Server:
+        return self
 
-    def process_request_thread(self, request: Accepted, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.connections.release()
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
 
-    def handle_error(self, request: Accepted, client_address: object) -> None:
-        error = sys.exc_info()[1]
-        if error is not None and not isinstance(error, OSError):
-            self._log_bug(error)
+    # The event loop
 
-    def _log_bug(self, error: BaseException) -> None:
+    def serve_forever(self) -> None:
+        """Answer requests in this thread."""
+        asyncio.run(self._serve())
+
+    def shutdown(self) -> None:
+        """Stop answering; may be called from any thread."""
+        self._stopping.set()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _serve(self) -> None:
+        self._stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self._log_failure(context))
+        self._loop = loop
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(THREADS, self.parallel))]
+        threads.append(threading.Thread(target=self._watch, daemon=True))
+        for thread in threads:
+            thread.start()
+        server = await loop.create_server(lambda: Connection(self), sock=self.socket.dup(), backlog=BACKLOG)
+        if not self._stopping.is_set():
+            await self._stopped.wait()
+        server.close()
+        self._loop = None
+        for connection in list(self.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # they close their sockets
+        for _ in threads[:-1]:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WATCH_SECONDS):
+            self.site.refresh(self.log)
+
+    def _log_failure(self, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, BaseException) and not isinstance(error, OSError):
+            self.log_bug(error)
+
+    def log_bug(self, error: BaseException) -> None:
         """Log where an error was raised, and not its text, which may hold what was sent."""
         *_, last = traceback.extract_tb(error.__traceback__)
         place = f"{PurePath(last.filename).name}:{last.lineno}"
-        self.log(f"A bug in fedtaste, at {place}: {type(error).__name__}. Please report it.")
+        facts = {"place": place, "error": type(error).__name__}
+        self.log(Event("bug", f"A bug in fedtaste, at {place}: {type(error).__name__}. Please report it.", {**facts}))
 
-    def reply(self, request: Request) -> Reply:
+    # What connections call
+
+    def admit(self, connection: Connection) -> bool:
+        if len(self.connections) >= 2 * self.parallel:
+            self.counts.count_refused_connection()
+            return False
+        self.connections.add(connection)
+        return True
+
+    def release(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def replied(self, reply: Reply, target: str, seconds: float) -> None:
+        path = target.partition("?")[0]
+        address = path if path in ("/health", "/metrics") else self.site.address(path)
+        self.counts.count_reply(address, reply.status, len(reply.body), seconds)
+
+    def answer(self, request: Request, peer: str, reply: Callable[[Reply], None]) -> None:
+        """Reply at once where nothing is computed, otherwise from a thread."""
+        if self.in_work >= self.parallel:
+            reply(busy(content_type(request.target)))
+        elif request.method != "POST":
+            reply(self.reply(request, peer))
+        else:
+            self.in_work += 1
+            self._jobs.put(lambda: self._compute(request, peer, reply))
+
+    def _compute(self, request: Request, peer: str, reply: Callable[[Reply], None]) -> None:
+        found, loop = self.reply(request, peer), self._loop
+
+        def finish() -> None:
+            self.in_work -= 1
+            reply(found)
+
+        if loop is not None:
+            loop.call_soon_threadsafe(finish)
+
+    # Replies
+
+    def reply(self, request: Request, peer: str) -> Reply:
         kind = content_type(request.target)
-        if not self.work.acquire(blocking=False):
-            return busy(kind)
         try:
             self._check_host_header(request.headers.get("host", ""))
-            if not request.target.startswith("/v1/"):
-                return self._file(request)
-            if self.api is None:
-                raise Refused(404, "There is no API here. Start it with `fedtaste serve --api`.")
-            headers = request.headers
-            return api_reply(self.api.answer(request.method, request.target, headers.get("content-type"), request.body))
+            path = request.target.partition("?")[0]
+            if path not in ("/health", "/metrics"):
+                return self.site.reply(request)
+            if request.method not in ("GET", "HEAD"):
+                raise Refused(405, f"{path} takes GET, got {request.method}.", Allow="GET, HEAD")
+            headers = {"Content-Type": JSON, "Cache-Control": "no-store"}
+            if path == "/health":
+                return Reply(200, self.site.health(), headers)
+            self._check_metrics_reader(request, peer)
+            self.counts.set_load(len(self.connections), self.in_work)
+            content = exposition([*self.counts.metrics(), *self.site.metrics()])
+            return Reply(200, content, headers | {"Content-Type": CONTENT_TYPE})
         except Refused as refused:
             return refusal(refused, kind)
         except Exception as error:  # noqa: BLE001 (a bug must not end the server)
-            self._log_bug(error)
+            self.log_bug(error)
             return refusal(Refused(500, "This is a bug in fedtaste. Please report what was sent."), kind)
-        finally:
-            self.work.release()
 
     def _check_host_header(self, host: str) -> None:
         """Refuse other names, so that no site can reach this server by a name that it points at this machine."""
@@ -173,18 +279,15 @@ class Server(socketserver.ThreadingTCPServer):
                 "Host",
             )
 
-    def _file(self, request: Request) -> Reply:
-        path = request.target.partition("?")[0]
-        file = self.files.get(path)
-        if file is None:
-            raise Refused(404, f"There is no {cut(path)} here. The page is at /.")
-        if request.method not in ("GET", "HEAD"):
-            raise Refused(405, f"A file takes GET or HEAD, got {request.method}.", Allow="GET, HEAD")
-        packed = file.packed if accepts_gzip(request.headers.get("accept-encoding", "")) else None
-        tag = f'"{file.tag}{"-gzip" if packed else ""}"'
-        headers = {"Content-Type": file.kind, "Cache-Control": "no-cache", "ETag": tag}
-        headers |= {"Vary": "Accept-Encoding"} if file.packed else {}
-        tags = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]
-        if tag in tags or "*" in tags:
-            return Reply(304, b"", headers)
-        return Reply(200, packed or file.body, headers | ({"Content-Encoding": "gzip"} if packed else {}))
+    def _check_metrics_reader(self, request: Request, peer: str) -> None:
+        """Refuse readers of /metrics elsewhere than on this machine, also behind a proxy on it."""
+        address = ipaddress.ip_address(peer.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        address = mapped or address
+        if any(address in network for network in self.metrics_from):
+            return
+        forwarded = any(name in request.headers for name in FORWARDED)
+        if not address.is_loopback or forwarded or request.headers.get("host", "").lower() not in self.own_hosts:
+            raise Refused(
+                403, "/metrics is for programs of this machine. Allow an address with --allow-metrics ADDRESS."
+            )

@@ -26,5 +26,5 @@ def similar_items(tables: Tables, item: int, n: int, groups: Items | None = None
         return known[:0], length[:0]
     cosines = np.full(len(length), -1.0)
     cosines[known] = (tables.item[known] @ (tables.item[item] / length[item]) / length[known]).round(DECIMALS)
-    best = rank_items(cosines, [item], groups, known)[:n]
+    best = rank_items(cosines, [item], groups, known, n)
     return best, cosines[best]

@@ -81,4 +81,4 @@ def top_items(
     device = of_histories(history, model.catalogue, negatives=draw.negatives, batch=draw.batch, stream=SERVE)
     person = personalise(Served(method, model, state, draw), device, np.zeros(1, np.int64), passes(state))
     ((_, scores),) = person.scores(torch.arange(model.catalogue))
-    return [int(item) for item in rank_items(scores[0].numpy(), excluded=items)[:n]]
+    return [int(item) for item in rank_items(scores[0].numpy(), excluded=items, n=n)]

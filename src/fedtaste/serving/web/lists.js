@@ -114,7 +114,8 @@ function columnsOf(header) {
 }
 
 function rowOf(columns, values) {
-  return Object.fromEntries(Object.entries(columns).map(([what, at]) => [what, (values[at] ?? "").trim()]));
+  const cell = (at) => (values[at] ?? "").trim().replace(/^'('*[=+\-@\t\r])/, "$1");
+  return Object.fromEntries(Object.entries(columns).map(([what, at]) => [what, cell(at)]));
 }
 
 /** The cells of separated text; quoted cells may hold separators and line ends. A quote that never ends is a letter. */
@@ -226,7 +227,12 @@ export function understand(rows, catalogue, manifest) {
   return { picks: entries, account };
 }
 
-const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+/** A cell that a spreadsheet would compute gets an apostrophe, as in data/spreadsheets.py; reading removes it. */
+const guarded = (text) => (/^'*[=+\-@\t\r]/.test(text) && !/^[+-]?(\d+\.?\d*|\.\d+)$/.test(text) ? `'${text}` : text);
+const quoted = (text) => {
+  const cell = guarded(text);
+  return /[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
+};
 
 /** Our own file: a title, its name in the catalogue, and yes or no, or the stars. */
 export function formatList(picks, catalogue, manifest) {
