@@ -438,6 +438,8 @@ def test_pandas_frames_are_read_without_pyarrow(monkeypatch):
 def test_the_package_imports_neither_pandas_nor_pyarrow():
     assert importlib.import_module("fedtaste.data.frames").__doc__
     for path in Path(fedtaste.__file__).parent.rglob("*.py"):
+        if path.parent.name == "programs":  # of other libraries, in processes of their own
+            continue
         assert "import pandas" not in path.read_text() and "import pyarrow" not in path.read_text()
 
 

@@ -93,6 +93,8 @@ class Histories:
         begins, lengths = self.starts[:-1][people], self.lengths[people]
         starts = starts_of(lengths)
         if len(begins) and np.array_equal(begins, begins[0] + starts[:-1]):
+            if len(begins) == self.people:
+                return self
             entries = slice(begins[0], begins[0] + starts[-1])
             return Histories(starts, self.items[entries], self.values[entries])
         return self.parts(begins, lengths)

@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit, prange
-from numpy.typing import NDArray
 
 from fedtaste.kernels.row_pages import WORKERS
 from fedtaste.wire.validation import LIMIT
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Items = NDArray[np.int32]
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)  # a bare 1 would make everything double
 NON_FINITE, TOO_LARGE, WEIGHT, ADMITTED = 0, 1, 2, 3

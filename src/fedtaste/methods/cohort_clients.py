@@ -14,12 +14,16 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedtaste.core import Cohort, Download, Fast, Model, Params, Upload
 from fedtaste.kernels import cohort_descent as kernels
 from fedtaste.kernels.row_pages import WORKERS, PagedStore
 from fedtaste.kernels.touched_rows import blocks, distinct
 from fedtaste.methods.compiled_descent import COMPILED
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 
 class Phase(NamedTuple):
@@ -90,12 +94,12 @@ class CohortClient:
         upload = Upload(total, torch.tensor(weights.sum(), dtype=torch.float32))
         return upload, dict(zip(("non-finite", "too large", "weight"), refused.sum(0).tolist()))
 
-    def _vectors(self, stacked: Params) -> tuple[kernels.Floats, kernels.Floats]:
+    def _vectors(self, stacked: Params) -> tuple[Floats, Floats]:
         return stacked["user"].numpy(), stacked["bias"].numpy() if "bias" in stacked else np.zeros(0, np.float32)
 
     def _copies(
-        self, store: PagedStore, people: kernels.Ints, firsts: kernels.Ints, wanted: kernels.Items
-    ) -> tuple[kernels.Floats, kernels.Floats, kernels.Floats, kernels.Ints, kernels.Floats, kernels.Ints, bool]:
+        self, store: PagedStore, people: Ints, firsts: Ints, wanted: NDArray[np.int32]
+    ) -> tuple[Floats, Floats, Floats, Ints, Floats, Ints, bool]:
         """People's copies as the kernel wants them; rows that are stored for the first time get a place."""
         empty, table, none = np.zeros(0, np.float32), np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
         if self.copy is None:
@@ -108,7 +112,7 @@ class CohortClient:
             met.rows, met_slots, self.copy.follows_shared,
         )  # fmt: skip
 
-    def _numbers(self) -> tuple[kernels.Floats, int, kernels.Floats]:
+    def _numbers(self) -> tuple[Floats, int, Floats]:
         """(the phases, the kind of copy, its phase) as the kernel wants them."""
         phases = np.array(self.phases, np.float32).reshape(-1, len(Phase._fields))
         if self.copy is None:
