@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
+import subprocess
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +95,28 @@ def test_a_written_table_is_guarded_and_the_same_data_are_read_back(tmp_path):
     assert dict(zip(back.items, back.titles))["@SUM(A1)"] == "=@SUM(A1)"
     table = encode(pl.DataFrame({"user": ["=1"], "score": [-1.5]}), "all.csv")
     assert table == b"user,score\n'=1,-1.5\n"
+
+
+SCRIPT = """
+import { formatList, parseList } from "./lists.js";
+const catalogue = { titles: ["=1+1", "@x, y", "Alien"], names: ["-5", "+a", "i3"] };
+const picks = new Map([[0, { value: true }], [1, { value: false }], [2, { value: true }]]);
+const text = formatList(picks, catalogue, { task: "ranking" });
+console.log(JSON.stringify([text, parseList(text)]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_list_that_the_page_writes_is_guarded_and_read_back(tmp_path):
+    for file in (files("fedtaste.serving") / "web").iterdir():
+        if file.name.endswith(".js"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "script.js").write_text(SCRIPT)
+    done = subprocess.run(["node", tmp_path / "script.js"], capture_output=True, text=True, check=True, timeout=60)
+    text, rows = json.loads(done.stdout)
+    assert text.split("\r\n") == ["title,item,liked", "'=1+1,-5,yes", "\"'@x, y\",'+a,no", "Alien,i3,yes", ""]
+    assert [(row["title"], row["id"]) for row in rows] == [("=1+1", "-5"), ("@x, y", "+a"), ("Alien", "i3")]
 
 
 # Symbolic links

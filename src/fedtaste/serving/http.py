@@ -67,31 +67,32 @@ class RequestReader:
     def __init__(self) -> None:
         self.buffer = bytearray()  # bytes of a head, and whatever follows a request
         self.kind, self.continues = TEXT, False  # content type of a refusal; whether the client waits for 100 Continue
-        self._message: h11.Connection | None = None  # of a request whose head has been read
-        self._request: Request | None = None
+        self._request: Request | None = None  # whose head has been read
+        self._length = 0  # of its body
+        self._chunked: h11.Connection | None = None  # of a body in chunks
         self._body, self._chunks = bytearray(), 0
 
     @property
     def begun(self) -> bool:
         """Whether a part of a request has arrived."""
-        return self._message is not None or bool(self.buffer)
+        return self._request is not None or bool(self.buffer)
 
     @property
     def held_bytes(self) -> int:
         return len(self.buffer) + len(self._body)
 
     def feed(self, data: bytes) -> None:
-        if self._message is None:
+        if self._chunked is None:
             self.buffer += data
         else:
-            self._message.receive_data(data)
+            self._chunked.receive_data(data)
 
     def next(self) -> Request | None:
         """The next request, or None until more bytes have arrived. Refused: the connection must be closed."""
         try:
-            if self._message is None and not self._read_head():
+            if self._request is None and not self._read_head():
                 return None
-            return self._read_body()
+            return self._read_length() if self._chunked is None else self._read_chunks(self._chunked)
         except h11.RemoteProtocolError as error:
             raise Refused(400, f"This is not a valid HTTP/1.1 request: {cut(str(error))}.") from None
 
@@ -105,19 +106,36 @@ class RequestReader:
             raise Refused(431, f"The head of the request has more than {MAX_HEAD:,} bytes. Send less.")
         if end < 0:
             return False
-        check_head(bytes(self.buffer[: end + 2]))
+        head = bytes(self.buffer[: end + 4])
+        check_head(head[:-2])
         message = h11.Connection(h11.SERVER)
-        message.receive_data(bytes(self.buffer))
+        message.receive_data(head)
         event = message.next_event()
         assert isinstance(event, h11.Request)
-        self._request = parse_head(event)
-        self._message, self.buffer, self._body, self._chunks = message, bytearray(), bytearray(), 0
+        request = self._request = parse_head(event)
+        del self.buffer[: end + 4]
         self.continues = message.they_are_waiting_for_100_continue
+        self._length = int(request.headers.get("content-length", 0))
+        if "transfer-encoding" in request.headers:
+            self._chunked, self._body, self._chunks = message, bytearray(), 0
+            message.receive_data(bytes(self.buffer))
+            self.buffer.clear()
         return True
 
-    def _read_body(self) -> Request | None:
-        message, request = self._message, self._request
-        assert message is not None and request is not None
+    def _read_length(self) -> Request | None:
+        """The request with a body of known length, once it has arrived."""
+        request = self._request
+        assert request is not None
+        if len(self.buffer) < self._length:
+            return None
+        body = bytes(self.buffer[: self._length])
+        del self.buffer[: self._length]
+        self._request = None
+        return request._replace(body=body) if body else request
+
+    def _read_chunks(self, message: h11.Connection) -> Request | None:
+        request = self._request
+        assert request is not None
         while True:
             event = message.next_event()
             if event is h11.NEED_DATA:
@@ -132,7 +150,7 @@ class RequestReader:
             elif isinstance(event, h11.EndOfMessage):
                 if list(event.headers):
                     raise Refused(400, "The body has trailers. Send headers before the body only.", "Trailer")
-                self.buffer, self._message = bytearray(message.trailing_data[0]), None
+                self.buffer, self._chunked, self._request = bytearray(message.trailing_data[0]), None, None
                 return request._replace(body=bytes(self._body))
             else:  # the client has closed its side
                 return None

@@ -159,14 +159,16 @@ def _ridge(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) ->
         ages = np.arange(len(taste.likes))[::-1]
         weights[: len(ages)] = recipe.floor + (1 - recipe.floor) * recipe.recency**ages
     f = tables.features(items)
+    least = recipe.lam * (weights.sum() + recipe.prior)  # eigenvalue, where weights and alpha0 are not negative
     system = (f * weights[:, None]).T @ f
-    system.ravel()[:: f.shape[1] + 1] += recipe.lam * (weights.sum() + recipe.prior)  # the diagonal
+    system.ravel()[:: f.shape[1] + 1] += least  # the diagonal
     system = system if gram is None else system + gram
     right = weights * (targets - tables.offsets(items))
-    try:
-        np.linalg.cholesky(system)
-    except np.linalg.LinAlgError:
-        return None
+    if taste.timed or recipe.alpha0 < 0 or not least > 1e-9 * system.trace():
+        try:
+            np.linalg.cholesky(system)  # fails if the system is not positive definite
+        except np.linalg.LinAlgError:
+            return None
     solved = np.linalg.solve(system, f.T)  # [p, examples]
     return Person(solved @ right, _rows_of_likes(items, (solved * right).T, taste))
 
