@@ -19,7 +19,10 @@ from support.command import WORLD, fedtaste
 from support.reports import Page, make_result
 
 TASKS = {
-    "ranking": (Facts("ranking", items=50, timed=True), ["popularity", "fedals", "fedeigen", "fedtrail", "fedrecon", "fedmf"]),
+    "ranking": (
+        Facts("ranking", items=50, timed=True),
+        ["popularity", "fedals", "fedeigen", "fedtrail", "fedrecon", "fedmf"],
+    ),
     "many items": (Facts("ranking", items=30_000), ["popularity", "fedals", "fedeigen", "fedrecon", "fedmf"]),
     "ratings": (Facts("ratings", items=50), ["popularity", "fedals", "fedrecon", "fedmf"]),
     "labels": (Facts("labels", shape=(4,), classes=2), ["local", "fedavg", "ditto", "fedclup"]),
