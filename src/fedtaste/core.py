@@ -159,6 +159,7 @@ class Fast:
     scores: Scores | None = None  # (shared, store, people, candidates): everybody's scores (evaluation/scoring.py)
     users: Users | None = None  # (shared, examples): everybody's vector `user` [people, p], where it is all of
     # `personalize` and the model has a design
+    one_batch: bool = False  # the kernel is exact only where each person's examples are one batch; otherwise vmap runs
     bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: fewer clients run at once then
 
 
@@ -181,6 +182,17 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """Rounds and cohorts that a method plans itself. Its cohorts are drawn in passes: everybody takes part once before
+    anybody takes part again."""
+
+    rounds: int = 0  # in all; 0: as many as the caller runs
+    counting: int = 0  # first rounds, in which everybody takes part
+    cohort: int = 0  # people in every later round, where the caller gives no number; 0: everybody
+    fixed: tuple[str, ...] = ()  # shared parameters that do not change after `counting`: a device downloads them once
+
+
+@dataclass(frozen=True)
 class Method:
     """A federated algorithm: four pure functions, each for one client, and the facts that the engine needs."""
 
@@ -200,6 +212,8 @@ class Method:
     stage: Stage | None = None  # the method's own first stage of uploads, such as rounding to 8 bits
     server_with: Callable[[ServerStep], ServerStep] | None = None  # the server with another step in place of adding the
     # mean change, for methods whose server does more than that
+    schedule: Schedule | None = None  # rounds and cohorts, for methods that plan them
+    ordered: bool = False  # it learns from the order of histories, and nothing from data without one
     pooled: bool = False  # a baseline that sees everybody's data in one place
     resolved: Mapping[str, object] = field(default_factory=dict)  # settings that the method chose itself
 

@@ -65,15 +65,24 @@ def read_download(blob: bytes) -> Download:
 
 class Ledger:
     """Counts the bytes of a round, up and down. Messages of the same names, shapes and types have the same length, so
-    one is encoded for all. A method that shares nothing (`local`) sends nothing, not even an empty message."""
+    one is encoded for all, and with `lengths`, a dictionary that ledgers share, for all rounds. A method that shares
+    nothing (`local`) sends nothing, not even an empty message."""
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: dict[object, int] | None = None) -> None:
         self.up_bytes = self.down_bytes = 0
+        self.lengths: dict[object, int] = {} if lengths is None else lengths
+
+    def _length(self, message: Upload | Download) -> int:
+        tensors = message.total if isinstance(message, Upload) else message.params
+        form = (type(message), *((name, tuple(value.shape), value.dtype) for name, value in tensors.items()))
+        if form not in self.lengths:
+            self.lengths[form] = len(encode(message))
+        return self.lengths[form]
 
     def sent_down(self, download: Download, people: int) -> None:
         """Count a download to each of so many people."""
         if download.params:
-            self.down_bytes += people * len(encode(download))
+            self.down_bytes += people * self._length(download)
 
     def sent_up(self, upload: Upload, people: int, layout: Callable[[Params], Params] | None = None) -> None:
         """Count `people` uploads with the names and shapes of `upload`, which may be their sum. `layout` gives the
@@ -81,4 +90,4 @@ class Ledger:
         if upload.total:
             total = layout(upload.total) if layout else upload.total
             total = {n: v.float() if v.dtype == torch.float64 else v for n, v in total.items()}  # devices send float32
-            self.up_bytes += people * len(encode(Upload(total, upload.weight)))
+            self.up_bytes += people * self._length(Upload(total, upload.weight))

@@ -1,0 +1,42 @@
+"""FedSeq's trail features compiled by Numba: for every position of a history, how strongly its items lead to candidates.
+
+methods/sequence_loss.py has the formula and the readable equivalent (`negative_trail`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def negative_trail(table, from_scale, to_scale, items, lengths, firsts, negatives, places, powers, speeds, out):
+    """Fill out [people, T, J] for windows `items` [people, T] of `lengths` real positions, which start at entry
+    `firsts` of the history. `places` [people, J] are the first entries of the negatives in the history. `speeds` =
+    (mix, fast, slow). Positions after the last real one are not written."""
+    mix, fast, slow = np.float32(speeds[0]), np.float32(speeds[1]), np.float32(speeds[2])
+    rest, count = np.float32(1.0) - mix, len(negatives)
+    near, far = np.empty(count, np.float32), np.empty(count, np.float32)
+    for person in range(len(items)):
+        near[:] = 0
+        far[:] = 0
+        for step in range(lengths[person]):
+            row = table[items[person, step]]
+            for j in range(count):
+                value = row[negatives[j]]
+                near[j] = fast * near[j] + value
+                far[j] = slow * far[j] + value
+                out[person, step, j] = mix * near[j] + rest * far[j]
+        for j in range(count):  # own later items: without the counts that this person has sent
+            last = min(lengths[person], places[person, j] - firsts[person])
+            if places[person, j] > firsts[person] + lengths[person] + len(powers) or last <= 0:
+                continue
+            first, second = np.float32(0), np.float32(0)
+            for step in range(last):
+                item = items[person, step]
+                value, distance = table[item, negatives[j]], places[person, j] - firsts[person] - step
+                if distance <= len(powers):
+                    own = powers[distance - 1] * from_scale[item] * to_scale[negatives[j]]
+                    value = max(value - own, np.float32(0))
+                first, second = fast * first + value, slow * second + value
+                out[person, step, j] = mix * first + rest * second

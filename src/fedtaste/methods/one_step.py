@@ -1,0 +1,69 @@
+"""Clients that take one gradient step: a cohort is one batched backward pass.
+
+A client that takes one step from the shared parameters uploads -lr x the gradient of its summed loss. A sum of such
+uploads is the gradient of the sum of losses, so that no single upload has to be computed where no stage needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtaste.core import Cohort, CohortExamples, Download, Examples, Kernel, Params, People, Upload
+from fedtaste.params import select
+
+CohortLoss = Callable[[Download, Params, Examples], tuple[Tensor, Tensor]]
+"""(download, stacked private parameters, stacked examples): the losses, summed over a person's examples, and weights of
+these people, [people] each."""
+AT_ONCE = 4096  # examples in a sub-batch, padding included: larger ones leave the cache
+
+
+def one_step_kernel(
+    loss: CohortLoss, lr: float, moves: Callable[[Params], Iterable[str]], at_once: int = AT_ONCE
+) -> Kernel:
+    """The kernel of a client that takes one step of rate `lr` on its mean loss and uploads weight x change. `moves`
+    names the shared parameters that are descended; all private ones are."""
+
+    def kernel(download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
+        moving = _leaves(select(download.params, moves(download.params)))
+        total, weight, refused = {name: torch.zeros_like(value) for name, value in moving.items()}, torch.zeros(()), 0
+        for places in by_length(cohort.examples, at_once):
+            people, examples = cohort.people[places], cohort.examples.pad(places)
+            own = cohort.private.gather(people)
+            personal = _leaves(own)
+            current = Download(download.params | moving, download.round)
+            losses, weights = loss(current, personal, examples)
+            good = torch.isfinite(losses.detach())
+            slopes = torch.autograd.grad(losses[good].sum(), [*moving.values(), *personal.values()], allow_unused=True)
+            for name, slope in zip(moving, slopes):
+                if slope is not None:
+                    total[name] -= lr * slope
+            weight, refused = weight + weights[good].sum(), refused + int((~good).sum())
+            after = {
+                name: value - lr * slope / weights.reshape(-1, *[1] * (value.ndim - 1))
+                for (name, value), slope in zip(own.items(), slopes[len(moving) :])
+                if slope is not None
+            }
+            cohort.private.put(people[good.numpy()], {name: value[good] for name, value in (own | after).items()})
+        return Upload(total, weight), {"non-finite": refused}
+
+    return kernel
+
+
+def by_length(examples: CohortExamples, at_once: int) -> Iterator[People]:
+    """Places of people in groups of similar length, with at most `at_once` padded examples each."""
+    order = np.argsort(examples.lengths, kind="stable")
+    begin = 0
+    while begin < len(order):
+        end = begin + 1
+        while end < len(order) and (end + 1 - begin) * examples.lengths[order[end]] <= at_once:
+            end += 1
+        yield order[begin:end]
+        begin = end
+
+
+def _leaves(params: Params) -> Params:
+    return {name: value.detach().requires_grad_() for name, value in params.items()}
