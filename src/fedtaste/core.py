@@ -188,6 +188,7 @@ class Schedule:
 
     rounds: int = 0  # in all; 0: as many as the caller runs
     counting: int = 0  # first rounds, in which everybody takes part
+    rounds_of_pass: int = 0  # in which everybody takes part once, after counting
     cohort: int = 0  # people in every later round, where the caller gives no number; 0: everybody
     fixed: tuple[str, ...] = ()  # shared parameters that do not change after `counting`: a device downloads them once
 

@@ -11,10 +11,10 @@ from numba import njit
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def negative_trail(table, from_scale, to_scale, items, lengths, firsts, negatives, places, powers, speeds, out):
-    """Fill out [people, T, J] for windows `items` [people, T] of `lengths` real positions, which start at entry
+    """Fill out [people, T, J] for windows `items` [people, T + 1] of `lengths` real positions, which start at entry
     `firsts` of the history. `places` [people, J] are the first entries of the negatives in the history. `speeds` =
     (mix, fast, slow). Positions after the last real one are not written."""
-    mix, fast, slow = np.float32(speeds[0]), np.float32(speeds[1]), np.float32(speeds[2])
+    mix, fast, slow = speeds
     rest, count = np.float32(1.0) - mix, len(negatives)
     near, far = np.empty(count, np.float32), np.empty(count, np.float32)
     for person in range(len(items)):
@@ -40,3 +40,23 @@ def negative_trail(table, from_scale, to_scale, items, lengths, firsts, negative
                     value = max(value - own, np.float32(0))
                 first, second = fast * first + value, slow * second + value
                 out[person, step, j] = mix * first + rest * second
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def target_trail(table, from_scale, to_scale, items, lengths, powers, speeds, out):
+    """Fill out [people, T] for the next items of windows `items` [people, T + 1] of `lengths` real positions."""
+    mix, fast, slow = speeds
+    rest = np.float32(1.0) - mix
+    for person in range(len(items)):
+        for step in range(lengths[person]):
+            target, total = items[person, step + 1], np.float32(0)
+            near, far = mix, rest
+            for back in range(step + 1):
+                item = items[person, step - back]
+                value = table[item, target]
+                if back < len(powers):
+                    value = max(value - powers[back] * from_scale[item] * to_scale[target], np.float32(0))
+                total += (near + far) * value
+                near *= fast
+                far *= slow
+            out[person, step] = total

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Schedule, ServerStep, Upload
 from fedtaste.errors import SettingError
-from fedtaste.kernels import trail as kernels
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.descent import ages, flat_examples, item_counts
 from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
 from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
 from fedtaste.methods.registry import define
+from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail, fused_softmax
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.models.sequence import Network, network_params, network_states
@@ -43,7 +43,7 @@ COHORT = 32  # people in a round of training, where the caller gives no number
 FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps")  # shared parameters that training does not move
 THETA = 0.175  # at the start
 KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
-AT_ONCE = 1024  # positions in a sub-batch of the fast path
+AT_ONCE = 2048  # positions in a sub-batch of the fast path
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,7 @@ class FedSeq:
     length: Count = 128  # L, the newest items that the network sees
     negatives: Count = 768  # expected number of negatives that everybody shares in a round
     hidden_dropout: Share = 0.2  # share of the network's numbers that a client drops while it trains
+    upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB of 32-bit numbers; 0: no limit
     learners: CountOrNone = 0  # public number of people who learn, for the number of rounds; 0: the caller's rounds
     cohort: CountOrNone = 0  # people in a round of training; 0: 32
     noise: NonNegative = 0.0  # standard deviation of the noise on sums, as a multiple of the largest upload
@@ -77,6 +78,7 @@ class FedSeq:
             server_with=self.server_with,
             schedule=self.schedule,
             ordered=True,
+            resolved={"participations": self.used_participations} if self.upload_mb else {},
         )
 
     def check(self) -> None:
@@ -122,8 +124,28 @@ class FedSeq:
     @property
     def schedule(self) -> Schedule:
         size = self.cohort or COHORT
-        passes = self.participations * math.ceil(self.learners / size)
-        return Schedule(self.counting + passes if passes else 0, self.counting, size, FIXED)
+        pass_rounds = math.ceil(self.learners / size)
+        rounds = self.counting + self.used_participations * pass_rounds if pass_rounds else 0
+        return Schedule(rounds, self.counting, pass_rounds, size, FIXED)
+
+    @cached_property
+    def used_participations(self) -> int:
+        """Participations within the limit of `upload_mb`."""
+        if not self.upload_mb:
+            return self.participations
+        megabytes = 4e-6 * (self.items * (self.width + 1) + self.network_size)
+        if megabytes > self.upload_mb:
+            raise SettingError(
+                f"upload_mb={self.upload_mb:g} does not allow one participation, which takes {megabytes:.3g} MB. Use a "
+                "smaller k, or fedtrail, which needs no rounds of training."
+            )
+        return min(self.participations, int(self.upload_mb / megabytes))
+
+    @property
+    def network_size(self) -> int:
+        """Numbers of the network beside the embeddings and biases of the items."""
+        params = network_params(self.shape, torch.Generator())
+        return sum(value.numel() for value in params.values()) + int(self.trail)
 
     @cached_property
     def shape(self) -> Network:
@@ -153,7 +175,7 @@ class FedSeq:
         if int(download.round) < self.counting:
             return Upload(self.count(flat_examples(examples)), torch.ones(())), {}
         params = download.params
-        context, weight = self.context(download, examples, losses.negative_trail)
+        context, weight = self.context(download, examples, (losses.negative_trail, losses.target_trail))
         gradient, _ = gradient_and_value(
             lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, moving(params))
         )
@@ -166,7 +188,7 @@ class FedSeq:
         return self.counter.count(history, torch.zeros(()))
 
     def context(
-        self, download: Download, examples: Examples, trail: losses.NegativeTrail
+        self, download: Download, examples: Examples, trail: tuple[losses.NegativeTrail, losses.TargetTrail]
     ) -> tuple[losses.Context, Tensor]:
         """(input of the loss, weight) of one person or of people along a leading axis."""
         params, number = download.params, int(download.round)
@@ -183,8 +205,8 @@ class FedSeq:
         masked = places[..., None, :] <= reached[..., None]
         target = negative = None
         if self.trail:
-            target = (losses.target_trail(params, window) + params["eps"]).log()
-            negative = (trail(params, window, negatives.items, places) + params["eps"]).log()
+            target = (trail[1](params, window) + params["eps"]).log()
+            negative = trail[0](params, window, negatives.items, places).add(params["eps"]).log()
         context = losses.Context(window, keep, masked, negatives, target, negative)
         return context, window.mask.sum(-1).clamp(min=1)
 
@@ -245,25 +267,13 @@ class FedSeq:
 
     def cohort_loss(self, download: Download, own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
         """(losses, weights) [people] of a cohort, with compiled trail features."""
-        context, weights = self.context(download, examples, compiled_trail)
-        return losses.sampled_softmax(self.shape, download.params, context), weights
+        context, weights = self.context(download, examples, (compiled_trail, compiled_target_trail))
+        return fused_softmax(self.shape, download.params, context), weights
 
 
 def moving(params: Params) -> list[str]:
     """Names of the shared parameters that are trained."""
     return [name for name in params if name not in FIXED]
-
-
-def compiled_trail(fixed: Params, window: losses.Window, negatives: Tensor, places: Tensor) -> Tensor:
-    """`negative_trail` of sequence_loss.py for windows [people, T], compiled."""
-    out = torch.zeros(*window.mask.shape, len(negatives))
-    kernels.negative_trail(
-        fixed["trail"].numpy(), fixed["from_scale"].numpy(), fixed["to_scale"].numpy(),
-        window.items[:, :-1].contiguous().numpy(), window.mask.sum(1).long().numpy(), window.first.numpy(),
-        negatives.numpy(), places.numpy(), losses.FADE ** np.arange(losses.WINDOW, dtype=np.float32),
-        (losses.MIX, losses.FAST, losses.SLOW), out.numpy(),
-    )  # fmt: skip
-    return out
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:

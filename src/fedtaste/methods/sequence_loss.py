@@ -173,6 +173,7 @@ def target_trail(fixed: Params, window: Window) -> Tensor:
 
 
 NegativeTrail = Callable[[Params, Window, Tensor, Tensor], Tensor]  # `negative_trail`, or a compiled equivalent
+TargetTrail = Callable[[Params, Window], Tensor]
 
 
 class Context(NamedTuple):

@@ -1,0 +1,100 @@
+"""The loss of sequence_loss.py for a cohort: compiled trail features and a softmax that holds one array of scores.
+
+The plain functions are `negative_trail`, `target_trail` and `sampled_softmax`; these give the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedtaste.core import Params
+from fedtaste.kernels import trail as kernels
+from fedtaste.methods.sequence_loss import (
+    ALPHA,
+    EMBEDDED,
+    FADE,
+    FAST,
+    MIX,
+    SLOW,
+    WINDOW,
+    Context,
+    Window,
+)
+from fedtaste.models.sequence import Network, network_states
+
+POWERS = FADE ** np.arange(WINDOW, dtype=np.float32)
+SPEEDS = (np.float32(MIX), np.float32(FAST), np.float32(SLOW))
+
+
+def compiled_trail(fixed: Params, window: Window, negatives: Tensor, places: Tensor) -> Tensor:
+    """`negative_trail` for windows [people, T]."""
+    out = torch.zeros(*window.mask.shape, len(negatives))
+    kernels.negative_trail(
+        *_tables(fixed), window.items.numpy(), window.mask.sum(1).long().numpy(), window.first.numpy(),
+        negatives.numpy(), places.numpy(), POWERS, SPEEDS, out.numpy(),
+    )  # fmt: skip
+    return out
+
+
+def compiled_target_trail(fixed: Params, window: Window) -> Tensor:
+    """`target_trail` for windows [people, T]."""
+    out = torch.zeros(window.mask.shape)
+    lengths = window.mask.sum(1).long().numpy()
+    kernels.target_trail(*_tables(fixed), window.items.numpy(), lengths, POWERS, SPEEDS, out.numpy())
+    return out
+
+
+def _tables(fixed: Params) -> tuple[Any, Any, Any]:
+    return fixed["trail"].numpy(), fixed["from_scale"].numpy(), fixed["to_scale"].numpy()
+
+
+def fused_softmax(network: Network, params: Params, context: Context) -> Tensor:
+    """`sampled_softmax` for windows [people, T]."""
+    window, negatives = context.window, context.negatives
+    embedded = functional.embedding(window.items, params["item"])  # [people, T + 1, d]
+    x = embedded[:, :-1] * (EMBEDDED * network.width**0.5)
+    h = network_states(network, params, x, context.keep)
+    bias, trail = params["bias"], context.negative
+    positive = (h * embedded[:, 1:]).sum(-1) + bias[window.items[:, 1:]]
+    alpha = ALPHA * params["theta"] if trail is not None else torch.zeros(())
+    if context.target is not None:
+        positive = positive + alpha * context.target
+    offset = bias[negatives.items] - negatives.correction
+    total = _LogSum.apply(
+        h.flatten(0, 1), functional.embedding(negatives.items, params["item"]), offset, alpha, positive.flatten(),
+        None if trail is None else trail.flatten(0, 1), context.masked.flatten(0, 1),
+    )  # fmt: skip
+    return ((total.reshape(positive.shape) - positive) * window.mask).sum(1)
+
+
+class _LogSum(torch.autograd.Function):
+    """log(e^positive + sum_j e^(h.table_j + offset_j + alpha trail_j)) by row of h [n, d]; masked j do not count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, table: Tensor, offset: Tensor, alpha: Tensor, positive: Tensor, trail: Tensor | None,
+        masked: Tensor,
+    ) -> Tensor:  # fmt: skip
+        scores = torch.addmm(offset, h, table.T)
+        if trail is not None:
+            scores.add_(trail, alpha=float(alpha))
+        scores.masked_fill_(masked, -torch.inf)
+        largest = torch.maximum(scores.amax(1), positive)
+        powers = scores.sub_(largest[:, None]).exp_()
+        total = powers.sum(1) + (positive - largest).exp()
+        result = total.log() + largest
+        ctx.save_for_backward(h, table, powers, total, (positive - result).exp())
+        ctx.trail = trail
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        h, table, powers, total, share = ctx.saved_tensors
+        slopes = powers * (slope / total)[:, None]  # by scores
+        alpha = None if ctx.trail is None else torch.dot(slopes.flatten(), ctx.trail.flatten())
+        return slopes @ table, slopes.T @ h, slopes.sum(0), alpha, slope * share, None, None
