@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from fedtaste.core import Cohort, CohortExamples, Download, Examples, Kernel, Params, People, Upload
+from fedtaste.core import Cohort, CohortExamples, Download, Examples, Kernel, Model, Params, People, Upload
+from fedtaste.methods.descent import flat_examples
 from fedtaste.params import select
 
 CohortLoss = Callable[[Download, Params, Examples], tuple[Tensor, Tensor]]
 """(download, stacked private parameters, stacked examples): the losses, summed over a person's examples, and weights of
 these people, [people] each."""
-AT_ONCE = 4096  # examples in a sub-batch, padding included: larger ones leave the cache
+AT_ONCE = 32_768  # examples in a sub-batch, padding included
 
 
 def one_step_kernel(
@@ -51,6 +53,19 @@ def one_step_kernel(
         return Upload(total, weight), {"non-finite": refused}
 
     return kernel
+
+
+def mean_losses(model: Model) -> CohortLoss:
+    """The loss of a client that steps on the model's mean loss over all its examples."""
+
+    def loss(download: Download, own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
+        def one(own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
+            batch = flat_examples(examples)
+            return model.loss(download.params | own, batch) * batch.mask.sum(), batch.mask.sum()
+
+        return vmap(one)(own, examples)
+
+    return loss
 
 
 def by_length(examples: CohortExamples, at_once: int) -> Iterator[People]:
