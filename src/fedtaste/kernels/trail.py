@@ -60,3 +60,14 @@ def target_trail(table, from_scale, to_scale, items, lengths, powers, speeds, ou
                 near *= fast
                 far *= slow
             out[person, step] = total
+
+
+@njit(cache=True, nogil=True)
+def mask_taken(scores, places, firsts):
+    """Set scores [people x T, J] of negatives to -inf from the position on whose next item they are. `places`
+    [people, J] are their first entries in the history, `firsts` [people] the first entries of the windows."""
+    steps = len(scores) // len(places)
+    for person in range(len(places)):
+        for j in range(places.shape[1]):
+            for step in range(max(places[person, j] - firsts[person] - 1, 0), steps):
+                scores[person * steps + step, j] = -np.inf

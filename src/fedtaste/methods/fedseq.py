@@ -201,13 +201,11 @@ class FedSeq:
         steps = window.mask.shape[-1]
         keep = losses.keep_factors(drawn[..., 8:], self.shape, steps, dropped) if dropped else None
         places = losses.first_places(inputs, mask, self.items)[..., negatives.items]
-        reached = window.first[..., None] + 1 + torch.arange(steps)  # [..., T] the place of the next item
-        masked = places[..., None, :] <= reached[..., None]
         target = negative = None
         if self.trail:
             target = (trail[1](params, window) + params["eps"]).log()
-            negative = trail[0](params, window, negatives.items, places).add(params["eps"]).log()
-        context = losses.Context(window, keep, masked, negatives, target, negative)
+            negative = trail[0](params, window, negatives.items, places).add_(params["eps"]).log_()
+        context = losses.Context(window, keep, negatives, places, target, negative)
         return context, window.mask.sum(-1).clamp(min=1)
 
     def server_with(self, step: ServerStep) -> ServerStep:

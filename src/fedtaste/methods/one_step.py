@@ -32,27 +32,34 @@ def one_step_kernel(
     def kernel(download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         moving = _leaves(select(download.params, moves(download.params)))
         total, weight, refused = {name: torch.zeros_like(value) for name, value in moving.items()}, torch.zeros(()), 0
+        current = Download(download.params | moving, download.round)
         for places in by_length(cohort.examples, at_once):
-            people, examples = cohort.people[places], cohort.examples.pad(places)
-            own = cohort.private.gather(people)
-            personal = _leaves(own)
-            current = Download(download.params | moving, download.round)
-            losses, weights = loss(current, personal, examples)
-            good = torch.isfinite(losses.detach())
-            slopes = torch.autograd.grad(losses[good].sum(), [*moving.values(), *personal.values()], allow_unused=True)
+            own = _leaves(cohort.private.gather(cohort.people[places]))
+            losses, weights = loss(current, own, cohort.examples.pad(places))
+            finite = torch.isfinite(losses.detach())
+            if not finite.all():  # again without them: the gradient of a sum with NaN is NaN
+                refused, places = refused + int((~finite).sum()), places[finite.numpy()]
+                own = _leaves(cohort.private.gather(cohort.people[places]))
+                losses, weights = loss(current, own, cohort.examples.pad(places))
+            slopes = torch.autograd.grad(losses.sum(), [*moving.values(), *own.values()], allow_unused=True)
             for name, slope in zip(moving, slopes):
                 if slope is not None:
                     total[name] -= lr * slope
-            weight, refused = weight + weights[good].sum(), refused + int((~good).sum())
+            weight = weight + weights.sum()
+            rates = lr / weights
             after = {
-                name: value - lr * slope / weights.reshape(-1, *[1] * (value.ndim - 1))
+                name: value.detach() if slope is None else value.detach() - slope * _along(rates, slope)
                 for (name, value), slope in zip(own.items(), slopes[len(moving) :])
-                if slope is not None
             }
-            cohort.private.put(people[good.numpy()], {name: value[good] for name, value in (own | after).items()})
+            cohort.private.put(cohort.people[places], after)
         return Upload(total, weight), {"non-finite": refused}
 
     return kernel
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """Values [people] shaped to multiply a stacked parameter."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def mean_losses(model: Model) -> CohortLoss:

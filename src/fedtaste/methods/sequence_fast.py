@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -67,34 +68,35 @@ def fused_softmax(network: Network, params: Params, context: Context) -> Tensor:
     offset = bias[negatives.items] - negatives.correction
     total = _LogSum.apply(
         h.flatten(0, 1), functional.embedding(negatives.items, params["item"]), offset, alpha, positive.flatten(),
-        None if trail is None else trail.flatten(0, 1), context.masked.flatten(0, 1),
+        None if trail is None else trail.flatten(0, 1), (context.places.numpy(), window.first.numpy()),
     )  # fmt: skip
     return ((total.reshape(positive.shape) - positive) * window.mask).sum(1)
 
 
 class _LogSum(torch.autograd.Function):
-    """log(e^positive + sum_j e^(h.table_j + offset_j + alpha trail_j)) by row of h [n, d]; masked j do not count."""
+    """log(e^positive + sum_j e^(h.table_j + offset_j + alpha trail_j)) by row of h [n, d]. Negatives that are the
+    next item or in the history so far do not count; `taken` = (places, firsts) as `mask_taken` has them."""
 
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, table: Tensor, offset: Tensor, alpha: Tensor, positive: Tensor, trail: Tensor | None,
-        masked: Tensor,
+        taken: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> Tensor:  # fmt: skip
         scores = torch.addmm(offset, h, table.T)
         if trail is not None:
             scores.add_(trail, alpha=float(alpha))
-        scores.masked_fill_(masked, -torch.inf)
+        kernels.mask_taken(scores.numpy(), *taken)
         largest = torch.maximum(scores.amax(1), positive)
         powers = scores.sub_(largest[:, None]).exp_()
         total = powers.sum(1) + (positive - largest).exp()
         result = total.log() + largest
-        ctx.save_for_backward(h, table, powers, total, (positive - result).exp())
-        ctx.trail = trail
+        ctx.save_for_backward(h, table, total, (positive - result).exp())
+        ctx.powers, ctx.trail = powers, trail
         return result
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        h, table, powers, total, share = ctx.saved_tensors
-        slopes = powers * (slope / total)[:, None]  # by scores
+        h, table, total, share = ctx.saved_tensors
+        slopes = ctx.powers.mul_((slope / total)[:, None])  # by scores; in place, as there is one backward pass
         alpha = None if ctx.trail is None else torch.dot(slopes.flatten(), ctx.trail.flatten())
         return slopes @ table, slopes.T @ h, slopes.sum(0), alpha, slope * share, None, None

@@ -181,8 +181,8 @@ class Context(NamedTuple):
 
     window: Window
     keep: Tensor | None  # [..., T, sites, d]
-    masked: Tensor  # [..., T, J] negatives that do not count
     negatives: Negatives
+    places: Tensor  # [..., J] the first places of the negatives in the history
     target: Tensor | None  # [..., T] log(t + eps) of the next items, where the logit has the trail
     negative: Tensor | None  # [..., T, J] the same of the negatives
 
@@ -199,6 +199,7 @@ def sampled_softmax(network: Network, params: Params, context: Context) -> Tenso
     if context.target is not None and context.negative is not None:
         positive = positive + ALPHA * params["theta"] * context.target
         scores = scores + ALPHA * params["theta"] * context.negative
-    scores = scores.masked_fill(context.masked, -torch.inf)
+    reached = window.first[..., None] + 1 + torch.arange(window.mask.shape[-1])  # [..., T] the place of the next item
+    scores = scores.masked_fill(context.places[..., None, :] <= reached[..., None], -torch.inf)
     total = torch.cat([positive[..., None], scores], -1).logsumexp(-1)
     return ((total - positive) * window.mask).sum(-1)
