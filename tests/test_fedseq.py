@@ -1,4 +1,4 @@
-"""FedSeq against an implementation of its loss by loops, against finite differences, and on sequences with one answer."""
+"""FedSeq against its loss by loops, against finite differences, and on sequences with one answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from fedtaste.core import Download, Examples, Upload
 from fedtaste.data.interactions import Histories
+from fedtaste.data.sources import load
 from fedtaste.engine.run import begin, run
 from fedtaste.errors import SettingError
 from fedtaste.evaluation.scoring import personal_scores
 from fedtaste.experiment.plan import plan
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import checked_plan, make_task
-from fedtaste.data.sources import load
 from fedtaste.federation import of_histories
 from fedtaste.methods import build
 from fedtaste.methods import sequence_loss as losses
@@ -242,7 +242,9 @@ def test_rounds_follow_from_participations_people_and_cohort():
     assert rounds(8, participations=3).rounds == 1 + 3 * 3
     assert rounds(8, participations=3, start="random", trail="false").rounds == 9
     small = rounds(k=4, length=6, participations=50, upload_mb=0.01)
-    assert small.settings["participations"] == int(0.01 / (4e-6 * (ITEMS * 5 + FedSeq(small.model, length=6).network_size)))
+    assert small.settings["participations"] == int(
+        0.01 / (4e-6 * (ITEMS * 5 + FedSeq(small.model, length=6).network_size))
+    )
     assert small.method.schedule.rounds == 1 + small.settings["participations"]
 
 
@@ -301,7 +303,11 @@ def test_adam_with_a_schedule_equals_torch():
 def test_an_update_keeps_the_network_and_counts_again():
     method, _, done = train({}, rounds=3)
     state = done[-1].state
-    counts = {"items": torch.ones(ITEMS), "pairs": torch.ones(ITEMS, ITEMS), "both": torch.ones(ITEMS * (ITEMS + 1) // 2)}
+    counts = {
+        "items": torch.ones(ITEMS),
+        "pairs": torch.ones(ITEMS, ITEMS),
+        "both": torch.ones(ITEMS * (ITEMS + 1) // 2),
+    }
     shared, memory = method.server(state.shared, state.memory, Upload(counts, torch.ones(())))
     assert torch.equal(shared["item"], state.shared["item"]) and shared["items"].tolist() == [1.0] * ITEMS
     assert begin(method, factorization(ITEMS, k=4), of_histories(histories(), ITEMS)).shared.keys() == shared.keys()

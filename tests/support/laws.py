@@ -26,7 +26,15 @@ from support.states import assert_close, everything, trained
 from support.worlds import FEATURES, ITEMS, PEOPLE, histories, world
 
 PICTURES = 2e-3  # tolerance: batch norm over a handful of examples amplifies rounding
-VARIANT = ("solver", "parts", "keep", "schedule", "rate", "route", "network")  # settings that distinguish rows of one method
+VARIANT = (
+    "solver",
+    "parts",
+    "keep",
+    "schedule",
+    "rate",
+    "route",
+    "network",
+)  # settings that distinguish rows of one method
 _baselines: dict[str, Baseline] = {}
 
 

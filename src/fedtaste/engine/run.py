@@ -318,7 +318,9 @@ class TensorFacts:
     def of(self, params: Params) -> float:
         """The sum of the numbers of these parameters."""
         self.known = {
-            name: (value, kept[1]) if (kept := self.known.get(name)) and kept[0] is value else (value, self.compute(value))
+            name: (value, kept[1])
+            if (kept := self.known.get(name)) and kept[0] is value
+            else (value, self.compute(value))
             for name, value in params.items()
         }
         return sum(number for _, number in self.known.values())

@@ -1,4 +1,4 @@
-"""FedSeq's trail features compiled by Numba: for every position of a history, how strongly its items lead to candidates.
+"""FedSeq's trail features compiled by Numba: how strongly the items of a history lead to candidates, by position.
 
 methods/sequence_loss.py has the formula and the readable equivalent (`negative_trail`).
 """

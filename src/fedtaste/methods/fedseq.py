@@ -32,8 +32,8 @@ from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
 from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
 from fedtaste.methods.registry import define
-from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail, fused_softmax
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range
+from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail, fused_softmax
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.models.sequence import Network, network_params, network_states
 from fedtaste.params import nest, select, unnest

@@ -5,12 +5,11 @@ The plain functions are `negative_trail`, `target_trail` and `sampled_softmax`; 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from fedtaste.core import Params
@@ -50,7 +49,7 @@ def compiled_target_trail(fixed: Params, window: Window) -> Tensor:
     return out
 
 
-def _tables(fixed: Params) -> tuple[Any, Any, Any]:
+def _tables(fixed: Params) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     return fixed["trail"].numpy(), fixed["from_scale"].numpy(), fixed["to_scale"].numpy()
 
 
@@ -79,8 +78,8 @@ class _LogSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, table: Tensor, offset: Tensor, alpha: Tensor, positive: Tensor, trail: Tensor | None,
-        taken: tuple[NDArray[np.int64], NDArray[np.int64]],
+        ctx: FunctionCtx, h: Tensor, table: Tensor, offset: Tensor, alpha: Tensor, positive: Tensor,
+        trail: Tensor | None, taken: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> Tensor:  # fmt: skip
         scores = torch.addmm(offset, h, table.T)
         if trail is not None:
@@ -90,13 +89,12 @@ class _LogSum(torch.autograd.Function):
         powers = scores.sub_(largest[:, None]).exp_()
         total = powers.sum(1) + (positive - largest).exp()
         result = total.log() + largest
-        ctx.save_for_backward(h, table, total, (positive - result).exp())
-        ctx.powers, ctx.trail = powers, trail
+        ctx.save_for_backward(h, table, total, (positive - result).exp(), powers, trail)
         return result
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        h, table, total, share = ctx.saved_tensors
-        slopes = ctx.powers.mul_((slope / total)[:, None])  # by scores; in place, as there is one backward pass
-        alpha = None if ctx.trail is None else torch.dot(slopes.flatten(), ctx.trail.flatten())
+    def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        h, table, total, share, powers, trail = ctx.saved_tensors  # type: ignore[attr-defined]
+        slopes = powers.mul_((slope / total)[:, None])  # by scores; in place, as there is one backward pass
+        alpha = None if trail is None else torch.dot(slopes.flatten(), trail.flatten())
         return slopes @ table, slopes.T @ h, slopes.sum(0), alpha, slope * share, None, None

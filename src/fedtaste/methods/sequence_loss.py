@@ -15,7 +15,7 @@ Everything random follows from the run's key, the round and the person's own his
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,11 +83,11 @@ class _RandomBytes(torch.autograd.Function):
         return torch.from_numpy(np.stack(rows).astype("<u8").view(np.uint8)[:, :count].reshape(*seeds.shape, count))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
         return
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], seeds: Tensor, count: int) -> tuple[Tensor, int]:
+    def vmap(info: object, in_dims: tuple[int | None, ...], seeds: Tensor, count: int) -> tuple[Tensor, int]:
         return _RandomBytes.apply(seeds.movedim(in_dims[0] or 0, 0), count), 0
 
 
