@@ -212,8 +212,8 @@ class FedSeq:
         """The server with this optimiser."""
 
         def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-            if "items" in upload.total:
-                return self.learn_counts(shared, upload.total, begun=bool(memory)), memory | {"begun": torch.ones(())}
+            if "items" in upload.total:  # in an update the schedule of the optimiser begins again
+                return self.learn_counts(shared, upload.total, begun=bool(memory)), {"begun": torch.ones(())}
             moved, inner = step(select(shared, moving(shared)), unnest("optimizer", memory), upload)
             return shared | moved, {"begun": torch.ones(())} | nest("optimizer", inner)
 
