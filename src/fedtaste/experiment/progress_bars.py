@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 err = Console(stderr=True, highlight=False)
 PHASES = {"search": "choosing the round", "final": "training"}
@@ -19,6 +27,8 @@ class Bars:
             MofNCompleteColumn(),
             TextColumn("{task.fields[metric]}"),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
         )
         self.progress = Progress(*columns, console=err, transient=True, refresh_per_second=4)
         self.label = ""
