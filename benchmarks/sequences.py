@@ -4,8 +4,8 @@
     python benchmarks/sequences.py validation --data ml-100k --method fedtrail
     python benchmarks/sequences.py speed --backends kernel,vmap
 
-`validation` trains on the training part and ranks everybody's validation item among 99 and among all items; test data are
-not read. `speed` trains on a generated world of the size of a film set: 3,706 items, histories of 18 to 1,500.
+`validation` trains on the training part and ranks everybody's validation item among 99 and among all items; test data
+are not read. `speed` trains on a generated world of the size of a film set: 3,706 items, histories of 18 to 1,500.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def validation(data: str, method: str, seed: int, chosen: dict[str, str]) -> Non
     values = RankingMetrics.of_ranks(rank_sampled(ready, positives, negatives), full).values
     figures = [f"{kind} {values[kind]['hr@10']:.3f}/{values[kind]['ndcg@10']:.3f}" for kind in ("sampled", "full")]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(
-        f"{data} {method} {chosen} seed {seed}: {', '.join(figures)}, {plan.rounds} rounds, {seconds:.0f} CPU s, {peak:.1f} GB"
-    )
+    print(f"{data} {method} {chosen} seed {seed}: {', '.join(figures)}")
+    print(f"{plan.rounds} rounds, {seconds:.0f} CPU s, {peak:.1f} GB")
 
 
 def speed(backends: list[str], rounds: int) -> None:

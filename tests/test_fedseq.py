@@ -202,6 +202,7 @@ def test_length_beyond_every_history_and_more_negatives_than_items_are_possible(
     ends = [train({"length": 500, "negatives": 5_000, "hidden_dropout": 0.0}, backend=b)[2] for b in ("loop", "kernel")]
     assert_close(*(everything(done[-1].state) for done in ends))
     assert len(losses.shared_negatives(torch.zeros(9), 5_000, 1, 1).items) == 9
+    assert all(len(losses.shared_negatives(torch.zeros(900), 1, 1, round).items) > 0 for round in range(20))
 
 
 def test_cohorts_are_drawn_in_passes_after_a_round_of_everybody():
@@ -238,6 +239,7 @@ def test_rounds_follow_from_participations_people_and_cohort():
         values = {name: str(value) for name, value in chosen.items()}
         return plan(Settings(method="fedseq", cohort=cohort, set=values), RANKING)
 
+    assert rounds().settings["negatives"] == 768  # and not the four of other methods
     assert rounds(participations=3).rounds == 1 + 3 * 1  # 24 people are fewer than a cohort
     assert rounds(8, participations=3).rounds == 1 + 3 * 3
     assert rounds(8, participations=3, start="random", trail="false").rounds == 9

@@ -70,6 +70,7 @@ def shared_negatives(counts: Tensor, number: int, key: int, round: int) -> Negat
     """The negatives of a round, drawn from public numbers alone."""
     chance = inclusion(counts.double().numpy(), number)
     drawn = np.flatnonzero(uniform(np.arange(len(chance)), key_of(key, SEQUENCE, round)) < chance)
+    drawn = drawn if len(drawn) else np.array([int(np.argmax(chance))])  # a softmax needs one at least
     return Negatives(torch.from_numpy(drawn), torch.from_numpy(np.log(chance[drawn]).astype(np.float32)))
 
 
