@@ -282,8 +282,8 @@ def _unread(task: str, values: Values) -> dict[str, str]:
 fedseq = define(
     defaults={
         "ranking": {
-            "k": 64, "negatives": 768, "spread": 0.16, "patience": 0, "server": "adam-unbiased", "server_lr": 2e-3, "tau": 1e-8,
-            "warmup": 100, "final_rate": 0.02, "max_norm": 1.0,
+            "k": 64, "negatives": 768, "spread": 0.16, "patience": 0, "server": "adam-unbiased", "server_lr": 2e-3,
+            "tau": 1e-8, "warmup": 100, "final_rate": 0.02, "max_norm": 1.0,
         }
     },
     unread=_unread,
