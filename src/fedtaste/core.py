@@ -44,6 +44,7 @@ class CohortExamples(Protocol):
     def batch(self) -> int: ...
     @property
     def lengths(self) -> NDArray[np.int64]: ...
+    def pad(self, people: People) -> Examples: ...  # [people, steps, batch]
 
 
 class PrivateStore(Protocol):
