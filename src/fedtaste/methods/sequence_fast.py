@@ -65,11 +65,12 @@ def fused_softmax(network: Network, params: Params, context: Context) -> Tensor:
     if context.target is not None:
         positive = positive + alpha * context.target
     offset = bias[negatives.items] - negatives.correction
-    total = _LogSum.apply(
+    total: Tensor = _LogSum.apply(  # type: ignore[no-untyped-call]
         h.flatten(0, 1), functional.embedding(negatives.items, params["item"]), offset, alpha, positive.flatten(),
         None if trail is None else trail.flatten(0, 1), (context.places.numpy(), window.first.numpy()),
     )  # fmt: skip
-    return ((total.reshape(positive.shape) - positive) * window.mask).sum(1)
+    loss: Tensor = ((total.reshape(positive.shape) - positive) * window.mask).sum(1)
+    return loss
 
 
 class _LogSum(torch.autograd.Function):
@@ -89,12 +90,13 @@ class _LogSum(torch.autograd.Function):
         powers = scores.sub_(largest[:, None]).exp_()
         total = powers.sum(1) + (positive - largest).exp()
         result = total.log() + largest
-        ctx.save_for_backward(h, table, total, (positive - result).exp(), powers, trail)
+        features = torch.zeros(0) if trail is None else trail
+        ctx.save_for_backward(h, table, total, (positive - result).exp(), powers, features)
         return result
 
     @staticmethod
     def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        h, table, total, share, powers, trail = ctx.saved_tensors  # type: ignore[attr-defined]
+        h, table, total, share, powers, trail = ctx.saved_tensors
         slopes = powers.mul_((slope / total)[:, None])  # by scores; in place, as there is one backward pass
-        alpha = None if trail is None else torch.dot(slopes.flatten(), trail.flatten())
+        alpha = torch.dot(slopes.flatten(), trail.flatten()) if len(trail) else None
         return slopes @ table, slopes.T @ h, slopes.sum(0), alpha, slope * share, None, None

@@ -63,7 +63,8 @@ def inclusion(counts: NDArray[np.float64], number: int) -> NDArray[np.float64]:
     order = np.sort(weight)[::-1]
     left = np.cumsum(order[::-1])[::-1]  # of the items that are not certain, where the first k are
     scale = (number - np.arange(len(order))) / left
-    return np.minimum(1.0, weight * scale[int(np.argmax(scale * order <= 1 + 1e-12))])
+    chance: NDArray[np.float64] = np.minimum(1.0, weight * scale[int(np.argmax(scale * order <= 1 + 1e-12))])
+    return chance
 
 
 def shared_negatives(counts: Tensor, number: int, key: int, round: int) -> Negatives:
@@ -89,12 +90,12 @@ class _RandomBytes(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: object, in_dims: tuple[int | None, ...], seeds: Tensor, count: int) -> tuple[Tensor, int]:
-        return _RandomBytes.apply(seeds.movedim(in_dims[0] or 0, 0), count), 0
+        return random_bytes(seeds.movedim(in_dims[0] or 0, 0), count), 0
 
 
 def random_bytes(seeds: Tensor, count: int) -> Tensor:
     """Bytes [..., count] for seeds [...]; the first ones do not depend on `count`."""
-    drawn: Tensor = _RandomBytes.apply(seeds, count)
+    drawn: Tensor = _RandomBytes.apply(seeds, count)  # type: ignore[no-untyped-call]
     return drawn
 
 
@@ -141,7 +142,8 @@ def keep_factors(drawn: Tensor, network: Network, steps: int, dropped: int) -> T
     """[..., T, sites, d]: 0 where a number is dropped, with probability `dropped` / 256, otherwise the factor that
     keeps the mean."""
     drawn = drawn[..., : steps * network.sites * network.width]
-    return ((drawn >= dropped) * (256 / (256 - dropped))).unflatten(-1, (steps, network.sites, network.width))
+    factors: Tensor = (drawn >= dropped) * (256 / (256 - dropped))
+    return factors.reshape(*drawn.shape[:-1], steps, network.sites, network.width)
 
 
 def age_weights(steps: int) -> Tensor:

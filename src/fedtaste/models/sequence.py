@@ -14,6 +14,7 @@ items up to t alone; leading axes are people. Parameters are flat and named. Pad
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ def network_params(network: Network, generator: torch.Generator) -> Params:
     """The parameters at the start."""
 
     def normal(spread: float, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator) * (spread / network.width**0.5)
+        return torch.randn(*shape, generator=generator).mul(spread / math.sqrt(network.width))
 
     d, params = network.width, _norm_params("norm", network.width)
     if network.kind == "gru":
@@ -91,11 +92,13 @@ def _attend(block: Params, x: Tensor, heads: int) -> Tensor:
     """Causal attention with relative positions."""
     steps, width = x.shape[-2:]
     parts = (x @ block["qkv"]).chunk(3, -1)
-    q, k, v = (part.unflatten(-1, (heads, width // heads)).transpose(-3, -2) for part in parts)  # [..., heads, T, d_h]
+    shape = (*x.shape[:-1], heads, width // heads)
+    q, k, v = (part.reshape(shape).transpose(-3, -2) for part in parts)  # [..., heads, T, d_h]
     back = torch.arange(steps)[:, None] - torch.arange(steps)  # [T, T] distance t - s
     bias = block["rel"][:, back.clamp(min=0)].masked_fill(back < 0, -torch.inf)  # [heads, T, T]
     weights = (q @ k.mT * (width // heads) ** -0.5 + bias).softmax(-1)
-    return (weights @ v).transpose(-3, -2).flatten(-2) @ block["o"]
+    mixed: Tensor = (weights @ v).transpose(-3, -2).flatten(-2)
+    return mixed @ block["o"]
 
 
 def _feed_forward(block: Params, x: Tensor) -> Tensor:
