@@ -95,8 +95,8 @@ class _LogSum(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        h, table, total, share, powers, trail = ctx.saved_tensors
+    def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:
+        h, table, total, share, powers, trail = ctx.saved_tensors  # type: ignore[attr-defined]
         slopes = powers.mul_((slope / total)[:, None])  # by scores; in place, as there is one backward pass
         alpha = torch.dot(slopes.flatten(), trail.flatten()) if len(trail) else None
         return slopes @ table, slopes.T @ h, slopes.sum(0), alpha, slope * share, None, None
