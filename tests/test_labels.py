@@ -220,7 +220,19 @@ def test_one_client_has_no_heterogeneity():
 # The command
 
 TINY = "logistic:clients=3,examples=30"
-NEED_ITEMS = ["popularity", "fedveil", "fedeigen", "fedals", "fedrap", "fedtrail", "fcf", "fedmf", "fedncf", "pfedrec"]
+NEED_ITEMS = [
+    "popularity",
+    "fedveil",
+    "fedeigen",
+    "fedals",
+    "fedrap",
+    "fedtrail",
+    "fedseq",
+    "fcf",
+    "fedmf",
+    "fedncf",
+    "pfedrec",
+]
 
 
 @pytest.mark.parametrize(

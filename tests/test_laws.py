@@ -25,6 +25,10 @@ SOLVED = {"lam": 0.5, "alpha0": 0.9, "recency": 0.5, "floor": 0.5}
 TRAIL = {"window": 2, "fade": 0.5, "from_power": 1.0, "to_power": 1.0, "shrink": 1.0}
 TRAIL |= {"mix": 0.2, "fast": 0.1, "slow": 0.5, "reach": 3, "keep": 9}
 VEIL = {"people": 96, "strength": 2.0, "recency": 0.5, "floor": 0.5}
+SEQUENCE = {"length": 6, "negatives": 20, "heads": 1, "learners": PEOPLE, "server": "adam-unbiased", "server_lr": 2e-3}
+SEQUENCE |= {"tau": 1e-3, "final_rate": 0.02}
+SEQUENCE_OTHERS = {"participations": 2, "start": "items", "trail": False, "network": "gru", "length": 5, "negatives": 9}
+SEQUENCE_OTHERS |= {"hidden_dropout": 0.5, "upload_mb": 0.005, "learners": 48, "cohort": 8}
 KINDS = (torch.arange(ITEMS)[:, None] % torch.arange(2, 9) == 0).float()  # public item features
 ITEM_TASKS = ["ranking", "ratings"]
 # name, settings with which a tiny world changes visibly, tasks, and another value of every setting (which must matter)
@@ -53,6 +57,9 @@ TABLE = [
     ("fedtrail", {"parts": "trail+als"}, ["ranking"], TRAIL | SOLVED | {"bits": 8}),
     ("fedtrail", {"keep": 6, "bits": 8}, ["ranking"], TRAIL | SOLVED | {"bits": 32, "parts": "trail"}),
     ("fedeigen", {}, ["ranking"], SOLVED | {"bits": 32, "extra": 1}),
+    ("fedseq", SEQUENCE, ["ranking"], SEQUENCE_OTHERS | {"layers": 1, "heads": 5}),
+    ("fedseq", SEQUENCE | {"network": "gru", "trail": False}, ["ranking"],
+     SEQUENCE_OTHERS | {"trail": True, "network": "attention"}),
     ("fedveil", {"noise": 0.02, "people": 24}, ["ranking"], VEIL | {"noise": 0.3, "route": "iterate"}),
     ("fedveil", {"route": "iterate"}, ["ranking"], VEIL | {"turns": 1, "route": "head"}),
     ("fedveil", {"noise": 0.3, "people": 24, "route": "features", "features": KINDS}, ["ranking"],
@@ -89,6 +96,8 @@ UNREAD = {  # settings that a row's method does not read with these settings
     "fedtrail-factors": {"parts", *TRAIL},
     "fedtrail-trail+als": {"parts"},
     "popularity": {"noise", "clip", "features"},  # see test_fedveil.py
+    "fedseq": {"noise"},  # refused with counts: tests/test_fedseq.py
+    "fedseq-gru": {"noise", "layers", "heads"},
     "fedveil": {"turns", "features", "feature_count"},
     "fedveil-iterate": {"noise", "features", "feature_count"},  # without people there is no noise
     "fedveil-features": {"turns", "feature_count"},

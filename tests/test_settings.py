@@ -63,7 +63,18 @@ def test_settings_of_fedrap_that_would_change_nothing_are_refused(given, unread)
         plan(Settings(method="fedrap", set=given), RANKING)
 
 
-NO_OTHER_MODEL = {"fedbn", "fedeigen", "fedveil", "popularity", "centralised", "fcf", "fedals", "fedmf", "fedtrail"}
+NO_OTHER_MODEL = {
+    "fedbn",
+    "fedeigen",
+    "fedseq",
+    "fedveil",
+    "popularity",
+    "centralised",
+    "fcf",
+    "fedals",
+    "fedmf",
+    "fedtrail",
+}
 
 
 @pytest.mark.parametrize(

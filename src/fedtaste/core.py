@@ -44,6 +44,7 @@ class CohortExamples(Protocol):
     def batch(self) -> int: ...
     @property
     def lengths(self) -> NDArray[np.int64]: ...
+    def pad(self, people: People) -> Examples: ...  # [people, steps, batch]
 
 
 class PrivateStore(Protocol):
@@ -161,6 +162,7 @@ class Fast:
     users: Users | None = None  # (shared, examples): everybody's vector `user` [people, p], where it is all of
     # `personalize` and the model has a design
     turns: bool = False  # the kernel reads `Cohort.sent`
+    one_batch: bool = False  # the kernel is exact only where each person's examples are one batch; otherwise vmap runs
     bulk: int = 0  # numbers in one upload, where it is large whatever the person holds: fewer clients run at once then
 
 
@@ -180,6 +182,18 @@ class Release:
     constant: bool = False  # a part of an upload is equal in every round: differences of sums isolate it
     curve_only: tuple[str, ...] = ()  # names in an upload that only feed the learning curve; not sent under clipping
     predictor: UtilityPredictor | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rounds and cohorts that a method plans itself. Its cohorts are drawn in passes: everybody takes part once before
+    anybody takes part again."""
+
+    rounds: int = 0  # in all; 0: as many as the caller runs
+    counting: int = 0  # first rounds, in which everybody takes part
+    rounds_of_pass: int = 0  # in which everybody takes part once, after counting
+    cohort: int = 0  # people in every later round, where the caller gives no number; 0: everybody
+    fixed: tuple[str, ...] = ()  # shared parameters that do not change after `counting`: a device downloads them once
 
 
 @dataclass(frozen=True)
@@ -205,6 +219,8 @@ class Method:
     sums: bool = False  # the server computes rows anew from the sums of a round: where only some rows are sent, it has
     # to remember the others (wire/turns.py)
     takes_turns: tuple[str, ...] = ("turns", "common_turns")  # which of these stages leave the method right
+    schedule: Schedule | None = None  # rounds and cohorts, for methods that plan them
+    ordered: bool = False  # it learns from the order of histories, and nothing from data without one
     pooled: bool = False  # a baseline that sees everybody's data in one place
     resolved: Mapping[str, object] = field(default_factory=dict)  # settings that the method chose itself
 

@@ -41,12 +41,13 @@ class Federation:
 
     def cohort(
         self, round: int, *, size: int | float | None = None, dropout: float = 0.0, seed: int = 0,
-        coins: bytes | None = None,
+        coins: bytes | None = None, counting: int | None = None,
     ) -> tuple[People, People]:  # fmt: skip
         """(requested, answering) of a round: a number or a share of the members, and those who did not drop out.
 
         With the secret key `coins` each member is requested or not by an independent coin, `size` of them on average
-        (Poisson sampling). Without it exactly `size` are requested, by the seed.
+        (Poisson sampling). Without it exactly `size` are requested, by the seed. With `counting` cohorts are drawn in
+        passes after so many first rounds: a pass deals all members into cohorts of at most `size`.
         """
         requested = self.members
         if size is not None:
@@ -54,11 +55,19 @@ class Federation:
             if coins is not None:
                 heads = secret_coins(coins, self.members) < expected / len(self.members)
                 requested = np.sort(self.members[heads])
+            elif counting is not None:
+                number, part = divmod(round - counting, self.rounds_of_pass(size))
+                order = np.argsort(uniform(self.members, key_of(seed, COHORT, number)), kind="stable")
+                requested = np.sort(self.members[np.array_split(order, self.rounds_of_pass(size))[part]])
             else:
                 order = np.argsort(uniform(self.members, key_of(seed, COHORT, round)), kind="stable")
                 requested = np.sort(self.members[order[:expected]])
         stay = uniform(requested, key_of(seed, DROPOUT, round)) >= dropout
         return requested, requested[stay]
+
+    def rounds_of_pass(self, size: int | float) -> int:
+        """Rounds in which cohorts of this size reach every member once."""
+        return -(-len(self.members) // cohort_size(size, len(self.members)))
 
 
 def cohort_size(size: int | float, people: int) -> int:

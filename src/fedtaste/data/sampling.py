@@ -20,7 +20,7 @@ from fedtaste.data.interactions import Floats, Histories, Ints, repeated, splitm
 
 # Streams: draws for one purpose are independent of draws for another.
 TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE = range(7)
-GROUPS = 9  # 7 and 8 were noise, which has secret streams of its own now (wire/rng.py)
+GROUPS, SEQUENCE = 9, 10  # 7 and 8 were noise, which has secret streams of its own now (wire/rng.py)
 Word = int | np.integer  # taken modulo 2^64
 WORKERS = 8  # fixed, so that memory and work do not depend on the number of threads
 

@@ -3,7 +3,7 @@
     loop     one person at a time on whole tables, every upload encoded to bytes and decoded again: slow and simple,
              the reference for the others
     vmap     people of similar length at once, each on a compact table of the rows they touch
-    kernel   a method's own compiled client for the whole cohort (methods that have one)
+    kernel   a method's own client for the whole cohort, compiled or as one backward pass (methods that have one)
 
 A backend returns the sum of the admitted uploads and counts the refused ones by reason. It stores the new private
 parameters of admitted people only.
@@ -110,7 +110,8 @@ class Call:
 
 def collect(backend: str, method: Method, call: Call, store: Store) -> Outcome:
     """Run these people's clients and sum what they upload; new private parameters go into the store."""
-    if backend == "kernel":
+    fits = not method.fast.one_batch or not call.examples.batch
+    if backend == "kernel" and (fits or call.examples.lengths.max(initial=0) <= call.examples.batch):
         assert method.fast.kernel is not None
         upload, refused = method.fast.kernel(call.down, Cohort(call.people, call.examples, store, call.sent_entries()))
         return Outcome(upload, +Counter(refused), None, len(call.people) - sum(refused.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Required, TypedDict, Unpack
@@ -162,6 +162,7 @@ class RoundLoop:
             raise SettingError("Only the loop backend sends messages through a network. Use backend='loop'.")
         self.key = options.get("noise_key") or self._new_key(options.get("noise_seed"))
         self.state = options.get("state") or begin(method, model, federation, self.seed)
+        self.norms, self.zeros = TensorFacts(squared_norm), TensorFacts(count_zeros)
         self.lost = 0  # rounds in a row in which every upload was refused
 
     def _new_key(self, noise_seed: int | None) -> bytes:
@@ -181,7 +182,7 @@ class RoundLoop:
         down = Download(received, torch.tensor(float(number)))
         cohort = self._draw_cohort(number)
         pooled = self.method.pooled
-        ledger.sent_down(down._replace(params=written), 0 if pooled else len(cohort.requested))
+        ledger.sent_down(down._replace(params=self._new_parts(written, number)), 0 if pooled else len(cohort.requested))
         outcome, noise_left = self._collect(down, written, cohort, ledger)
         rejected = Counter(outcome.refused)
         if len(cohort.people) > len(cohort.answering):
@@ -198,25 +199,47 @@ class RoundLoop:
         else:
             ledger.sent_up(outcome.upload, 0 if pooled else len(cohort.people), self.wire.message_layout)
             loss = self._server_step(outcome.upload, cohort.context._replace(shares=noise_left), refused)
-            change = relative_change(self.state.shared, state.shared)
+            change = relative_change(self.state.shared, state.shared, self.norms)
         up_bytes, down_bytes = outcome.bytes or (ledger.up_bytes, ledger.down_bytes)
         return Round(
             self.state, number + 1, len(cohort.requested), outcome.answered, rejected, change, loss,
-            zeros(self.state.shared), up_bytes, down_bytes, refused,
+            zeros(self.state.shared, self.zeros), up_bytes, down_bytes, refused,
             senders=0 if outcome.upload is None else len(cohort.people),
         )  # fmt: skip
 
     def _draw_cohort(self, number: int) -> RoundCohort:
         """Draw who is requested in this round and who answers."""
-        size, members = self.options.get("cohort"), len(self.federation.members)
+        size, members, schedule = self._cohort_size(number), len(self.federation.members), self.method.schedule
         coins = derive(self.key, "cohort", number) if self.wire.poisson else None
-        dropout = self.options.get("dropout", 0.0)
-        requested, people = self.federation.cohort(number, size=size, dropout=dropout, seed=self.seed, coins=coins)
+        requested, people = self.federation.cohort(
+            number, size=size, dropout=self.options.get("dropout", 0.0), seed=self.seed, coins=coins,
+            counting=schedule.counting if schedule else None,
+        )  # fmt: skip
         expected = float(members if size is None else cohort_size(size, members))
         key, run_key = derive(self.key, "devices", number), derive(self.key, "groups")
         context = StageContext(key, number, expected, run_key=run_key)
         answering = self.wire.secure_sum.recoverable(requested, people, context) if self.wire.secure_sum else people
         return RoundCohort(requested, people, answering, context)
+
+    def _cohort_size(self, number: int) -> int | float | None:
+        """The cohort of a round as the caller or the method's schedule says; None: everybody."""
+        size, schedule = self.options.get("cohort"), self.method.schedule
+        if schedule is None:
+            return size
+        if number < schedule.counting:
+            return None
+        return size or (min(schedule.cohort, len(self.federation.members)) or None)
+
+    def _new_parts(self, written: Params, number: int) -> Params:
+        """The parameters of a download that a device does not have yet: in the first pass after counting everybody is
+        asked for the first time since, and fixed parameters are not sent again."""
+        schedule, size = self.method.schedule, self._cohort_size(number)
+        if schedule is None or not schedule.fixed or number < schedule.counting:
+            return written
+        first_pass = 1 if size is None else self.federation.rounds_of_pass(size)
+        if number < schedule.counting + first_pass:
+            return written
+        return {name: value for name, value in written.items() if name.split(".")[0] not in schedule.fixed}
 
     def _collect(self, down: Download, written: Params, cohort: RoundCohort, ledger: Ledger) -> tuple[Outcome, float]:
         """(what the clients sent, the share of the noise's variance that the server has to add to the sum)."""
@@ -261,7 +284,8 @@ class RoundLoop:
             shared, memory = self.method.server(state.shared, state.memory, upload)
         except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
             raise diverged(number, "the server's step", refused) from None
-        if not all(bool(torch.isfinite(value).all()) for value in shared.values()):
+        new = (value for name, value in shared.items() if value is not state.shared.get(name))
+        if not all(bool(torch.isfinite(value).all()) for value in new):
             raise diverged(number, "the server's step", refused)
         self._advance(shared, memory)
         return loss
@@ -283,24 +307,47 @@ def diverged(number: int, what: str, who: str | None) -> DivergedError:
     )
 
 
-def relative_change(new: Params, old: Params) -> float:
+class TensorFacts:
+    """A number for each tensor, computed once for tensors that stay the same from round to round."""
+
+    def __init__(self, compute: Callable[[Tensor], float]) -> None:
+        self.compute = compute
+        self.known: dict[str, tuple[Tensor, float]] = {}
+
+    def of(self, params: Params) -> float:
+        """The sum of the numbers of these parameters."""
+        self.known = {
+            name: (value, kept[1])
+            if (kept := self.known.get(name)) and kept[0] is value
+            else (value, self.compute(value))
+            for name, value in params.items()
+        }
+        return sum(number for _, number in self.known.values())
+
+
+def squared_norm(tensor: Tensor) -> float:
+    return float((tensor.double() ** 2).sum())
+
+
+def count_zeros(tensor: Tensor) -> float:
+    return int((tensor == 0).sum())
+
+
+def relative_change(new: Params, old: Params, norms: TensorFacts | None = None) -> float:
     """|new - old| / the larger of |new| and |old|, over all shared parameters; NaN where nothing is shared."""
     if not new:
         return math.nan
-
-    def square(tensors: Iterable[Tensor]) -> float:
-        return sum(float((tensor.double() ** 2).sum()) for tensor in tensors)
-
     new = {name: value for name, value in new.items() if value.is_floating_point()}  # counters do not move
-
-    size = max(square(new.values()), square(old[name] for name in new))
-    moved = square(value.double() - old[name].double() for name, value in new.items())
+    norms = norms or TensorFacts(squared_norm)
+    before, after = norms.of({name: old[name] for name in new}), norms.of(new)
+    pairs = [(value, old[name]) for name, value in new.items() if value is not old[name]]
+    moved, size = sum(squared_norm(value.double() - last.double()) for value, last in pairs), max(before, after)
     return math.sqrt(moved / size) if size > 0 else 0.0
 
 
-def zeros(params: Params) -> float:
+def zeros(params: Params, counts: TensorFacts) -> float:
     """The share of exact zeros among these numbers."""
-    return sum(int((v == 0).sum()) for v in params.values()) / max(sum(v.numel() for v in params.values()), 1)
+    return counts.of(params) / max(sum(v.numel() for v in params.values()), 1)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedtaste.errors import SettingError
 from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
 from fedtaste.experiment.settings import Settings, changed_settings
 from fedtaste.experiment.upload_size import check_upload_size
+from fedtaste.federation import cohort_size
 from fedtaste.methods import known_method
 from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicFacts, PublicValues, RunContext
 from fedtaste.methods.server_optimizers import SERVER, server_step, takes_optimizer, with_server
@@ -48,6 +49,7 @@ TASK_DEFAULTS: dict[str, Values] = {
     "pictures": {"rounds": 40, "model": "cnn", "batch": 32, "lr": 0.1, "passes": 1, "patience": 0},
 }  # fmt: skip
 LOOP = ("rounds", "tolerance", "patience")  # of the round loop: options of their own, not settings of a method
+VALIDATIONS, SCHEDULED_VALIDATIONS = 50, 5  # of a search, where the user does not say how many
 # Where no order is known, weights by age are flat, and every item counts.
 UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0, "reach": 0}
 
@@ -86,8 +88,9 @@ class Plan:
     @property
     def searches(self) -> bool:
         """Whether validation chooses the best round. Not in a private run, because a search releases more than one
-        model; and not where every round releases another part of one model."""
-        return self.wire.mechanism is None and not self.method.privacy.bounds
+        model; and not where the method plans its rounds: where every round releases another part of one model, or
+        learning rates follow a schedule that is only good at its end."""
+        return self.wire.mechanism is None and not self.method.privacy.bounds and not self.method.schedule
 
 
 def task_kind(task: Facts) -> str:
@@ -102,24 +105,29 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
     model = make_model(task, draft.read)
     _check_private_names(settings, draft.values, model)
     everybody = _everybody(settings) and not elsewhere
-    public = PublicValues(features=task.features, feature_count=task.feature_count, counts_once=everybody)
-    values = _applicable(settings, task, draft, draft.spec(model, **draft.arguments(public)))
+    public = PublicValues(
+        features=task.features, feature_count=task.feature_count, counts_once=everybody, learners=task.people,
+        cohort=0 if settings.cohort is None or not task.people else cohort_size(settings.cohort, task.people),
+    )  # fmt: skip
+    sketch = draft.spec(model, **draft.arguments(public))
+    values = _applicable(settings, task, draft, sketch)
     loop = draft.loop | {name: value for name in LOOP if (value := getattr(settings, name)) is not None}
+    planned = _planned_rounds(settings, sketch, cast(int, loop["rounds"]))
 
     def build(public: PublicValues) -> Method:
-        return with_server(draft.spec(model, **draft.arguments(public)), settings.method, values)
+        return with_server(draft.spec(model, **draft.arguments(public)), settings.method, values, planned)
 
     size_notes = _check_size(settings, task, draft)
-    wire = make_wire(settings, task, model, public, build, cast(int, loop["rounds"]))
+    wire = make_wire(settings, task, model, public, build, planned)
     method = wire.method
-    rounds = _fixed_rounds(settings, method, cast(int, loop["rounds"]))
+    rounds = _fixed_rounds(settings, method, planned)
     in_force = dict(sorted((values | dict(method.resolved)).items()))
     return Plan(
         model,
         method,
         Sampling(cast(int, values.get("negatives", 0)), cast(int, values.get("batch", 0))),
         rounds,
-        every=max(1, rounds // 50),
+        every=max(1, rounds // (settings.validations or (SCHEDULED_VALIDATIONS if method.schedule else VALIDATIONS))),
         tolerance=cast(float, loop.get("tolerance", 0.0)),
         patience=cast(int, loop.get("patience", 0)),
         seed=settings.seed,
@@ -290,6 +298,24 @@ def _check_private_names(settings: Settings, values: Values, model: Model) -> No
     for glob in cast("tuple[str, ...]", values["private"]):
         if not fnmatch.filter(known, glob):
             raise SettingError(did_you_mean(glob, known, "parameter"))
+
+
+def _planned_rounds(settings: Settings, method: Method, rounds: int) -> int:
+    """The rounds of the method's schedule, where it has one and the user did not give --rounds; otherwise `rounds`."""
+    schedule = method.schedule
+    if schedule is None or not schedule.rounds:
+        return rounds
+    if settings.rounds is None:
+        return schedule.rounds
+    if "participations" in settings.set:
+        raise SettingError("--rounds and participations both say how long to train. Give one of them.")
+    if settings.rounds < schedule.counting + schedule.rounds_of_pass:
+        raise SettingError(
+            f"--rounds {settings.rounds} does not let everybody take part once: {settings.method} needs "
+            f"{schedule.counting + schedule.rounds_of_pass:,} rounds for that with cohorts of {schedule.cohort:,}. Use "
+            "--set participations=1 or a larger --cohort."
+        )
+    return settings.rounds
 
 
 def _fixed_rounds(settings: Settings, method: Method, rounds: int) -> int:

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 
 from fedtaste.steps import listening
@@ -46,6 +54,8 @@ class Bars:
             MofNCompleteColumn(),
             TextColumn("{task.fields[metric]}"),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
         )
         self.progress = Progress(*columns, console=err, transient=True, refresh_per_second=4)
         self.label = ""

@@ -120,6 +120,8 @@ class Settings(ReadSettings, DataSettings):
     new_item_ridge: Positive = 300.0
     """The strength of the ridge in the map from features to vectors of new items; larger values give lists that differ
     less between people."""
+    validations: Annotated[int, Ge(1)] | None = None
+    """How often the search is validated at most (default 50, or 5 where the method plans its rounds)."""
     tolerance: Share | None = None
     """Stop when a round changes the shared parameters by less than this, relative to their size."""
     patience: Annotated[int, Ge(0), Le(2**31)] | None = None

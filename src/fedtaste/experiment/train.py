@@ -139,6 +139,11 @@ def prepare_remote(settings: Settings, task: Task) -> Prepared:
 def checked_plan(settings: Settings, task: Task, elsewhere: bool = False) -> Plan:
     """The plan, with a cohort that its privacy allows."""
     run_plan = plan(settings, task.facts, elsewhere)
+    if run_plan.method.ordered and not task.facts.timed:
+        raise SettingError(
+            f"{settings.method} learns from the order in which people took things, and these data have no time: there "
+            "is nothing to gain. Use --method fedals, or bring a column of times."
+        )
     require_cohort(run_plan.wire.mechanism, max(task.facts.people, 1), run_plan.rounds, run_plan.delta)
     return run_plan
 

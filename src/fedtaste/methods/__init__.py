@@ -20,6 +20,7 @@ from fedtaste.methods.fedals import fedals
 from fedtaste.methods.fedeigen import fedeigen
 from fedtaste.methods.fedrap import fedrap
 from fedtaste.methods.fedrecon import fedrecon
+from fedtaste.methods.fedseq import fedseq
 from fedtaste.methods.fedtrail import fedtrail
 from fedtaste.methods.fedveil import fedveil
 from fedtaste.methods.mixing import apfl, lgmix
@@ -34,7 +35,7 @@ from fedtaste.text import did_you_mean
 __all__ = ["METHODS", "build", "find_method", "known_method", "name_method"]
 __all__ += ["popularity", "local", "centralised", "fedsgd", "fedavg", "fedprox", "fedper", "fedrep", "fedbn", "ditto"]
 __all__ += ["pfedme", "apfl", "fedclup", "lgmix", "fedrecon", "fedals", "fedrap", "fedtrail", "fedveil", "fcf", "fedmf"]
-__all__ += ["fedeigen", "fedncf", "pfedrec"]
+__all__ += ["fedeigen", "fedncf", "fedseq", "pfedrec"]
 
 METHODS: dict[str, Callable[..., Method]] = {
     "popularity": popularity,
@@ -56,6 +57,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrap": fedrap,
     "fedtrail": fedtrail,
     "fedeigen": fedeigen,
+    "fedseq": fedseq,
     "fedveil": fedveil,
     "fcf": fcf,
     "fedmf": fedmf,
@@ -95,8 +97,8 @@ def known_method(name: str) -> MethodSpec[...]:
 
 
 def build(name: str, model: Model, settings: Values) -> Method:
-    """The method of this name, with those of these settings that it has; `server`, `server_lr`, `momentum` and `tau`
-    choose the server's optimiser.
+    """The method of this name, with those of these settings that it has; `server`, `server_lr`, `momentum`, `tau`,
+    `warmup`, `final_rate` and `max_norm` choose the server's optimiser.
 
     >>> from fedtaste.models import factorization
     >>> build("fedavg", factorization(50, k=8), {"lr": 0.5, "server": "adam"}).examples

@@ -15,10 +15,15 @@ Parameters that are personal by nature (a person's vector) stay private; everyth
 
 from __future__ import annotations
 
-from fedtaste.core import Download, Examples, Method, Model, Params, Upload, recipe_loss
+from dataclasses import replace
+
+import torch
+
+from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Upload, recipe_loss
 from fedtaste.errors import SettingError
 from fedtaste.methods.cohort_clients import CohortClient, Phase
 from fedtaste.methods.descent import Proximal, change, descend, flat_examples
+from fedtaste.methods.one_step import mean_losses, one_step_kernel
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import DESCENT, Around, LogRange
 from fedtaste.params import select, split
@@ -54,12 +59,19 @@ def fedprox(
         params = descend(model, shared | own, examples, lr, [*shared, *own], passes, penalty)
         return change(params, shared, examples.mask.sum()), select(params, own)
 
-    recipe = None
+    recipe, fast = None, Fast()
+    if passes == 1 and not mu and not model.buffers and not set(split_names(model, globs)) & set(model.rows):
+        fast = Fast(one_step_kernel(mean_losses(model), lr, tuple), one_batch=True)
     if model.design is not None and not mu and globs == model.private:  # a device that takes part and sends nothing
         recipe = Recipe("descent", loss=recipe_loss(model), lr=lr, passes=passes, first=1, moves=True)
-    cohort = CohortClient(model, (Phase(lr, lr, mu, passes),))
-    fast = cohort.fast(globs)
+    cohort = CohortClient(model, (Phase(lr, lr, mu, passes),)).fast(globs)
+    fast = cohort if cohort.kernel else fast
     return Method(lambda params: split(params, globs), client, rows=model.rows, recipe=recipe, fast=fast)
+
+
+def split_names(model: Model, globs: tuple[str, ...]) -> list[str]:
+    """Names of the parameters that match these globs."""
+    return list(split(model.init(torch.Generator()), globs)[1])
 
 
 @define(search=DESCENT)
@@ -70,8 +82,8 @@ def fedsgd(model: Model, *, lr: NonNegative = 1.0, private: tuple[str, ...] | No
     def client(download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         return method.client(download, own, Examples(*(array[None] for array in flat_examples(examples))))
 
-    cohort = CohortClient(model, (Phase(lr, lr),), one_batch=True)
-    fast = cohort.fast(model.private if private is None else private)
+    fast = CohortClient(model, (Phase(lr, lr),), one_batch=True).fast(model.private if private is None else private)
+    fast = fast if fast.kernel else replace(method.fast, one_batch=False)
     return method.replace(client=client, recipe=None, fast=fast)
 
 

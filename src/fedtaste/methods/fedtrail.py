@@ -180,10 +180,10 @@ class FedTrail:
             return after, memory | counts
         counts = {n: v + counts.get(n, 0.0) for n, v in upload.total.items() if n in COUNTS}
         if self.has("trail"):
-            table = _normalise(counts, self.from_power, self.to_power, self.shrink)
+            table = normalise(counts, self.from_power, self.to_power, self.shrink)
             after |= _pack("trail", table, self.keep, self.bits)
         if self.has("factors"):
-            after |= _pack("item", _eigenfactors(counts, shared["gram"].shape[0]), 0, self.bits)
+            after |= _pack("item", eigenfactors(counts, shared["gram"].shape[0]), 0, self.bits)
             table = _unpack("item", after)
             after["gram"] = table.T @ table
         return after, memory | counts
@@ -295,14 +295,14 @@ def _count_both(items: Tensor, mask: Tensor, new: Tensor, m: int) -> Tensor:
     return torch.zeros(m * (m + 1) // 2).index_add(0, place.flatten(), weight.flatten())
 
 
-def _normalise(counts: Params, from_power: float, to_power: float, shrink: float) -> Tensor:
+def normalise(counts: Params, from_power: float, to_power: float, shrink: float) -> Tensor:
     """N [m, m]: how often q follows p, beyond how often either is taken."""
     people = counts["items"].clamp(min=0) + shrink  # noise may have made it negative
     size = (people**from_power)[:, None] * people**to_power
     return torch.where(counts["pairs"] > 0, counts["pairs"] / size, 0.0)
 
 
-def _eigenfactors(counts: Params, k: int) -> Tensor:
+def eigenfactors(counts: Params, k: int) -> Tensor:
     """V [m, k], from the upper half of the Gram matrix of everybody's items."""
     scale = (counts["items"].double().clamp(min=0) + SOFT).rsqrt()
     m = len(scale)

@@ -61,6 +61,8 @@ class PublicValues:
     people: int = 0  # how many people learn; 0 where there is no wire
     features: Tensor | None = None  # [items, columns], where the server is
     feature_count: int = 0  # columns of `features`, also where the table itself is not known
+    learners: int = 0  # how many people learn, always
+    cohort: int = 0  # people in a round, where the user gave a number or a share; 0: left to the method
     counts_once: bool = False  # everybody takes part in every round, so constant parts need to be sent only once
 
     def read_by(self, method: Callable[..., object]) -> dict[str, object]:

@@ -217,6 +217,11 @@ def _check_method(values: dict[str, float | None], method: Method, like: Params)
         raise SettingError("--wire means nothing for a method that holds everybody's data. Leave it out.")
     if not like and values:
         raise SettingError("--wire would change nothing: this method sends nothing. Leave it out.")
+    if "sparsify" in values and method.schedule and method.schedule.counting:
+        raise SettingError(
+            "sparsify is not for a method whose first round sends counts: what was not sent of them has no next round. "
+            "Use quantise=8, or start without counts (--set start=random --set trail=false)."
+        )
     refused = [name for name in values if name not in ("clip", "noise", "secure")]
     if method.privacy.bounds and refused:
         raise SettingError(f"{refused[0]} is not for this method, which bounds its own uploads. Leave it out.")

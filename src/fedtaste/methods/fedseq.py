@@ -1,0 +1,294 @@
+"""FedSeq: a small sequence network (attention or GRU) trained by federated rounds, on top of counts that are sent once.
+
+    counting   in the first round everybody sends FedTrail's counts: the items n, the pairs C for the trail table N
+               (`trail`), and the Gram matrix x x' for the embeddings at the start (`start=gram`)
+    training   in every later round a cohort takes one gradient step each on the loss of sequence_loss.py, and sends the
+               sum of gradients over the positions of one window of its history, and their number
+    server     adds by Adam with warm-up, cosine and a bound on the norm of the mean gradient (server_optimizers.py)
+    served     s_q = h.E_q + b_q + alpha log(t_q + eps) after the newest items of the own history, on the device
+Cohorts are drawn in passes: everybody takes part once before anybody takes part again, `participations` times in all.
+Item embeddings E have the width k of the model, and are the input and the output of the network (as in SASRec, Kang and
+McAuley 2018). Gradients are dense messages: rows of E that are not zero are the person's items and the negatives, so
+that a single upload reveals the history; only sums hide it.
+A history of one item has nothing to predict: it sends zeros, with the weight of one position.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Schedule, ServerStep, Upload
+from fedtaste.errors import SettingError
+from fedtaste.methods import sequence_loss as losses
+from fedtaste.methods.descent import ages, flat_examples, item_counts
+from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
+from fedtaste.methods.gradients import gradient_and_value
+from fedtaste.methods.one_step import one_step_kernel
+from fedtaste.methods.registry import define
+from fedtaste.methods.search_space import Around, Choice, LogRange, Range
+from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail, fused_softmax
+from fedtaste.methods.server_optimizers import server_step
+from fedtaste.models.sequence import Network, network_params, network_states
+from fedtaste.params import nest, select, unnest
+from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
+
+COHORT = 32  # people in a round of training, where the caller gives no number
+FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps")  # shared parameters that training does not move
+THETA = 0.175  # at the start
+KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
+AT_ONCE = 2048  # positions in a sub-batch of the fast path
+
+
+@dataclass(frozen=True, eq=False)
+class FedSeq:
+    """A federated sequence model; the module has the formulas."""
+
+    model: Model
+    _: KW_ONLY
+    participations: Count = 16  # rounds of training in which each person takes part
+    start: Literal["gram", "items", "random"] = "gram"  # embeddings from the Gram matrix; at random, with n or without
+    trail: bool = True  # whether the logit has FedTrail's term
+    network: Literal["attention", "gru"] = "attention"
+    layers: Count = 2  # attention blocks
+    heads: Count = 2  # of each block; they divide k
+    length: Count = 128  # L, the newest items that the network sees
+    negatives: Count = 768  # expected number of negatives that everybody shares in a round
+    hidden_dropout: Share = 0.2  # share of the network's numbers that a client drops while it trains
+    upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB of 32-bit numbers; 0: no limit
+    learners: CountOrNone = 0  # public number of people who learn, for the number of rounds; 0: the caller's rounds
+    cohort: CountOrNone = 0  # people in a round of training; 0: 32
+    noise: NonNegative = 0.0  # standard deviation of the noise on sums, as a multiple of the largest upload
+
+    def method(self) -> Method:
+        self.check()
+        return Method(
+            self.init,
+            self.client,
+            self.server_with(server_step("adam-unbiased", lr=2e-3, tau=1e-8, warmup=100, max_norm=1.0)),
+            self.personalize,
+            examples="history",
+            fast=Fast(self.kernel, bulk=self.bulk),
+            server_with=self.server_with,
+            schedule=self.schedule,
+            ordered=True,
+            resolved={"participations": self.used_participations} if self.upload_mb else {},
+        )
+
+    def check(self) -> None:
+        """Refuse a model or settings that do not fit together."""
+        if self.model.kind != "factorization":
+            raise SettingError(
+                "fedseq ranks with model=factorization, whose item table it uses. Leave model out, or use fedals for "
+                "ratings."
+            )
+        if self.network == "attention" and self.width % self.heads:
+            raise SettingError(f"heads must divide k, got heads={self.heads} and k={self.width}. Use heads=1 or 2.")
+        if self.trail and self.start == "random":
+            raise SettingError(
+                "trail=true needs counts, and start=random sends none. Use trail=false, or start=items or start=gram."
+            )
+        if self.hidden_dropout == 1:
+            raise SettingError("hidden_dropout must be below 1, got 1: nothing would be left.")
+        if self.noise and (self.counting or not self.cohort):
+            raise SettingError(
+                "A private run of fedseq needs start=random and trail=false, because counts of item pairs do not "
+                "survive the noise, and a --cohort of some hundred people. fedveil is made for private runs."
+            )
+
+    @cached_property
+    def width(self) -> int:
+        """d, the width of the model's item table."""
+        return int(self.model.init(torch.Generator())["item"].shape[1])
+
+    @property
+    def items(self) -> int:
+        return self.model.catalogue
+
+    @property
+    def bulk(self) -> int:
+        """Numbers in an upload of the network and in its work space, so that few clients run at once."""
+        return 2 * self.items * self.width + self.length * (self.negatives + 8 * self.width)
+
+    @property
+    def counting(self) -> int:
+        """Rounds of counting."""
+        return 0 if self.start == "random" else 1
+
+    @property
+    def schedule(self) -> Schedule:
+        size = self.cohort or COHORT
+        pass_rounds = math.ceil(self.learners / size)
+        rounds = self.counting + self.used_participations * pass_rounds if pass_rounds else 0
+        return Schedule(rounds, self.counting, pass_rounds, size, FIXED)
+
+    @cached_property
+    def used_participations(self) -> int:
+        """Participations within the limit of `upload_mb`."""
+        if not self.upload_mb:
+            return self.participations
+        megabytes = 4e-6 * (self.items * (self.width + 1) + self.network_size)
+        if megabytes > self.upload_mb:
+            raise SettingError(
+                f"upload_mb={self.upload_mb:g} does not allow one participation, which takes {megabytes:.3g} MB. Use a "
+                "smaller k, or fedtrail, which needs no rounds of training."
+            )
+        return min(self.participations, int(self.upload_mb / megabytes))
+
+    @property
+    def network_size(self) -> int:
+        """Numbers of the network beside the embeddings and biases of the items."""
+        params = network_params(self.shape, torch.Generator())
+        return sum(value.numel() for value in params.values()) + int(self.trail)
+
+    @cached_property
+    def shape(self) -> Network:
+        """The network and its sizes."""
+        return Network(self.network, self.width, self.layers, self.heads, self.length)
+
+    @property
+    def counter(self) -> FedTrail:
+        """FedTrail, for its counts."""
+        parts: Literal["trail", "factors", "trail+factors"] = "trail+factors"
+        if not (self.trail and self.start == "gram"):
+            parts = "trail" if self.trail else "factors"
+        return FedTrail(self.model, parts=parts, window=losses.WINDOW, fade=losses.FADE)
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        seed = int(params["user"].view(torch.int32).long().sum()) + int(params["item"].view(torch.int32).long().sum())
+        shared = {"item": params["item"], "bias": torch.zeros(self.items)}
+        shared |= network_params(self.shape, torch.Generator().manual_seed(seed % 2**63))
+        shared |= {"key": torch.tensor(seed % KEYS / KEYS), "items": torch.zeros(self.items)}
+        if self.trail:
+            shared |= {"theta": torch.tensor(THETA), "eps": torch.ones(())}
+            shared |= {"trail": torch.zeros(self.items, self.items)}
+            shared |= {"from_scale": torch.zeros(self.items), "to_scale": torch.zeros(self.items)}
+        return shared, {}
+
+    def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        if int(download.round) < self.counting:
+            return Upload(self.count(flat_examples(examples)), torch.ones(())), {}
+        params = download.params
+        context, weight = self.context(download, examples, (losses.negative_trail, losses.target_trail))
+        gradient, _ = gradient_and_value(
+            lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, moving(params))
+        )
+        return Upload({name: -value for name, value in gradient.items()}, weight), {}
+
+    def count(self, history: Examples) -> Params:
+        """The counts of one person's history."""
+        if not self.trail and self.start == "items":
+            return {"items": item_counts(history, self.items)}
+        return self.counter.count(history, torch.zeros(()))
+
+    def context(
+        self, download: Download, examples: Examples, trail: tuple[losses.NegativeTrail, losses.TargetTrail]
+    ) -> tuple[losses.Context, Tensor]:
+        """(input of the loss, weight) of one person or of people along a leading axis."""
+        params, number = download.params, int(download.round)
+        inputs, mask, key = examples.inputs.flatten(-2), examples.mask.flatten(-2), int(params["key"] * KEYS)
+        negatives = losses.shared_negatives(params["items"], self.negatives, key, number)
+        dropped = round(256 * self.hidden_dropout)
+        most = min(self.length, inputs.shape[-1]) * self.shape.sites * self.width if dropped else 0
+        drawn = losses.random_bytes(losses.person_seeds(inputs, mask, key, number), 8 + most)
+        window = losses.draw_window(inputs, mask, self.length, drawn)
+        steps = window.mask.shape[-1]
+        keep = losses.keep_factors(drawn[..., 8:], self.shape, steps, dropped) if dropped else None
+        places = losses.first_places(inputs, mask, self.items)[..., negatives.items]
+        target = negative = None
+        if self.trail:
+            target = (trail[1](params, window) + params["eps"]).log()
+            negative = trail[0](params, window, negatives.items, places).add_(params["eps"]).log_()
+        context = losses.Context(window, keep, negatives, places, target, negative)
+        return context, window.mask.sum(-1).clamp(min=1)
+
+    def server_with(self, step: ServerStep) -> ServerStep:
+        """The server with this optimiser."""
+
+        def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+            if "items" in upload.total:  # in an update the schedule of the optimiser begins again
+                return self.learn_counts(shared, upload.total, begun=bool(memory)), {"begun": torch.ones(())}
+            moved, inner = step(select(shared, moving(shared)), unnest("optimizer", memory), upload)
+            return shared | moved, {"begun": torch.ones(())} | nest("optimizer", inner)
+
+        return server
+
+    def learn_counts(self, shared: Params, counts: Params, begun: bool) -> Params:
+        """The fixed parameters, and those from which training starts unless it has `begun` (in an update)."""
+        taken = counts["items"].float().clamp(min=0)  # noise may have made it negative
+        after = shared | {"items": taken}
+        if self.trail:
+            table = normalise(counts, losses.FROM_POWER, losses.TO_POWER, losses.SHRINK)
+            positive = table[table > 0]
+            after |= {"trail": table, "eps": positive.median() / 2 if len(positive) else torch.ones(())}
+            after["from_scale"] = (taken + losses.SHRINK) ** -losses.FROM_POWER
+            after["to_scale"] = (taken + losses.SHRINK) ** -losses.TO_POWER
+        if begun:
+            return after
+        after["bias"] = 0.5 * ((taken + 1) / (taken + 1).mean()).log()
+        if self.start == "gram":
+            factors = eigenfactors(counts, min(self.width, self.items))
+            factors = torch.nn.functional.pad(factors.flip(1), (0, self.width - factors.shape[1]))
+            after["item"] = 0.5 * factors / (factors.norm(dim=1, keepdim=True) + 0.05) + shared["item"] / 2
+        return after
+
+    def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
+        inputs, _, mask = flat_examples(examples)
+        items, last = losses.newest(inputs, mask, self.length)
+        x = shared["item"][items] * (losses.EMBEDDED * self.width**0.5)
+        states = network_states(self.shape, shared, x)
+        h = states.gather(-2, last.expand(1, self.width))[0]
+        scores = shared["item"] @ h + shared["bias"]
+        if self.trail:
+            age = ages(mask)
+            weight = mask * (age < self.length) * (losses.MIX * losses.FAST**age + (1 - losses.MIX) * losses.SLOW**age)
+            trail = torch.zeros(self.items).index_add(0, inputs, weight) @ shared["trail"]
+            scores = scores + losses.ALPHA * shared["theta"] * (trail + shared["eps"]).log()
+        return {"item": scores[:, None], "user": torch.ones(1)}  # the model's product is the score itself
+
+    def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
+        """`client` for a cohort: compiled counts, or one batched backward pass."""
+        if int(download.round) >= self.counting:
+            return one_step_kernel(self.cohort_loss, 1.0, moving, AT_ONCE)(download, cohort)
+        people = torch.tensor(float(len(cohort.people)))
+        if not self.trail and self.start == "items":
+            counts = np.bincount(cohort.examples.inputs, minlength=self.items).astype(np.float32)
+            return Upload({"items": torch.from_numpy(counts)}, people), {}
+        nothing, everybody = np.zeros(len(cohort.people), np.float32), np.ones(len(cohort.people), bool)
+        return Upload(self.counter.cohort_counts(cohort.examples, nothing, everybody), people), {}
+
+    def cohort_loss(self, download: Download, own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
+        """(losses, weights) [people] of a cohort, with compiled trail features."""
+        context, weights = self.context(download, examples, (compiled_trail, compiled_target_trail))
+        return fused_softmax(self.shape, download.params, context), weights
+
+
+def moving(params: Params) -> list[str]:
+    """Names of the shared parameters that are trained."""
+    return [name for name in params if name not in FIXED]
+
+
+def _unread(task: str, values: Values) -> dict[str, str]:
+    unread = {"loss": "its loss is a sampled softmax"}
+    return unread | dict.fromkeys(("layers", "heads"), "network=gru has none") if values["network"] == "gru" else unread
+
+
+fedseq = define(
+    defaults={
+        "ranking": {
+            "k": 64, "negatives": 768, "spread": 0.16, "patience": 0, "server": "adam-unbiased", "server_lr": 2e-3,
+            "tau": 1e-8, "warmup": 100, "final_rate": 0.02, "max_norm": 1.0,
+        }
+    },
+    unread=_unread,
+    search={
+        "k": Choice((32, 64, 128)), "server_lr": Around(5), "hidden_dropout": Range(0.0, 0.5),
+        "participations": LogRange(4, 32),
+    },
+)(FedSeq)  # fmt: skip

@@ -1,0 +1,317 @@
+"""FedSeq against its loss by loops, against finite differences, and on sequences with one answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtaste.core import Download, Examples, Upload
+from fedtaste.data.interactions import Histories
+from fedtaste.data.sources import load
+from fedtaste.engine.run import begin, run
+from fedtaste.errors import SettingError
+from fedtaste.evaluation.scoring import personal_scores
+from fedtaste.experiment.plan import plan
+from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.train import checked_plan, make_task
+from fedtaste.federation import of_histories
+from fedtaste.methods import build
+from fedtaste.methods import sequence_loss as losses
+from fedtaste.methods.fedseq import FedSeq
+from fedtaste.methods.server_optimizers import server_step
+from fedtaste.models import factorization
+from fedtaste.models.sequence import Network, network_params, network_states
+from fedtaste.tasks.base import Facts
+from support.states import assert_close, everything
+from support.worlds import ITEMS, PEOPLE, histories
+
+SMALL = {"length": 6, "negatives": 20, "heads": 2}
+RANKING = Facts("ranking", ITEMS, timed=True, people=PEOPLE)
+
+
+def train(settings, data=None, items=ITEMS, k=4, rounds=3, **options):
+    data = histories() if data is None else data
+    model = factorization(items, k=k)
+    method = build("fedseq", model, SMALL | settings)
+    return method, model, list(run(method, model, of_histories(data, items), rounds=rounds, seed=1, **options))
+
+
+def history(*lists):
+    """Histories from lists of items."""
+    starts = np.cumsum([0, *map(len, lists)])
+    items = np.concatenate(lists).astype(np.int32)
+    return Histories(starts, items, np.ones(len(items), np.float32))
+
+
+def one_person(items):
+    inputs = torch.tensor([items])
+    return Examples(inputs, torch.ones(inputs.shape), torch.ones(inputs.shape))
+
+
+def test_parameters_of_the_recipe_are_307_963():
+    method = FedSeq(factorization(3706, k=64))
+    assert 3706 * 65 + method.network_size == 307_963
+    assert 3706 * 129 + FedSeq(factorization(3706, k=128)).network_size == 742_779
+
+
+@pytest.mark.parametrize("kind", ["attention", "gru"])
+def test_states_do_not_depend_on_later_items(kind):
+    network = Network(kind, 4, 2, 2, 9)
+    params = network_params(network, torch.Generator().manual_seed(0))
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
+    whole, part = network_states(network, params, x), network_states(network, params, x[:3])
+    assert torch.allclose(whole[:3], part, atol=1e-6) and not torch.allclose(whole[0], whole[1])
+
+
+def trail_by_loops(shared, items, candidate, place, upto):
+    """t_q at position `upto` by the formula, one pair after the other; `place` is where the person takes it."""
+    total = 0.0
+    for s in range(upto + 1):
+        own = losses.FADE ** (place - s - 1) if 0 < place - s <= losses.WINDOW else 0.0
+        own *= float(shared["from_scale"][items[s]] * shared["to_scale"][candidate])
+        age = upto - s
+        weight = losses.MIX * losses.FAST**age + (1 - losses.MIX) * losses.SLOW**age
+        total += weight * max(float(shared["trail"][items[s], candidate]) - own, 0.0)
+    return total
+
+
+@pytest.mark.parametrize("backend", ["loop", "kernel"])
+def test_loss_equals_the_formula_by_loops(backend):
+    method, model, done = train({"hidden_dropout": 0.0, "length": 30})
+    shared, person = done[-1].state.shared, 3
+    items = histories().of(person).tolist()
+    algorithm = FedSeq(model, length=30, negatives=20, heads=2, hidden_dropout=0.0)
+    examples = Examples(*(x[None] for x in one_person(items)))
+    download = Download(shared, torch.tensor(5.0))
+    if backend == "kernel":
+        loss, weight = algorithm.cohort_loss(download, {}, examples)
+    else:
+        context, weight = algorithm.context(download, examples, (losses.negative_trail, losses.target_trail))
+        loss = losses.sampled_softmax(algorithm.shape, shared, context)
+    drawn = losses.shared_negatives(shared["items"], 20, int(shared["key"] * 2**24), 5)
+    x = shared["item"][torch.tensor(items[:-1])] * (0.5 * 2.0)
+    h = network_states(algorithm.shape, shared, x)
+    alpha, eps, expected = 10 * float(shared["theta"]), float(shared["eps"]), 0.0
+
+    def logit(t, q, place):
+        trail = trail_by_loops(shared, items, q, place, t)
+        return float(h[t] @ shared["item"][q] + shared["bias"][q]) + alpha * math.log(trail + eps)
+
+    for t in range(len(items) - 1):
+        target = logit(t, items[t + 1], t + 1)
+        others = 0.0
+        for q, correction in zip(drawn.items.tolist(), drawn.correction.tolist()):
+            if q not in items[: t + 2]:
+                place = items.index(q) if q in items else losses.NEVER
+                others += math.exp(logit(t, q, place) - correction)
+        expected += math.log(math.exp(target) + others) - target
+    assert float(loss[0]) == pytest.approx(expected, rel=1e-4) and float(weight[0]) == len(items) - 1
+
+
+@pytest.mark.parametrize("network", ["attention", "gru"])
+def test_upload_is_the_gradient_by_finite_differences(network):
+    method, model, done = train({"network": network})
+    shared, examples = done[-1].state.shared, one_person(histories().of(2).tolist())
+    upload, _ = method.client(Download(shared, torch.tensor(4.0)), {}, examples)
+    algorithm = FedSeq(model, network=network, **SMALL)
+    context, _ = algorithm.context(
+        Download(shared, torch.tensor(4.0)), examples, (losses.negative_trail, losses.target_trail)
+    )
+
+    def loss(params):
+        wide = {name: value.double() for name, value in params.items()}
+        names = ("keep", "target", "negative")
+        own = context._replace(**{name: getattr(context, name).double() for name in names})
+        return float(losses.sampled_softmax(algorithm.shape, wide, own))
+
+    for name, slope in upload.total.items():
+        at = int(slope.abs().argmax())
+        step = torch.zeros(slope.numel(), dtype=torch.float64)
+        step[at] = 1e-5
+        moved = [shared | {name: shared[name].double() + sign * step.reshape(slope.shape)} for sign in (1, -1)]
+        difference = (loss(moved[0]) - loss(moved[1])) / 2e-5
+        assert -float(slope.flatten()[at]) == pytest.approx(difference, rel=2e-3, abs=1e-4), name
+
+
+def test_negatives_are_drawn_with_the_stated_probabilities():
+    counts = torch.tensor([0.0, 3.0, 8.0, 99.0, 0.0])
+    chance = losses.inclusion(counts.numpy().astype(float), 3)
+    assert chance.sum() == pytest.approx(3) and chance[3] == 1 and chance[1] == pytest.approx(2 * chance[0])
+    drawn = [losses.shared_negatives(counts, 3, 7, round) for round in range(4000)]
+    shares = np.bincount(np.concatenate([d.items.numpy() for d in drawn]), minlength=5) / 4000
+    assert np.abs(shares - chance).max() < 0.03
+    assert all(torch.allclose(d.correction, torch.tensor(np.log(chance[d.items])).float()) for d in drawn[:3])
+
+
+def test_windows_are_the_whole_history_or_a_part_of_the_right_size():
+    items = torch.arange(20)[None].expand(3, 20)
+    drawn = torch.tensor([[0, 0, 0, 0], [255, 0, 0, 0], [255, 255, 255, 255]], dtype=torch.uint8)
+    window = losses.draw_window(items, torch.ones(3, 20), 5, drawn)
+    assert window.first.tolist() == [14, 0, 14] and window.items[1].tolist() == [0, 1, 2, 3, 4, 5]
+    short = losses.draw_window(items, torch.ones(3, 20), 50, drawn)
+    assert short.first.tolist() == [0, 0, 0] and short.items.shape == (3, 20) and short.mask.sum() == 57
+
+
+@pytest.mark.parametrize("network", ["attention", "gru"])
+def test_a_chain_that_depends_on_two_items_is_learnt(network):
+    """After a, b comes c, and after d, b comes e: item 1 is followed by 2 or 4, by what came before it."""
+    data = history(*[[0, 1, 2, 5 + p % 5] if p % 2 else [3, 1, 4, 5 + p % 5] for p in range(24)])
+    settings = {"network": network, "server": "adam-unbiased", "server_lr": 0.03, "tau": 1e-8, "negatives": 10}
+    method, model, done = train(
+        settings | {"start": "random", "trail": False, "hidden_dropout": 0.0}, data, 10, 8, rounds=80, cohort=24
+    )
+    asked = history([0, 1], [3, 1])
+    examples = of_histories(asked, 10).examples(np.arange(2), 0, "history")
+    state = done[-1].state
+    ((_, scores),) = personal_scores(
+        method, model, state.shared, state.private, np.zeros(2, int), examples, torch.arange(10)
+    )
+    scores[:, [0, 1, 3]] = -torch.inf  # what they have is not recommended
+    assert scores.argmax(1).tolist() == [2, 4]
+
+
+def test_order_of_the_history_changes_the_scores():
+    method, model, done = train({})
+    shared = done[-1].state.shared
+    first, second = (method.personalize(shared, {}, one_person(items))["item"] for items in ([1, 2, 3], [3, 2, 1]))
+    assert not torch.allclose(first, second)
+
+
+def test_only_the_newest_items_are_seen():
+    method, _, done = train({})
+    shared, items = done[-1].state.shared, list(range(12))
+    long, short = (method.personalize(shared, {}, one_person(part))["item"] for part in (items, items[-6:]))
+    assert torch.allclose(long, short, atol=1e-6)
+
+
+def test_histories_of_one_item_send_zeros_and_change_nothing():
+    data = history([1, 2, 3, 4], [5], [2, 3, 1])
+    ends = []
+    for backend in ("loop", "vmap", "kernel"):
+        _, _, done = train({}, data, 8, backend=backend)
+        assert done[-1].answered == 3 and not done[-1].rejected
+        ends.append(done[-1].state.shared)
+    assert_close(ends[0], ends[1]), assert_close(ends[0], ends[2])
+
+
+def test_length_beyond_every_history_and_more_negatives_than_items_are_possible():
+    ends = [train({"length": 500, "negatives": 5_000, "hidden_dropout": 0.0}, backend=b)[2] for b in ("loop", "kernel")]
+    assert_close(*(everything(done[-1].state) for done in ends))
+    assert len(losses.shared_negatives(torch.zeros(9), 5_000, 1, 1).items) == 9
+    assert all(len(losses.shared_negatives(torch.zeros(900), 1, 1, round).items) > 0 for round in range(20))
+
+
+def test_cohorts_are_drawn_in_passes_after_a_round_of_everybody():
+    _, _, done = train({"cohort": 10}, rounds=7)
+    assert [d.requested for d in done] == [PEOPLE, 8, 8, 8, 8, 8, 8]  # a pass has three rounds
+    federation = of_histories(histories(), ITEMS)
+    asked = [federation.cohort(number, size=10, counting=1)[0] for number in range(1, 7)]
+    for begin_at in (0, 3):
+        assert np.sort(np.concatenate(asked[begin_at : begin_at + 3])).tolist() == list(range(PEOPLE))
+
+
+def test_fixed_tables_are_downloaded_once():
+    _, _, done = train({"cohort": 12}, rounds=6)
+    table = 4 * ITEMS * ITEMS
+    per_person = [d.down_bytes // d.requested for d in done]
+    assert per_person[1] == per_person[2] > table and per_person[3] == per_person[5] < table
+
+
+@pytest.mark.parametrize("wire", ["quantise=8", "clip=1", "clip=1,secure"])
+def test_wires_carry_the_uploads(wire):
+    settings = Settings(method="fedseq", wire=wire, set={"k": "4", "length": "6", "negatives": "20"})
+    run_plan, data = plan(settings, replace(RANKING, people=6)), histories(people=6)
+    ends = [
+        list(run(run_plan.method, run_plan.model, of_histories(data, ITEMS), rounds=2, wire=run_plan.wire.stage,
+                 backend=backend, seed=1))[-1]
+        for backend in ("loop", "vmap")
+    ]  # fmt: skip
+    assert not ends[0].rejected and ends[0].answered == 6
+    assert_close(ends[0].state.shared, ends[1].state.shared, 1e-4)
+
+
+def test_rounds_follow_from_participations_people_and_cohort():
+    def rounds(cohort=None, **chosen):
+        values = {name: str(value) for name, value in chosen.items()}
+        return plan(Settings(method="fedseq", cohort=cohort, set=values), RANKING)
+
+    assert rounds().settings["negatives"] == 768  # and not the four of other methods
+    assert rounds(participations=3).rounds == 1 + 3 * 1  # 24 people are fewer than a cohort
+    assert rounds(8, participations=3).rounds == 1 + 3 * 3
+    assert rounds(8, participations=3, start="random", trail="false").rounds == 9
+    small = rounds(k=4, length=6, participations=50, upload_mb=0.01)
+    assert small.settings["participations"] == int(
+        0.01 / (4e-6 * (ITEMS * 5 + FedSeq(small.model, length=6).network_size))
+    )
+    assert small.method.schedule.rounds == 1 + small.settings["participations"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"set": {"upload_mb": "0.0001"}}, "does not allow one participation"),
+        ({"rounds": 2, "cohort": 8}, "does not let everybody take part once"),
+        ({"rounds": 50, "set": {"participations": "2"}}, "Give one of them"),
+        ({"set": {"k": "5"}}, "heads must divide k"),
+        ({"set": {"start": "random"}}, "trail=true needs counts"),
+        ({"set": {"hidden_dropout": "1"}}, "below 1"),
+        ({"set": {"model": "ncf"}}, "factorization"),
+        ({"wire": "clip=1,noise=1"}, "fedveil is made for private runs"),
+        ({"wire": "sparsify=0.1"}, "sparsify is not for"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, message):
+    with pytest.raises(SettingError, match=message):
+        plan(Settings(method="fedseq", **options), RANKING)
+
+
+def test_a_private_run_from_a_random_start_is_possible():
+    chosen = {"start": "random", "trail": "false", "participations": "2"}
+    settings = Settings(method="fedseq", wire="clip=1,noise=0.5", cohort=100, set=chosen)
+    facts = Facts("ranking", ITEMS, timed=True, people=1000)
+    assert plan(settings, facts).rounds == 20
+
+
+def test_data_without_order_are_refused_with_advice():
+    settings = Settings(method="fedseq", data="synthetic:30x20x300")
+    task = make_task(settings, load("synthetic:30x20x300"))
+    task.facts = replace(task.facts, timed=False)
+    with pytest.raises(SettingError, match="fedals"):
+        checked_plan(settings, task)
+
+
+def test_adam_with_a_schedule_equals_torch():
+    """Against torch.optim.Adam with clipping, warm-up and cosine, over ten rounds."""
+    generator = torch.Generator().manual_seed(0)
+    value = torch.nn.Parameter(torch.zeros(5))
+    adam = torch.optim.Adam([value], lr=0.1, betas=(0.9, 0.98), eps=1e-8)
+    step = server_step("adam-unbiased", lr=0.1, tau=1e-8, warmup=3, final=0.1, max_norm=1.0, rounds=10)
+    shared, memory = {"w": torch.zeros(5)}, {}
+    for number in range(1, 11):
+        gradient = torch.randn(5, generator=generator)
+        done = (number - 3) / 7
+        share = number / 3 if number <= 3 else 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+        adam.param_groups[0]["lr"] = 0.1 * share
+        value.grad = gradient.clone()
+        torch.nn.utils.clip_grad_norm_([value], 1.0)
+        adam.step()
+        shared, memory = step(shared, memory, Upload({"w": -4 * gradient}, torch.tensor(4.0)))
+    assert torch.allclose(shared["w"], value.detach(), atol=1e-6)
+
+
+def test_an_update_keeps_the_network_and_counts_again():
+    method, _, done = train({}, rounds=3)
+    state = done[-1].state
+    counts = {
+        "items": torch.ones(ITEMS),
+        "pairs": torch.ones(ITEMS, ITEMS),
+        "both": torch.ones(ITEMS * (ITEMS + 1) // 2),
+    }
+    shared, memory = method.server(state.shared, state.memory, Upload(counts, torch.ones(())))
+    assert torch.equal(shared["item"], state.shared["item"]) and shared["items"].tolist() == [1.0] * ITEMS
+    assert begin(method, factorization(ITEMS, k=4), of_histories(histories(), ITEMS)).shared.keys() == shared.keys()
+    assert memory.keys() == {"begun"} and "optimizer.steps" in state.memory
