@@ -40,6 +40,16 @@ def test_the_command_line_starts_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_bundle_is_served_without_heavy_libraries():
+    """requirements/serving.txt names all that is needed."""
+    heavy = "torch numba matplotlib scipy sklearn polars pandas flwr dp_accounting cryptography safetensors".split()
+    code = (
+        "import sys; import fedtaste.cli.serve; import fedtaste.serving.bundle_recommender; import fedtaste.recommender; "
+        f"found = set({heavy!r}) & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_has_a_docstring_and_its_examples_pass(name):
     module = importlib.import_module(name)

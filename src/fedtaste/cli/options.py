@@ -20,8 +20,8 @@ from fedtaste.experiment.settings import (
     ReadSettings,
     Seed,
     Settings,
+    TrackerName,
 )
-from fedtaste.experiment.tracking import TrackerName
 
 FolderArgument = Annotated[Path, Cli(argument=True, metavar="RUN")]
 

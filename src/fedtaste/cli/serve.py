@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedtaste.cli.options import ListenOptions, ServeOptions
-from fedtaste.cli.output import emit, event_log, put, say
-from fedtaste.cli.own_methods import allow_method_of
+from fedtaste.cli.output import emit, event_log, put
+from fedtaste.cli.parser import load_function
 from fedtaste.errors import RunError, SettingError
 from fedtaste.event_log import Event, EventLog
-from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.export import export
 from fedtaste.serving.metrics import Counts
 from fedtaste.serving.processes import default_processes, forked
 from fedtaste.serving.server import Listening, Server, check_address
@@ -96,8 +94,6 @@ def load_recommender(path: Path, method: str | None = None) -> BundleRecommender
             f"{path} is neither a run folder nor a bundle: it has no settings.json and no manifest.json. Give a folder "
             "that `fedtaste run` or `fedtaste export` made."
         )
-    allow_method_of(RunFolder.open(path), method)
     with tempfile.TemporaryDirectory(prefix="fedtaste-") as folder:
-        say(f"Exporting {path} into a temporary folder")
-        export(path, Path(folder) / "bundle", log=say)
+        load_function("serve_run:export_run")(path, Path(folder) / "bundle", method)
         return BundleRecommender.load(Path(folder) / "bundle")

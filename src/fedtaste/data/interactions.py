@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedtaste.data.columns import Table, read_ratings, read_times
 from fedtaste.data.frames import Column, FrameOptions, OptionalColumn, frame_options, frame_tables, matrix_entries
 from fedtaste.data.lazy_polars import pl
+from fedtaste.data.mixing import splitmix
 from fedtaste.data.ragged import (
     compact,
     copy_parts,
@@ -335,13 +336,6 @@ def hash_pairs(a: NDArray[np.integer], b: NDArray[np.integer], seed: int) -> NDA
 def pair_shift(seed: int) -> np.uint64:
     """What a seed adds to the hash of a pair."""
     return np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
-
-
-def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: well-mixed numbers from different ones."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -16,7 +16,8 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from fedtaste.core import Examples, People
-from fedtaste.data.interactions import Floats, Histories, Ints, repeated, splitmix, starts_of
+from fedtaste.data.interactions import Floats, Histories, Ints, repeated, starts_of
+from fedtaste.data.mixing import splitmix
 
 # Streams: draws for one purpose are independent of draws for another.
 TRAIN, VALID, TEST, COHORT, DROPOUT, SPLIT, SERVE = range(7)

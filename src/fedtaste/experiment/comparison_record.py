@@ -11,8 +11,7 @@ from fedtaste.data.sources import absolute_source
 from fedtaste.errors import RunError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import Axis, FolderName
-from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.tracking import TrackerName
+from fedtaste.experiment.settings import Settings, TrackerName
 from fedtaste.files.atomic import write_atomically
 from fedtaste.result_part import Count, ResultPart
 

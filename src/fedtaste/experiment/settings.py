@@ -17,6 +17,7 @@ from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Valida
 from fedtaste.data.read_options import ReadOptions
 from fedtaste.errors import SettingError
 
+TrackerName = Literal["tensorboard", "mlflow"]
 MAX_SEED = 2**63 - 1
 
 

@@ -15,15 +15,15 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from fedtaste.errors import SettingError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import ProgressListener
 from fedtaste.experiment.result import FitResult, RunResult
+from fedtaste.experiment.settings import TrackerName
 from fedtaste.result_part import JsonObject
 
-TrackerName = Literal["tensorboard", "mlflow"]
 PACKAGES: dict[str, str] = {"tensorboard": "tensorboardX", "mlflow": "mlflow"}  # the modules that the extras install
 NOTE = "tracking.json"  # in a run folder that is tracked
 EXPERIMENT = "fedtaste"  # the MLflow experiment that runs are entered into

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtaste.data.interactions import splitmix
+from fedtaste.data.mixing import splitmix
 from fedtaste.recipe import Recipe, TrailRecipe
 
 Floats = NDArray[np.float64]
