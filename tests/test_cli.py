@@ -184,7 +184,7 @@ OPTIONS = {
     "a seed of 100 bits": (["--seed", str(2**100)], "--seed", "a whole number from 0", str(2**100)),
     "no threads": (["--threads", "0"], "--threads", "at least 1, got 0"),
     "too many threads": (["--threads", "999"], "--threads must be from 1", "got 999"),
-    "no such kernel": (["--method", "fedrep", "--backend", "kernel"], "kernel", "this method has none", "vmap"),
+    "no such kernel": (["--method", "lgmix", "--backend", "kernel"], "kernel", "this method has none", "vmap"),
     "a task that the data do not fit": (["--task", "regression"], "--task regression", "ranking or ratings"),
     "published ratings": (["--task", "ratings", "--protocol", "published"], "--protocol published", "ratings", "Leave"),
     "popularity of no items": (["--data", "linear", "--method", "popularity"], "popularity needs items", "local"),

@@ -126,8 +126,8 @@ def test_private_parameters_of_refused_people_stay():
 
 def test_other_models_private_parts_and_stages_run_under_vmap():
     ranking, ratings = model_of("ranking", {}), model_of("ratings", {})
-    assert build("fedavg", ranking, {"private": ()}).fast.kernel is None
-    assert build("fedavg", ratings, {}).fast.kernel is None
+    assert build("fedavg", ranking, {"private": (), "passes": 2}).fast.kernel is None
+    assert build("fedavg", ratings, {"passes": 2}).fast.kernel is None
     assert build("ditto", ranker(ITEMS, model="scorer", k=5), {}).fast.kernel is None
     fedavg = build("fedavg", ranking, {})
     assert choose_backend("auto", fedavg, Stage()) == "kernel"

@@ -118,7 +118,7 @@ def test_a_removed_person_can_return_with_a_longer_history():
 @pytest.mark.parametrize("name", sorted({*METHODS} - {"popularity", "fedtrail", "fedbn", "centralised"}))
 def test_other_methods_say_what_removal_needs(name):
     task = "numbers" if name == "fedclup" else "ranking"
-    method, model, federation = world(name, {}, task)
+    method, model, federation = world(name, {"heads": 1} if name == "fedseq" else {}, task)
     with pytest.raises(SettingError, match="Train again from the start without them"):
         remove_people(method, model, begin(method, model, federation), federation, [0])
 

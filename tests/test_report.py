@@ -248,7 +248,9 @@ def test_a_narrow_terminal_omits_columns_and_truncates_no_value(width):
 def test_a_metric_is_read_by_its_key():
     result = ranking(level=0.5)
     assert result.metric("seen.sampled.hr@10") == 0.5 and result.interval("seen.sampled.hr@10") == (0.48, 0.52)
-    assert result.metric("seen.rmse") is result.metric("other.rmse") is result.interval("new.full.map") is None
+    assert result.metric("seen.rmse") is result.interval("new.full.map") is None
+    with pytest.raises(SettingError, match="begins with seen, new, beyond"):
+        result.metric("other.rmse")
     assert RATINGS.metric("seen.rmse") == 0.93 and RATINGS.metric("new.rmse") is RATINGS.interval("new.rmse") is None
     with pytest.raises(ValueError, match="frozen"):
         result.rounds = 3

@@ -12,7 +12,8 @@ from typing import Any
 from fedtaste.serving.bundle import sha256
 from fedtaste.serving.export import entrance_files
 from fedtaste.serving.http import Reply, Request, render
-from fedtaste.serving.server import Server, files_by_address
+from fedtaste.serving.server import Listening, Server
+from fedtaste.serving.site import PageSite, files_by_address
 
 WAIT = 15_000  # ms; two busy cores need it at times
 BROKEN_WORDS = """() => {
@@ -35,26 +36,33 @@ BROKEN_WORDS = """() => {
 COPIED = ": it opens without a network"
 
 
+class FilesOnly(PageSite):
+    """A site of these files, which need not be a valid bundle."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.with_api, self.folder, self.files = False, None, files_by_address(files)
+
+
 class CountingServer(Server):
     """The server of `fedtaste serve`, extended by counts of requests and bytes. It listens inside a `with` block."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.requests, self.sizes, self.gone = list[str](), list[int](), False
-        super().__init__(files)
+        super().__init__(FilesOnly(files), Listening())
 
-    def reply(self, request: Request) -> Reply:
+    def reply(self, request: Request, peer: str) -> Reply:
         if self.gone:
             raise ConnectionAbortedError
         self.requests.append(f"{request.method} {request.target}")
-        reply = super().reply(request)
+        reply = super().reply(request, peer)
         self.sizes.append(len(render(reply, close=False)))
         return reply
 
     def publish(self, files: Mapping[str, bytes]) -> None:
-        self.files = files_by_address(files)
+        self.site = FilesOnly(files)
 
     def __enter__(self) -> CountingServer:
-        self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
+        self.thread = threading.Thread(target=self.serve_forever, daemon=True)
         self.thread.start()
         return self
 
@@ -67,7 +75,7 @@ class CountingServer(Server):
         if self.thread.is_alive():
             self.shutdown()
             self.thread.join()
-        self.server_close()
+        self.socket.close()
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -206,8 +206,8 @@ class FedALS:
         sent: NDArray[np.bool_] | None = None,
     ) -> tuple[Params, NDArray[np.bool_]]:  # fmt: skip
         """(the sum of a cohort's uploads, whose vectors were finite: the others are left out). `wide`: in double
-        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding.
-        Ratings are added up in double precision always, because nothing but lam holds their systems away from 0.
+        precision, for sums of several cohorts that are added up elsewhere, since the next solve amplifies rounding. One
+        cohort is added up in double precision, too, so that nodes and a simulation agree, and then rounded.
         `sent` as in Cohort."""
         table, targets, gram, prior = self._systems(params, examples)
         m, p = table.shape
@@ -230,8 +230,7 @@ class FedALS:
             starts, items = np.append(0, np.cumsum(sent))[starts], items[sent]
             residuals = residuals[sent] if len(residuals) else residuals
         starts, people, entries = kernels.by_item(starts, items, m, finite, len(residuals) > 0)
-        vectors = solved.astype(np.float64) if wide or self.ratings else solved
-        kernels.sum_outer(starts, people, entries, residuals, vectors, sums)
+        kernels.sum_outer(starts, people, entries, residuals, solved.astype(np.float64), sums)
         total = {"sums": torch.from_numpy(sums)}
         if not self.ratings:
             usable = torch.from_numpy(users[finite]).double()

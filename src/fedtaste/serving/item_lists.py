@@ -83,11 +83,15 @@ def as_list(values: object, argument: str) -> list[object]:
     return out
 
 
+def check_on_unknown(value: str) -> None:
+    if value not in ON_UNKNOWN:
+        raise SettingError(f"on_unknown must be raise, warn or ignore, got {value!r}.")
+
+
 def find_items(titles: Titles, texts: Iterable[object], argument: str, on_unknown: OnUnknown = "raise") -> list[int]:
     """The numbers of items by name or title, in their order, each once. Texts that name no item, or several, raise
     ItemListError, or are left out with a warning or without."""
-    if on_unknown not in ON_UNKNOWN:
-        raise SettingError(f"on_unknown must be raise, warn or ignore, got {on_unknown!r}.")
+    check_on_unknown(on_unknown)
     names = [text if isinstance(text, str) else str(text) for text in as_list(texts, argument)]
     numbers = [titles.get(name) for name in names]
     unknown = [name for name, number in zip(names, numbers) if number is None]
@@ -115,6 +119,7 @@ def describe(names: Sequence[str]) -> str:
 def allowed_items(titles: Titles, filter: Filter, catalogue: Catalogue | None = None) -> Items | None:
     """The items that pass a filter; None for the whole catalogue. ItemListError where none is left. `exclude` is about
     exactly these items: another one of the same title stays."""
+    check_on_unknown(filter.on_unknown)
     if filter.is_empty:
         return None
     allowed = np.full(len(titles.titles), filter.only is None)

@@ -196,7 +196,7 @@ class SecureSum:
         self, uploads: dict[int, Upload], cohort: People, context: StageContext, silent: Collection[int] = ()
     ) -> list[Server]:
         """Every group's server after the protocol: what it saw, and the sum or why it failed."""
-        kind = WORD[self.bits]
+        kind = WORD[next(width for width in WORD if self.bits <= width)]
         vectors = {person: to_words(self.encode(upload), kind) for person, upload in uploads.items()}
         return [
             run_session(group, {person: vectors[person] for person in group.people if person in vectors}, silent)
