@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 
 # Read when the thread pools start, which is later: waiting threads should sleep. Spinning threads made rounds four
 # times slower on a busy machine.
