@@ -63,7 +63,7 @@ def test_people_whose_loss_is_not_finite_are_refused():
     model, federation = model_of("ratings", {}), federation_of("ratings")
     method = build("fedsgd", model, {"lr": 0.1})
     state, people = begin(method, model, federation), np.arange(PEOPLE)
-    state.private.put(np.array([3]), {"user": torch.full((1, 5), torch.nan)})
+    state.private.put(np.array([3]), {"user": torch.full((1, 6), torch.nan)})
     examples = federation.examples(people, 0, method.examples)
     upload, refused = method.fast.kernel(
         Download(state.shared, torch.tensor(0.0)), Cohort(people, examples, state.private)
