@@ -349,6 +349,9 @@ def test_growth_is_measured_and_fitted(monkeypatch):
     assert found["fit"]["exponent"] == pytest.approx(np.log10(seconds[1] / seconds[0]), abs=0.001)
     assert found["fit"]["r_squared"] == 1
     fedtaste("bench", "--growth", "--largest", 5).refused("--largest must be one of 10000, got 5")
+    fedtaste("bench", "--largest", 10_000).refused("--largest", "--growth")
+    fedtaste("bench", "--growth", "--method", "fedrap").refused("--growth", "--method")
+    fedtaste("bench", "--out", "plot.png").refused("--out", "--peers")
 
 
 def test_an_exponent_of_two_is_found():

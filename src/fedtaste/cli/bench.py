@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.console import RenderableType
+
 from fedtaste.bench import growth
 from fedtaste.bench.peers import measure_peers, table_of_peers
 from fedtaste.bench.peers_plot import check_plot_path, draw
@@ -9,27 +11,37 @@ from fedtaste.bench.people import measure, table
 from fedtaste.cli.options import BenchOptions
 from fedtaste.cli.output import cache, emit, out, say
 from fedtaste.errors import SettingError
+from fedtaste.result_part import JsonObject
 
 
 def bench(options: BenchOptions) -> None:
-    """Measure the CPU time of one round for all people."""
-    if options.growth:
-        grown = growth.measure_growth(options.largest, seed=options.seed, log=say)
-        if options.as_json:
-            emit(grown.dump())
-        else:
-            out.print(growth.table(grown))
-        return None
+    """Measure the CPU time of one round: of our backends, beside other libraries, or as the data grow."""
+    _refuse_idle_options(options)
     if options.peers:
-        return bench_peers(options)
-    if options.data or options.out or options.install:
-        raise SettingError("--data, --out and --install of bench are for --peers. Add --peers, or leave them out.")
-    measured = measure(options.method, quick=options.quick, seed=options.seed, log=say, cache=cache())
-    if options.as_json:
-        emit(measured.dump())
+        bench_peers(options)
+    elif options.growth:
+        grown = growth.measure_growth(options.largest, seed=options.seed, log=say)
+        _show(grown.dump(), growth.table(grown), options.as_json)
     else:
-        out.print(table(measured))
-    return None
+        measured = measure(options.method, quick=options.quick, seed=options.seed, log=say, cache=cache())
+        _show(measured.dump(), table(measured), options.as_json)
+
+
+def _refuse_idle_options(options: BenchOptions) -> None:
+    """Raise SettingError for options that this measurement would not read."""
+    if options.growth and (options.peers or options.method or options.quick):
+        raise SettingError("bench --growth measures FedALS alone. Leave --peers, --method and --quick out.")
+    if "largest" in options.model_fields_set and not options.growth:
+        raise SettingError("--largest of bench is for --growth. Add --growth, or leave it out.")
+    if not options.peers and (options.data or options.out or options.install):
+        raise SettingError("--data, --out and --install of bench are for --peers. Add --peers, or leave them out.")
+
+
+def _show(result: JsonObject, printed: RenderableType, as_json: bool) -> None:
+    if as_json:
+        emit(result)
+    else:
+        out.print(printed)
 
 
 def bench_peers(options: BenchOptions) -> None:
