@@ -63,7 +63,7 @@ def _command(settings: Settings) -> str:
 def show(found: Reproduction, plot: Path) -> None:
     """Print the table, the reasons for differences, and where the plot is."""
     columns = list(found.rows[0].ours)
-    table = Table("", *columns, title=f"{found.title}\nours / published")
+    table = Table("", *columns, title=f"{found.title}\nours / theirs")
     for row in found.rows:
         table.add_row(row.label, *(_pair(row.ours[name], row.published.get(name)) for name in columns))
     out.print(table)

@@ -114,7 +114,7 @@ PAPERS = {
             Case("FedALS (ours)", {**RATINGS, "method": "fedals"}, {}),
             Case("mean rating of an item", {**RATINGS, "method": "popularity"}, {}),
         ),
-        ("Published are figures of a third party's program on ML-1M; the authors' table has no comparable split. Ours "
+        ("Theirs are figures of a third party's program on ML-1M; the authors' table has no comparable split. Ours "
          "are on ML-100K, which has a tenth of the ratings.",
          "Ours have biases, batches of the whole history, an adaptive server, and support and query by example.",
          "Steps are varied in training and in evaluation, where the third party varied evaluation alone."),
@@ -133,7 +133,7 @@ PAPERS = {
                  {"data": "ml-100k", "method": "fedrap", "rounds": 30, "set": {"released": "true"}}, {}),
             Case("popularity, clean", {"data": "ml-100k", "method": "popularity"}, {}),
         ),
-        ("Published are the authors' log (their issue 1). In their protocol held-out items are never drawn as "
+        ("Theirs are from the authors' log (their issue 1). In their protocol held-out items are never drawn as "
          "negatives, so that a memory of the drawn negatives finds them: clean evaluation takes that away.",
          "The clean run chooses its round on validation; its curve is of validation items."),
         "NDCG@10",
@@ -161,8 +161,9 @@ PAPERS = {
                 ("Ditto", "ditto", {}),
             )
         ),
-        ("The paper's five data sets are not public in one place. Published are the released trainers on five domains "
-         "made from scikit-learn's digits, mean of two seeds; our network is smaller and keeps batches of equal size.",
+        ("The paper's five data sets are not public in one place. Theirs are the released trainers, which we ran "
+         "on five domains made from scikit-learn's digits, mean of two seeds; our network is smaller "
+         "and keeps batches of equal size.",
          "Here LG-Mix is level with local training, and FedBN is ahead of both (docs/shift.md)."),
         "accuracy",
     ),
