@@ -132,6 +132,7 @@ class Observer(threading.Thread):
             cluster.submit(self.folder / "nowhere", {})
         self.programs, self.online = list(cluster.processes), cluster.client.count_online()
         self.cluster = cluster
+        self.note_ports()  # while all programs run: the SuperLink and both SuperNodes listen
         self.start()
 
     def observe(self) -> None:
