@@ -40,11 +40,12 @@ check: .venv/kernels
 unit: .venv/kernels
 	$(PYTEST) -n 2 --only unit
 
-test: .venv/kernels browser
-	@$(MAKE) --no-print-directory --jobs 2 lint suite
+# Side by side: chromium and the packages are installed, then lint runs while the kernels compile.
+test:
+	@$(MAKE) --no-print-directory --jobs 3 lint suite
 
 # Three processes for two cores: real federations and browsers spend much of their time waiting.
-suite: .venv/kernels
+suite: .venv/kernels browser
 	$(PYTEST) -n 3
 
 # The page's tests want Debian's chromium. Where it cannot be installed they skip, and say so.

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -34,20 +33,11 @@ from fedtaste.serving.bundle import sha256
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import RequestReader
 from fedtaste.serving.metrics import exposition
-from fedtaste.serving.server import Listening, Server, Site
+from fedtaste.serving.server import Listening, Server
 from fedtaste.serving.site import PageSite, bundle_date
 from support.bundles import TITLES, small_bundle
 from support.command import fedtaste
-
-
-@contextlib.contextmanager
-def running(site: Site, log: Any = lambda event: None, **options: Any) -> Iterator[Server]:
-    with Server(site, Listening(**options), log) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+from support.servers import running
 
 
 @pytest.fixture(scope="module")

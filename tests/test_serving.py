@@ -34,6 +34,7 @@ from fedtaste.serving.http import MAX_HEAD
 from fedtaste.serving.recommendation import Recommendations
 from fedtaste.serving.server import Listening, Server
 from fedtaste.serving.site import PageSite
+from support import servers
 from support.api_explorer import explore
 from support.bundles import TITLES, small_bundle
 from support.command import QUICK, fedtaste
@@ -44,17 +45,11 @@ CHUNKED = "Transfer-Encoding: chunked"
 SECRET = "What I like is nobody's business"
 
 
-@contextlib.contextmanager
 def running(
     recommender: BundleRecommender, api: bool = True, log: EventLog = ignore, folder: Path | None = None, **options: Any
-) -> Iterator[Server]:
+) -> contextlib.AbstractContextManager[Server]:
     """A server of this recommender, in a thread."""
-    with Server(PageSite(recommender, api=api, folder=folder), Listening(**options), log) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    return servers.running(PageSite(recommender, api=api, folder=folder), log, **options)
 
 
 @pytest.fixture(scope="module")
