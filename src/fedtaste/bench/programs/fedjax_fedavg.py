@@ -50,7 +50,7 @@ def measure(task: Task) -> Measurement:
     )
     add = jax.jit(lambda total, change, weight: total + weight * change)
     size = int(task.number("batch"))
-    clients = [(i, batches(*person, size), ()) for i, person in enumerate(task.persons())]
+    clients = [(i, batches(*person, size), ()) for i, person in enumerate(task.persons)]
     examples = np.diff(task["starts"])
 
     def one_round(_: None) -> None:

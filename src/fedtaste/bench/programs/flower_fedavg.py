@@ -5,6 +5,8 @@ The CPU time is that of all processes: server, Ray and worker. Starting them is 
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -55,17 +57,26 @@ class MeasuredFedAvg(FedAvg):  # type: ignore[misc]
         return mean, metrics
 
 
-def client_of(task: Task) -> ClientApp:
-    app, persons = ClientApp(), task.persons()
-    user, batch, lr = task["user"], int(task.number("batch")), task.number("lr")
+@functools.cache
+def task_in(path: str) -> Task:
+    """The task, read once in each process."""
+    task: Task = importlib.import_module("runner").Task(path)
+    return task
+
+
+def client_of(path: str) -> ClientApp:
+    """Flower sends the app with every message, so it holds the path of the examples and not the examples."""
+    app = ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator]
     def train_person(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        inputs, targets = persons[int(context.node_config["partition-id"])]
+        task = task_in(path)
+        inputs, targets = task.persons[int(context.node_config["partition-id"])]
+        batch, lr = int(task.number("batch")), task.number("lr")
         (item,) = message.content["arrays"].to_numpy_ndarrays()
         examples = torch.from_numpy(inputs).long(), torch.from_numpy(targets)
-        table = train(torch.from_numpy(item.copy()), torch.from_numpy(user), *examples, batch, lr)
+        table = train(torch.from_numpy(item.copy()), torch.from_numpy(task["user"]), *examples, batch, lr)
         metrics = MetricRecord({"num-examples": len(targets)})
         content = RecordDict({"arrays": ArrayRecord([table.numpy()]), "metrics": metrics})
         return Message(content=content, reply_to=message)
@@ -83,7 +94,7 @@ def measure(task: Task) -> Measurement:
         strategy.start(grid, start, num_rounds=task.repeats + 1)
 
     resources = {"init_args": {"num_cpus": 1, "include_dashboard": False}, "client_resources": {"num_cpus": 1}}
-    run_simulation(server, client_of(task), people, backend_config=resources)
+    run_simulation(server, client_of(task.path), people, backend_config=resources)
     assert strategy.mean is not None
     seconds = {"round": min(strategy.seconds[1:])}
     return task.measurement(version("flwr"), seconds, tables={"round": strategy.mean.to_numpy_ndarrays()[0]})

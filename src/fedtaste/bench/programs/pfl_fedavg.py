@@ -63,7 +63,7 @@ def measure(task: Task) -> Measurement:
     torch.set_num_threads(1)
     module = Factorization(torch.from_numpy(task["item"]), torch.from_numpy(task["user"]))
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    persons = [tuple(map(torch.from_numpy, person)) for person in task.persons()]
+    persons = [tuple(map(torch.from_numpy, person)) for person in task.persons]
     people = FederatedDataset(
         lambda i: Dataset(persons[i], user_id=str(i)), MinimizeReuseUserSampler(list(range(len(persons))))
     )

@@ -6,6 +6,7 @@ nothing but numpy and is started by its path, so that it runs in any environment
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -35,9 +36,10 @@ class Measurement:
 class Task:
     """The arrays and numbers that a program computes with."""
 
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-        self.repeats = int(self.number("repeats"))
+    def __init__(self, path: str) -> None:
+        with np.load(path) as file:
+            self.arrays: Arrays = dict(file)
+        self.path, self.repeats = path, int(self.number("repeats"))
 
     def __getitem__(self, name: str) -> NDArray[np.generic]:
         return self.arrays[name]
@@ -45,6 +47,7 @@ class Task:
     def number(self, name: str) -> float:
         return float(self.arrays[name])
 
+    @functools.cached_property
     def persons(self) -> list[tuple[NDArray[np.generic], NDArray[np.generic]]]:
         """(items, targets) of every person's examples."""
         ends = self["starts"][1:-1]
@@ -67,9 +70,7 @@ class Task:
 
 def main(program: str, task_path: str, result_path: str) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    with np.load(task_path) as file:
-        task = Task(dict(file))
-    measured: Measurement = importlib.import_module(program).measure(task)
+    measured: Measurement = importlib.import_module(program).measure(Task(task_path))
     np.savez(result_path, **measured.tables)  # type: ignore[arg-type]
     facts = asdict(measured)
     del facts["tables"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def measure(task: Task) -> Measurement:
     torch.set_num_threads(1)
-    persons = [(torch.from_numpy(inputs).long(), torch.from_numpy(targets)) for inputs, targets in task.persons()]
+    persons = [(torch.from_numpy(inputs).long(), torch.from_numpy(targets)) for inputs, targets in task.persons]
     item, user = torch.from_numpy(task["item"]), torch.from_numpy(task["user"])
     batch, lr = int(task.number("batch")), task.number("lr")
     result = {}
