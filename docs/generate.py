@@ -164,9 +164,10 @@ FACTS = {
 
 
 def usage(name: str) -> str:
-    """The commands of a method that can be run as they are."""
+    """The command of a method, and a few lines of Python where it recommends."""
     data = "" if _prepared(name) is not None else " --data shifted-digits"
-    text = f"```bash\nfedtaste run --method {name}{data}\nfedtaste run --method {name}{data} --set KEY=VALUE\n```"
+    reason = "<!-- not run: the sources of the figures below are runs of this method -->"
+    text = f"{reason}\n```bash\nfedtaste run --method {name}{data}\n```\n\n`--set NAME=VALUE` changes a setting below."
     if data:
         return text
     code = f'import fedtaste as ft\n\nmodel = ft.Recommender("{name}", rounds=1).fit(ft.load("{SMALL}"))'
