@@ -156,7 +156,7 @@ def run_python(code: str, space: dict[str, object], where: str) -> str:
 def run_shell(code: str, where: str) -> str:
     """What the commands print; the first one that fails ends the check."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-e", "-c", code], capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(["bash", "-e", "-c", code], capture_output=True, text=True, env=environment, timeout=1800)
     if done.returncode:
         raise AssertionError(f"{where}: the commands\n{code}\nfailed:\n{done.stderr}")
     return done.stdout
