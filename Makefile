@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 # Tests start many processes. Keep compiled modules for them, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo check unit test suite lint browser bench evidence notebooks docs package lock clean
+.PHONY: install demo check unit test suite lint browser bench evidence notebooks docs snippets package lock clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -75,6 +75,11 @@ docs: .venv/ready
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 	$(BIN)/python docs/check.py links docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
+
+# Every code block of README and docs/ that is not marked with a reason; more than half an hour.
+snippets: .venv/kernels
+	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/check.py blocks
 
 # The sdist and the wheel, checked, and used in empty environments; into dist/.
 package: .venv/ready
