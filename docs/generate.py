@@ -111,7 +111,8 @@ def method_index(facts: dict[str, dict[str, Any]], results: dict[str, dict[str, 
 def short_figures(result: dict[str, Any] | None) -> list[str]:
     if result is None or not result["seen"].get("sampled"):
         return ["", ""]
-    return [f"{result['seen']['sampled']['hr@10']:.3f}", human_bytes(result["traffic"]["up_bytes_per_person_round"])]
+    size = human_bytes(result["traffic"]["up_bytes_per_person_round"]).replace(" ", "&nbsp;")
+    return [f"{result['seen']['sampled']['hr@10']:.3f}", size]
 
 
 def properties(name: str) -> list[str]:
