@@ -4,10 +4,10 @@
     fedtaste    the package without extras
     federation  with Flower
     dev         what `make test`, `make docs`, `make package` and `make notebooks` need
-    cuda        the libraries of torch's CUDA build, which is what the public index has for Linux; a CPU build needs none
+    cuda        the libraries of torch's CUDA build, which the public index has for Linux; a CPU build needs none
 
-uv resolves them for Python 3.11 on Linux, with the versions of constraints.txt; those of cuda.txt are torch's own. Files
-of a CPU build of torch in a folder of `PIP_FIND_LINKS` get their hash beside those of the index. Install:
+uv resolves them for Python 3.11 on Linux, with the versions of constraints.txt; those of cuda.txt are torch's own. CPU
+builds of torch in a folder of `PIP_FIND_LINKS` get their hashes beside those of the index. Install:
 
     pip install --require-hashes --no-deps -r requirements/locked/fedtaste.txt
     pip install --no-deps fedtaste

@@ -3,8 +3,8 @@
     everything   the wheel with its dependencies: run, Recommender, export, and the page over HTTP
     serving      the wheel without its dependencies, and what serving needs: load a bundle, serve it
 
-Packages are those of requirements/locked, checked by their hashes. `everything` then installs the wheel without an index,
-which fails where the lock lacks something that the wheel needs.
+Packages are those of requirements/locked, checked by their hashes. `everything` then installs the wheel without an
+index, which fails where the lock lacks something that the wheel needs.
 
 python benchmarks/package.py [build] [everything] [serving]      all parts, or some of them
 """

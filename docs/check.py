@@ -82,7 +82,9 @@ def unclear_blocks(text: str) -> list[str]:
         elif block.kind == "text" and COMMAND.search(block.code):
             problem = "a block of text with a command. Use ```bash, and <!-- not run: reason --> if it cannot be run."
         elif block.kind not in RUN + SHOWN and not block.kind.startswith("{"):
-            problem = f"a block in {block.kind}, which is neither run ({', '.join(RUN)}) nor shown ({', '.join(SHOWN)})."
+            problem = (
+                f"a block in {block.kind}, which is neither run ({', '.join(RUN)}) nor shown ({', '.join(SHOWN)})."
+            )
         else:
             continue
         found.append(f"line {block.line}: {problem}")
