@@ -3,15 +3,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
 # Tests start many processes. Keep compiled modules for them, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo check unit test suite lint browser bench evidence notebooks docs package clean
+.PHONY: install demo check unit test suite lint browser bench evidence notebooks docs snippets package lock clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) pip # whose version knows dependency groups
+	$(INSTALL) --editable '.[flower,tune,tensorboard,mlflow]' --group dev
 	@touch $@
 
 # Compile the kernels into their cache once. Otherwise every test process would compile them, for more than a minute.
@@ -70,18 +72,28 @@ evidence: .venv/ready notebooks
 
 # The documentation site, offline, into docs/_build/html; a warning is an error.
 docs: .venv/ready
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) --group docs
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 	$(BIN)/python docs/check.py links docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
 
+# Every code block of README and docs/ that is not marked with a reason; more than half an hour.
+snippets: .venv/kernels
+	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/check.py blocks
+
 # The sdist and the wheel, checked, and used in empty environments; into dist/.
 package: .venv/ready
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[package]'
+	$(INSTALL) --group package
 	$(BIN)/python benchmarks/package.py
 
+# The lock files in requirements/locked, from pyproject.toml and constraints.txt.
+lock: .venv/ready
+	$(INSTALL) --group package
+	$(BIN)/python benchmarks/lock.py
+
 notebooks: .venv/ready
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[notebooks]'
+	$(INSTALL) --group notebooks
 	$(BIN)/python benchmarks/notebooks.py
 
 clean:

@@ -19,7 +19,9 @@ LARGEST = 300_000  # bytes, because notebooks are stored in the history of the p
 def execute(path: Path) -> None:
     """Run a notebook in a fresh process and write it back, without the metadata of this machine."""
     page = nbformat.read(path, as_version=4)
-    NotebookClient(page, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(
+        page, timeout=None, coalesce_streams=True, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
     page.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     for number, cell in enumerate(page.cells):
         cell["id"], cell["metadata"] = f"cell-{number}", {}

@@ -1,7 +1,10 @@
 """`make package`: build the sdist and the wheel, check them, and use the wheel in empty environments.
 
     everything   the wheel with its dependencies: run, Recommender, export, and the page over HTTP
-    serving      the wheel without its dependencies, and requirements/serving.txt: load a bundle, serve it
+    serving      the wheel without its dependencies, and what serving needs: load a bundle, serve it
+
+Packages are those of requirements/locked, checked by their hashes. `everything` then installs the wheel without an
+index, which fails where the lock lacks something that the wheel needs.
 
 python benchmarks/package.py [build] [everything] [serving]      all parts, or some of them
 """
@@ -67,17 +70,18 @@ def wheel() -> Path:
     return path
 
 
-def environment(folder: Path, *packages: object) -> Path:
-    """The bin folder of a new environment with these packages."""
+def environment(folder: Path, lock: str, *options: object) -> Path:
+    """The bin folder of a new environment with the packages of a lock file and the wheel."""
     run(sys.executable, "-m", "venv", folder)
     pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    run(*pip, "--constraint", ROOT / "constraints.txt", *packages)
+    run(*pip, "--require-hashes", "--no-deps", "--requirement", ROOT / "requirements" / "locked" / f"{lock}.txt")
+    run(*pip, *options, wheel())
     return folder / "bin"
 
 
 def everything(folder: Path) -> None:
     """Use the wheel with its dependencies."""
-    bin = environment(folder / "all", wheel())
+    bin = environment(folder / "all", "fedtaste", "--no-index")
     run(bin / "fedtaste", "run", "--data", "synthetic:100x60x2000", "--rounds", 2, "--out", "run", cwd=folder)
     print(run(bin / "python", "-c", USE, cwd=folder))
     check_page(bin, folder / "site")
@@ -85,8 +89,7 @@ def everything(folder: Path) -> None:
 
 def serving(folder: Path) -> None:
     """Use the wheel without its dependencies for a bundle."""
-    bin = environment(folder / "light", "--requirement", ROOT / "requirements" / "serving.txt")
-    run(bin / "python", "-m", "pip", "install", "--quiet", "--no-deps", wheel())
+    bin = environment(folder / "light", "serving", "--no-deps")
     site = folder / "site"
     if not site.exists():
         run(sys.executable, "-c", USE, cwd=folder)

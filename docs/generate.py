@@ -30,6 +30,7 @@ from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import prepare
 from fedtaste.methods import METHODS
 from fedtaste.methods.registry import PUBLIC_NAMES
+from fedtaste.report.numbers import human_bytes
 from fedtaste.signature import settings_of
 
 YES, NO = "●", "○"
@@ -92,15 +93,15 @@ def method_index(facts: dict[str, dict[str, Any]], results: dict[str, dict[str, 
     parts = [
         "# Methods",
         f"{YES} yes, {NO} no. *Order*: the method uses the order of a history where data have times. *New people*: "
-        "somebody who took no part in training is served without training first. *Own parameters*: a device stores "
-        "more than its history. *Epsilon*: clipped uploads with noise are accepted. *Secure*: sums under masks are "
+        "somebody who took no part in training is served without training first. *Own*: a device stores "
+        "parameters of its own, besides its history. *Epsilon*: clipped uploads with noise are accepted. *Secure*: sums under masks are "
         "accepted. *Page*: a model can be exported for the browser. HR@10 is among 99 sampled items on ML-100K under "
         "the clean protocol, for people in training; bytes are what a person sends in one round.",
     ]
     for group in dict.fromkeys(about["group"] for about in facts.values()):
         names = [name for name, about in facts.items() if about["group"] == group]
         rows = [[f"[{name}]({name}.md)", *properties(name), *short_figures(results.get(name))] for name in names]
-        heads = ("method", "order", "new people", "own parameters", "epsilon", "secure", "page", "HR@10", "bytes up")
+        heads = ("method", "order", "new people", "own", "epsilon", "secure", "page", "HR@10", "bytes up")
         parts += [f"## {group}", table(heads, rows)]
     pages = "\n".join(facts)
     parts.append("```{toctree}\n:hidden:\n\n" + pages + "\n```")
@@ -110,7 +111,8 @@ def method_index(facts: dict[str, dict[str, Any]], results: dict[str, dict[str, 
 def short_figures(result: dict[str, Any] | None) -> list[str]:
     if result is None or not result["seen"].get("sampled"):
         return ["", ""]
-    return [f"{result['seen']['sampled']['hr@10']:.3f}", f"{result['traffic']['up_bytes_per_person_round']:,}"]
+    size = human_bytes(result["traffic"]["up_bytes_per_person_round"]).replace(" ", "&nbsp;")
+    return [f"{result['seen']['sampled']['hr@10']:.3f}", size]
 
 
 def properties(name: str) -> list[str]:
@@ -164,9 +166,10 @@ FACTS = {
 
 
 def usage(name: str) -> str:
-    """The commands of a method that can be run as they are."""
+    """The command of a method, and a few lines of Python where it recommends."""
     data = "" if _prepared(name) is not None else " --data shifted-digits"
-    text = f"```bash\nfedtaste run --method {name}{data}\nfedtaste run --method {name}{data} --set KEY=VALUE\n```"
+    reason = "<!-- not run: the sources of the figures below are runs of this method -->"
+    text = f"{reason}\n```bash\nfedtaste run --method {name}{data}\n```\n\n`--set NAME=VALUE` changes a setting below."
     if data:
         return text
     code = f'import fedtaste as ft\n\nmodel = ft.Recommender("{name}", rounds=1).fit(ft.load("{SMALL}"))'

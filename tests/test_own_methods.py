@@ -222,6 +222,31 @@ def test_a_federation_in_one_process_trains_it(mine, tmp_path):
     assert result["method"] == "mine:plain" and 0 < result["seen"]["sampled"]["hr@10"] <= 1
 
 
+def test_a_replaced_client_runs_instead_of_the_kernel_of_the_old_one():
+    """fedavg has a compiled kernel for whole cohorts, which would ignore the new client."""
+    data = fedtaste.load("synthetic:30x20x300")
+    model = fedtaste.factorization(len(data.items), k=2)
+    fedavg = fedtaste.fedavg(model)
+
+    def silent(download, own, examples):
+        upload, own = fedavg.client(download, own, examples)
+        return fedtaste.Upload({name: 0 * value for name, value in upload.total.items()}, upload.weight), own
+
+    federation = fedtaste.of_histories(data.histories(), len(data.items))
+    changes = [
+        next(iter(fedtaste.run(method, model, federation, rounds=1))).change
+        for method in (fedavg, fedavg.replace(client=silent))
+    ]
+    assert fedavg.fast.kernel is not None and changes[0] > 0 and changes[1] == 0
+
+
+def test_a_replaced_personalisation_has_no_fast_scores_of_the_old_one():
+    fedals = fedtaste.fedals(fedtaste.factorization(20, k=2))
+    changed = fedals.replace(personalize=lambda shared, own, examples: shared | own)
+    assert fedals.fast.users is not None and changed.fast.users is None
+    assert changed.fast.kernel is fedals.fast.kernel and fedals.replace(sums=False).fast is fedals.fast
+
+
 def test_built_in_methods_are_found_by_name_and_by_function():
     assert name_method("fedals") == name_method(METHODS["fedals"]) == "fedals"
     with pytest.raises(SettingError, match='Did you mean "fedals"'):

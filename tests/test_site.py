@@ -56,6 +56,38 @@ def test_a_block_must_print_the_text_below_it(tmp_path):
     assert check.run_page(page) == 0
 
 
+@pytest.mark.parametrize("page", list(check.pages()), ids=lambda path: path.stem)
+def test_every_block_of_a_page_has_a_language_and_no_command_is_shown_as_text(page):
+    assert check.unclear_blocks(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Say:\n\n    fedtaste run\n", "line 3: an indented block"),
+        ("```\nfedtaste run\n```\n", "line 1: a block without a language"),
+        ("```text\nan output\nfedtaste run --data my.csv\n```\n", "line 1: a block of text with a command"),
+        ("```cobol\nSTOP RUN.\n```\n", "line 1: a block in cobol"),
+    ],
+)
+def test_a_block_that_is_neither_run_nor_marked_fails(tmp_path, text, problem):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    (found,) = check.unclear_blocks(text)
+    assert found.startswith(problem)
+    with pytest.raises(AssertionError, match=problem):
+        check.run_page(page)
+
+
+def test_a_page_can_prepare_and_leave_out_parts_of_an_output(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- setup\necho 12 apples and 3 pears > stock.txt\n-->\n\n"
+        "```bash\ncat stock.txt; wc -l my.csv\n```\n\n```text\n12 ...\n  pears ... my.csv\n```\n"
+    )
+    assert check.run_page(page) == 1
+
+
 def test_broken_and_remote_links_are_found(tmp_path):
     (tmp_path / "a.html").write_text(
         '<a href="b.html"></a><a href="#here"></a><img src="https://x.org/a.png"><p id="there">'

@@ -225,8 +225,14 @@ class Method:
     resolved: Mapping[str, object] = field(default_factory=dict)  # settings that the method chose itself
 
     def replace(self, **changes: Any) -> Method:
-        """A copy with these fields changed."""
-        return replace(self, **changes)
+        """A copy with these fields changed. A new `client` or `personalize` leaves out the fast equivalents of the old
+        one, which would run in its place."""
+        fast = self.fast
+        if "client" in changes:
+            fast = replace(fast, kernel=None, exact=None, turns=False, one_batch=False)
+        if "personalize" in changes:
+            fast = replace(fast, scores=None, users=None)
+        return replace(self, **({"fast": fast} | changes))
 
 
 class StageContext(NamedTuple):
