@@ -34,6 +34,7 @@ LONGER = {  # recipes as after a longer training in batches
 }
 NEEDED = ("items.json", "vectors.json", "popularity.u8", "map.i16", "item.f32", "item.i8", "scale.f32", "offset.f32")
 NEEDED += ("trail.u16", "trail.f32", "trail.i8", "trail-scale.f32")
+NEEDED += ("network.f32", "network.i8", "network-scale.f32", "network-vectors.f32")
 PAGE = b"""<!doctype html><title>worker</title><script src="worker.js"></script><script>
 let worker, waiting = [];
 function begin() {
@@ -134,7 +135,7 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     assert ready["cases"] >= 6
     assert ready["worst"] < 1e-9
     rng, items = np.random.default_rng(5), python.bundle.manifest.items
-    count = 200 if name.startswith("fedtrail") else PEOPLE
+    count = 200 if name.startswith(("fedtrail", "fedseq")) else PEOPLE
     names = python.bundle.items.genre_names
     genres = [np.flatnonzero(rng.random(len(names)) < 0.4).tolist() if at % 3 else [] for at in range(count)]
     people = [(*random_taste(rng, items, python.scale), wanted) for wanted in genres]

@@ -47,6 +47,7 @@ from fedtaste.serving.open_model import Catalogue, OpenModel
 from fedtaste.serving.rebuild import Taste
 from fedtaste.serving.rebuild_parts import TRAIL_KEPT, RebuildParts, widest_entries
 from fedtaste.serving.recommendation import Json
+from fedtaste.serving.sequence_state import network_shapes
 from fedtaste.serving.similar import similar_items
 from fedtaste.wire.packing import int8
 
@@ -118,7 +119,7 @@ def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda te
     about = describe(model.settings, model.result, model.parts.recipe, overlap, manifest.name)
     contents["vectors.json"] = _dump({"cases": vectors(recommender), "similar": similar_vectors(recommender)})
     contents["MODEL_CARD.md"] = model_card(
-        model.settings, model.result, about, precision, origin, model.parts.trail is not None
+        model.settings, model.result, about, precision, origin, model.parts.recipe
     ).encode()
     contents["LICENCES.md"] = licences(about).encode()
     contents = {name: content for name, content in page_files().items() if name not in UNPINNED} | contents
@@ -166,7 +167,21 @@ def _tables(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
         tables["trail.u16"] = at.astype("<u2").tobytes()
         values = np.take_along_axis(model.parts.trail, at, axis=1)
         tables |= _encode("trail", "trail-scale.f32", values, precision)
-    return tables
+    return tables | _network(model, precision)
+
+
+def _network(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
+    """The files of a sequence network: the matrices one after the other, and the vectors in single precision."""
+    if model.parts.recipe.sequence is None:
+        return {}
+    files = {"network-vectors.f32": b""}
+    for name, shape in network_shapes(model.parts.recipe.sequence, model.parts.item.shape[1]).items():
+        value = model.parts.network[name].reshape(shape)
+        parts = {"network-vectors.f32": value.astype("<f4").tobytes()}
+        if len(shape) == 2:
+            parts = _encode("network", "network-scale.f32", value, precision)
+        files |= {file: files.get(file, b"") + content for file, content in parts.items()}
+    return files
 
 
 def _encode(name: str, scale: str, table: NDArray[np.float32], precision: Precision) -> dict[str, bytes]:
@@ -231,7 +246,9 @@ def _random_people(recommender: BundleRecommender, sizes: list[int], seed: int) 
 
 def vectors(recommender: BundleRecommender) -> list[Json]:
     """Test cases: people and what Python recommends to them. The page compares its own lists with these first."""
-    people = _random_people(recommender, list(CASE_LIKES), 7)
+    sequence = recommender.recipe.sequence
+    more_than_it_reads = [sequence.length + 4] if sequence else []
+    people = _random_people(recommender, [*CASE_LIKES, *more_than_it_reads], 7)
     nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
     cases = [(taste, 0.0) for taste in [nobody, *people]]
     cases += [(people[2]._replace(timed=True), 0.0), (people[2], 0.7), (people[3], -0.4)]

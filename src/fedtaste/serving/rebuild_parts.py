@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +24,7 @@ class RebuildParts:
     offset: NDArray[np.float32] | None  # [m]
     ones: bool  # a constant 1 is a feature too
     trail: NDArray[np.float32] | None  # [m, m]
+    network: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # of a sequence network, by name
 
     @cached_property
     def tables(self) -> Tables:
@@ -32,7 +34,8 @@ class RebuildParts:
         if self.trail is not None:
             at = widest_entries(self.trail, min(TRAIL_KEPT, len(self.trail)))
             trail = TrailTable(at, np.take_along_axis(self.trail, at, axis=1).astype(np.float64))
-        return Tables(self.item.astype(np.float64), offset, self.ones, trail)
+        network = {name: value.astype(np.float64) for name, value in self.network.items()}
+        return Tables(self.item.astype(np.float64), offset, self.ones, trail, network)
 
     @cached_property
     def gram(self) -> Floats | None:
