@@ -45,7 +45,7 @@ from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
 from fedtaste.serving.open_model import Catalogue, OpenModel
 from fedtaste.serving.rebuild import Taste
-from fedtaste.serving.rebuild_parts import TRAIL_KEPT, RebuildParts, widest_entries
+from fedtaste.serving.rebuild_parts import RebuildParts, trail_kept, widest_entries
 from fedtaste.serving.recommendation import Json
 from fedtaste.serving.sequence_state import network_shapes
 from fedtaste.serving.similar import similar_items
@@ -53,7 +53,6 @@ from fedtaste.wire.packing import int8
 
 Log = Callable[[str], None]
 CASE_LIKES = (1, 3, 12, 40)  # numbers of likes of the random people in vectors.json
-# Largest entries of a row of the trail table. On ML-100K 200 cost .001 of NDCG@10, and 100 cost .009.
 TRAIL_EXACT = 2**26  # most entries of the whole table in float32
 SHOWN, SAMPLE = 20, 200  # items of a list; random people over whom int8 is compared with float32
 NAMES = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M", "lastfm": "Last.fm", "synthetic": "A made-up catalogue"}
@@ -199,7 +198,7 @@ def _trail_width(model: TrainedModel, precision: Precision) -> int:
     """How many entries of every row of the trail table are kept: in float32 all above zero, as far as they fit."""
     if model.parts.trail is None:
         return 0
-    most = TRAIL_KEPT if precision == "int8" else TRAIL_EXACT // len(model.parts.trail)
+    most = trail_kept(model.parts.recipe) if precision == "int8" else TRAIL_EXACT // len(model.parts.trail)
     return max(1, min(most, int((model.parts.trail > 0).sum(1).max())))
 
 
