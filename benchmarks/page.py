@@ -157,8 +157,8 @@ def lists(folder: Path, names: Iterable[str] = METHODS) -> list[dict[str, Any]]:
                     equal += shown(page, python, taste) == expected
                     after(page, lambda page=page: page.click("#clear"))
                     if name != "fedrap, common part" and python.task == "ranking":
-                        titles = [python.bundle.titles[at] for at in taste.likes]
-                        items = recommend(run, likes=titles, n=SHOWN).items
+                        names = [python.bundle.names[at] for at in taste.likes]  # several items may have one title
+                        items = recommend(run, likes=names, n=SHOWN).items
                         same += [x.title for x in items] == [python.bundle.titles[at] for at in expected]
             row = {"method": name, "people": PEOPLE, "page equals BundleRecommender": equal}
             out.append(row | ({"BundleRecommender equals fedtaste recommend": same} if same else {}))
