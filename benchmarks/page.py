@@ -1,4 +1,4 @@
-"""Measure the exported page on ML-100K: `python benchmarks/page.py [int8|fedtrail|speed|api|lists|shots|report ...]`.
+"""Measure the exported page on ML-100K: `python benchmarks/page.py [PART ...]`.
 
 Without arguments it runs all parts but the pictures. It prints a JSON object for each part and writes it to
 docs/evidence/page.json.
@@ -6,6 +6,7 @@ docs/evidence/page.json.
 lists    200 random people: the first twenty titles in chromium (float32), in Python and of `fedtaste recommend`
 int8     the effect of 8-bit tables: NDCG@10 of everybody's held-out item, and the overlap of the first twenty titles
 fedtrail the same as lists and int8 for FedTrail, whose trail table is also pruned, and the size of its bundle
+fedseq   the same for FedSeq, and an update in headless chromium: ML-100K, and 10,000 items
 speed    an update in headless chromium, and the bytes of a first load: ML-100K, and 10,000 items x 64
 api      2,000 requests that schemathesis generates, and 100 at once, to `fedtaste serve --api` (page_api.py)
 shots    the pictures of the page in the README
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ METHODS = {  # with a model of ratings for methods that have one
     "fedmf": {"method": "fedmf"},
     "fedrap, common part": {"method": "fedrap"},
     "fedtrail": {"method": "fedtrail"},
+    "fedseq": {"method": "fedseq"},
 }
 
 
@@ -122,16 +124,21 @@ def after(page: Any, act: Callable[[], None]) -> None:
     page.wait_for_selector(f"html:not([data-generation='{before}'])", state="attached")
 
 
-def shown(page: Any, python: BundleRecommender, taste: Taste) -> list[int]:
-    """Load a list from a file, as a visitor would, and return the recommended items."""
-    marks = ["yes"] * len(taste.likes) if python.task == "ranking" else [f"{value:g}" for value in taste.values]
-    title = python.bundle.titles
-    rows = [("title", "item", "liked" if python.task == "ranking" else "rating")]
-    rows += [(title[at], python.bundle.names[at], mark) for at, mark in zip(taste.likes, marks)]
+def import_rows(page: Any, rows: Iterable[Sequence[str]]) -> None:
+    """Load a list from a file, as a visitor would."""
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     file = {"name": "list.csv", "mimeType": "text/csv", "buffer": text.getvalue().encode()}
     after(page, lambda: page.set_input_files("#import", file))
+
+
+def shown(page: Any, python: BundleRecommender, taste: Taste) -> list[int]:
+    """The recommended items after a list was loaded."""
+    marks = ["yes"] * len(taste.likes) if python.task == "ranking" else [f"{value:g}" for value in taste.values]
+    title = python.bundle.titles
+    rows = [("title", "item", "liked" if python.task == "ranking" else "rating")]
+    rows += [(title[at], python.bundle.names[at], mark) for at, mark in zip(taste.likes, marks)]
+    import_rows(page, rows)
     return [int(x) for x in page.eval_on_selector_all("#recommendations > li", "all => all.map(x => x.dataset.item)")]
 
 
@@ -150,8 +157,8 @@ def lists(folder: Path, names: Iterable[str] = METHODS) -> list[dict[str, Any]]:
                     equal += shown(page, python, taste) == expected
                     after(page, lambda page=page: page.click("#clear"))
                     if name != "fedrap, common part" and python.task == "ranking":
-                        titles = [python.bundle.titles[at] for at in taste.likes]
-                        items = recommend(run, likes=titles, n=SHOWN).items
+                        names = [python.bundle.names[at] for at in taste.likes]  # several items may have one title
+                        items = recommend(run, likes=names, n=SHOWN).items
                         same += [x.title for x in items] == [python.bundle.titles[at] for at in expected]
             row = {"method": name, "people": PEOPLE, "page equals BundleRecommender": equal}
             out.append(row | ({"BundleRecommender equals fedtaste recommend": same} if same else {}))
@@ -183,11 +190,13 @@ def int8(folder: Path, name: str = "fedals") -> dict[str, Any]:
 
     (wide, _), (narrow, _) = export(run, "float32"), export(run, "int8")
     item = torch.from_numpy(narrow.tables.item).float()
-    tables = {"item": item, "gram": item.T @ item}
+    tables = {"item": item} | ({"gram": item.T @ item} if "gram" in state.shared else {})
     if narrow.tables.trail:
         rows = torch.zeros(len(item), len(item), dtype=torch.float64)
         at, values = map(torch.from_numpy, narrow.tables.trail)
         tables["trail"] = rows.scatter(1, at, values).float()
+    for part, value in (narrow.tables.network or {}).items():
+        tables[part] = torch.from_numpy(value).float().reshape(state.shared[part].shape)
     exact, rounded = ndcg(state), ndcg(replace(state, shared=state.shared | tables))
     rng, overlaps = np.random.default_rng(1), []
     for _ in range(PEOPLE):
@@ -200,50 +209,68 @@ def int8(folder: Path, name: str = "fedals") -> dict[str, Any]:
     }
 
 
-def fedtrail(folder: Path) -> dict[str, Any]:
-    _, contents = export(trained(folder, "fedtrail"), "int8")
-    tables = {name: len(content) for name, content in contents.items() if name.startswith(("trail", "item.", "scale"))}
+def fedtrail(folder: Path, name: str = "fedtrail") -> dict[str, Any]:
+    _, contents = export(trained(folder, name), "int8")
+    tables = {name: len(content) for name, content in contents.items() if name.endswith((".i8", ".f32", ".u16"))}
     size = {"bytes of the bundle": sum(map(len, contents.values())), "bytes of its tables": tables}
-    return size | int8(folder, "fedtrail") | lists(folder, ["fedtrail"])[0]
+    return size | int8(folder, name) | lists(folder, [name])[0]
 
 
-def large(trained_model: TrainedModel, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
+def fedseq(folder: Path) -> dict[str, Any]:
+    run = trained(folder, "fedseq")
+    return fedtrail(folder, "fedseq") | {"speed": speed(folder, "fedseq", history(run))}
+
+
+def history(run: Path) -> int:
+    """The number of likes from which the network of a run reads no more of them."""
+    sequence = gather(run).parts.recipe.sequence
+    assert sequence is not None
+    return sequence.length
+
+
+def large(model: TrainedModel, items: int = 10_000, k: int = 64) -> dict[str, bytes]:
     """A bundle with a generated catalogue of another size."""
-    rng = np.random.default_rng(0)
-    names = [str(n) for n in range(items)]
-    titles_of_run, genres = trained_model.items["titles"], trained_model.items["genres"]
+    rng, parts = np.random.default_rng(0), model.parts
+    titles_of_run, genres = model.items["titles"], model.items["genres"]
     titles = [f"{titles_of_run[n % len(titles_of_run)]} {n // len(titles_of_run) or ''}".strip() for n in range(items)]
-    counts = rng.zipf(1.5, items).clip(max=100_000).tolist()
-    catalogue = {"names": names, "titles": titles, "genres": [genres[n % len(titles_of_run)] for n in range(items)]}
+    catalogue = {
+        "names": [str(n) for n in range(items)], "titles": titles,
+        "genres": [genres[n % len(titles_of_run)] for n in range(items)],
+        "counts": rng.zipf(1.5, items).clip(max=100_000).tolist(),
+    }  # fmt: skip
     table = (rng.normal(size=(items, k)) / k**0.5).astype(np.float32)
-    recipe = replace(trained_model.recipe, prior=trained_model.recipe.alpha0 * items)
-    result = trained_model.result.model_copy(update={"items": items})
-    return bundle_files(
-        replace(trained_model, item=table, items=catalogue | {"counts": counts}, recipe=recipe, result=result), "int8"
-    )
+    recipe = replace(parts.recipe, prior=parts.recipe.alpha0 * items)
+    offset = None if parts.offset is None else rng.choice(parts.offset, items)
+    trail = None
+    if parts.trail is not None:
+        trail, strong = np.zeros((items, items), np.float32), parts.trail[parts.trail > 0]
+        columns = (rng.integers(0, items, (items, 1)) + 23 * np.arange(400)) % items  # 23: no column twice in a row
+        np.put_along_axis(trail, columns, rng.choice(strong, columns.shape), axis=1)
+    parts = replace(parts, item=table, recipe=recipe, offset=offset, trail=trail)
+    result = model.result.model_copy(update={"items": items})
+    return bundle_files(replace(model, parts=parts, items=catalogue, result=result), "int8")
 
 
-def speed(folder: Path) -> list[dict[str, Any]]:
-    out, trained_model = [], gather(trained(folder, "fedals"))
+def speed(folder: Path, name: str = "fedals", before: int = 0) -> list[dict[str, Any]]:
+    """Times of picks one by one, after a list of so many titles was imported."""
+    out, model = [], gather(trained(folder, name))
+    width = model.parts.item.shape[1]
     with Browser() as chromium:
-        for name, contents in (
-            ("ML-100K, 1,682 x 32", bundle_files(trained_model, "int8")),
-            ("10,000 x 64", large(trained_model)),
+        for catalogue, contents in (
+            (f"ML-100K, 1,682 x {width}", bundle_files(model, "int8")),
+            ("10,000 x 64", large(model)),
         ):
             titles = json.loads(contents["items.json"])["titles"]
+            order = [titles[at] for at in np.random.default_rng(2).permutation(len(titles))[: before + PICKS]]
             with Site(contents | {"": contents["index.html"]}) as site:
                 page = chromium.open(site)
-                first, worker, wall = len(site.requests), [], []
-                for at in np.random.default_rng(2).permutation(len(titles))[:PICKS]:
-                    page.fill("#search", titles[at])
-                    page.wait_for_selector("#options [role=option]")
-                    page.evaluate(TIMED)
-                    after(page, lambda page=page: page.press("#search", "Enter"))
-                    wall.append(page.evaluate("window.ended - window.began"))
-                    worker.append(float(page.evaluate("document.documentElement.dataset.ms")))
+                first = len(site.requests)
+                if before:
+                    import_rows(page, [("title",), *((title,) for title in order[:before])])
+                worker, wall = timed_picks(page, order[before:])
                 out.append({
-                    "catalogue": name, "picks": PICKS, "worker ms, median": round(statistics.median(worker), 2),
-                    "worker ms, worst": round(max(worker), 2),
+                    "catalogue": catalogue, "likes before": before, "picks": PICKS,
+                    "worker ms, median": round(statistics.median(worker), 2), "worker ms, worst": round(max(worker), 2),
                     "key to list ms, median": round(statistics.median(wall), 1),
                     "requests after load": len(site.requests) - first,
                     "bytes of a first load": sum(len(site.files[path]) for path in site.requests if path in site.files),
@@ -251,6 +278,19 @@ def speed(folder: Path) -> list[dict[str, Any]]:
                 page.close()
                 print(out[-1], file=sys.stderr)
     return out
+
+
+def timed_picks(page: Any, titles: Iterable[str]) -> tuple[list[float], list[float]]:
+    """Milliseconds in the worker, and from the key to the list, of picking these titles one by one."""
+    worker, wall = [], []
+    for title in titles:
+        page.fill("#search", title)
+        page.wait_for_selector("#options [role=option]")
+        page.evaluate(TIMED)
+        after(page, lambda: page.press("#search", "Enter"))
+        wall.append(page.evaluate("window.ended - window.began"))
+        worker.append(float(page.evaluate("document.documentElement.dataset.ms")))
+    return worker, wall
 
 
 SHOTS = {  # file in docs/ -> model, picks, width, height, colours
@@ -308,6 +348,7 @@ TIMED = """() => {
 PARTS: dict[str, Callable[[Path], Any]] = {
     "int8": int8,
     "fedtrail": fedtrail,
+    "fedseq": fedseq,
     "speed": speed,
     "api": lambda folder: api(),
     "lists": lists,

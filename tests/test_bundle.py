@@ -70,7 +70,7 @@ def test_an_int8_bundle_keeps_95_percent_of_the_lists(name):
     assert np.mean(shares) >= 0.95
 
 
-@pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail"])
+@pytest.mark.parametrize("name", ["fedals", "fedtrail", "fedtrail-trail", "fedseq", "fedseq-gru"])
 def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
     films = BundleRecommender.load(bundle_of(name))
     vectors, catalogue = json.loads(films.files["vectors.json"]), films.bundle.items
@@ -297,8 +297,41 @@ def test_an_invalid_trail_table_is_refused(tmp_path):
             parse(bundle.manifest.model_copy(update=changes), contents, tmp_path)
 
 
+def test_the_order_of_likes_counts_for_a_sequence_and_only_the_newest_are_read():
+    mine = BundleRecommender.load(bundle_of("fedseq-plain", float32=True))
+    likes = titles_of(mine, np.random.default_rng(5).permutation(200)[:60])
+
+    def scores(likes, **options):
+        return {item.title: item.score for item in mine.recommend(likes, n=200, **options).items}
+
+    assert scores(likes) == scores(likes, timed=True)  # any order is read
+    assert scores(likes) != pytest.approx(scores([*likes[:-2], *likes[:-3:-1]]), abs=1e-4)
+    newest = scores(likes[-24:])
+    assert scores(likes) == {title: score for title, score in newest.items() if title not in likes}
+    disliked = mine.recommend(
+        likes, dislikes=titles_of(mine, mine.rank(Taste(np.array([3]), np.ones(1), NOBODY), 5).items)
+    )
+    assert {item.title: item.score for item in disliked.items}.items() <= scores(likes).items()
+
+
+def test_an_invalid_sequence_network_is_refused(tmp_path):
+    bundle, contents = read_bundle(bundle_of("fedseq"))
+    manifest, recipe = bundle.manifest, bundle.manifest.recipe
+    changes = {
+        "without its recipe": {"recipe": replace(recipe, sequence=None)},
+        "the reverse": {"recipe": replace(recipe, solver="ridge")},
+        "does not fit its tables": {"recipe": replace(recipe, sequence=replace(recipe.sequence, heads=3))},
+        "network.i8 holds": {"recipe": replace(recipe, sequence=replace(recipe.sequence, layers=3))},
+        "network-vectors.f32 holds": {"recipe": replace(recipe, sequence=replace(recipe.sequence, length=25))},
+        "sequence network that does not fit": {"tables": {"offset": False}},
+    }
+    for text, change in changes.items():
+        with pytest.raises(RunError, match=text):
+            parse(manifest.model_copy(update=change), contents, tmp_path)
+
+
 def test_pruned_rows_keep_their_largest_entries(monkeypatch):
-    monkeypatch.setattr("fedtaste.serving.export.TRAIL_KEPT", 9)
+    monkeypatch.setattr("fedtaste.serving.export.trail_kept", lambda recipe: 9)
     monkeypatch.setattr("fedtaste.serving.export.place", lambda item, fame: np.zeros((len(item), 2), np.int16))
     source = export_source("fedtrail")
     contents = bundle_files(source, "int8")

@@ -140,6 +140,37 @@ def test_genre_filter_and_similar_titles_equal_those_of_python(profile, server, 
     assert page.locator("#recommendations .similar").count() == 1, "the other titles stay"
 
 
+def test_a_sequence_model_reads_picks_in_the_order_in_which_they_were_made(profile):
+    python, rng = BundleRecommender.load(bundle_of("fedseq")), random.Random(0)
+    titles = rng.sample(python.bundle.titles, 30)
+
+    def expected(likes):
+        return [python.titles.find(item.title) for item in python.recommend(likes, n=20).items]
+
+    with CountingServer(files_in(bundle_of("fedseq"))) as server:
+        page = open_page(profile, server.url)
+        for count in (1, 2, 3, 4):
+            pick(page, titles[count - 1])
+            assert recommended(page) == expected(titles[:count])
+        assert recommended(page) != expected(titles[3::-1])
+        pick(page, titles[1], "Shift+Enter")  # a dislike, and then a like again: the newest
+        pick(page, titles[1])
+        order = [titles[0], *titles[2:4], titles[1]]
+        assert recommended(page) == expected(order)
+        assert "Its order counts" in page.locator("#basis").inner_text()
+        with expect_update(page):
+            note = import_file(page, "\n".join(["title", *titles[4:], titles[4]]))  # one of them twice
+        order += [*titles[5:], titles[4]]
+        assert recommended(page) == expected(order) and "in the order of the file" in note
+        assert [*own_list(page)] == [python.titles.find(title) for title in reversed(order)]
+        with expect_update(page):
+            page.locator("#clear").click()
+        dated = [[title, 2000 + at] for at, title in enumerate(order)]
+        with expect_update(page):
+            assert "their dates" in import_file(page, csv_text("title,date", rng.sample(dated, len(dated))))
+        assert recommended(page) == expected(order)
+
+
 def test_a_filter_that_leaves_nothing_is_explained(profile, server, files):
     items = json.loads(files["items.json"])
     page = open_page(profile, server.url)

@@ -17,7 +17,9 @@ from fedtaste.evaluation.scoring import personal_scores
 from fedtaste.federation import of_histories, pooled
 from fedtaste.methods import METHODS, build
 from fedtaste.models import additive, factorization
-from fedtaste.recipe import Recipe, TrailRecipe
+from fedtaste.models.sequence import Network, network_params
+from fedtaste.params import unnest
+from fedtaste.recipe import Recipe, SequenceRecipe, TrailRecipe
 from fedtaste.serving import rebuild as rebuild_module
 from fedtaste.serving.rebuild import (
     Tables,
@@ -29,7 +31,9 @@ from fedtaste.serving.rebuild import (
     like_shares,
     person_scores,
     rebuild,
+    strongest_likes,
 )
+from fedtaste.serving.sequence_state import network_shapes
 from fedtaste.tasks.serve import serve
 
 ITEMS, NOBODY = 30, np.zeros(0, np.int64)
@@ -52,6 +56,10 @@ CASES = [
     ("fedtrail", {"parts": "trail", "mix": 0.4, "fast": 0.3, "slow": 0.8, "reach": 5}, "ranking", 0),
     ("fedtrail", {"parts": "factors", "bits": 8}, "ranking", 0),
     ("fedtrail", {"parts": "trail+als", "keep": 7, "bits": 8, "reach": 0}, "ranking", 0),
+    ("fedseq", {}, "ranking", 0),
+    ("fedseq", {"length": 5, "layers": 3, "heads": 1}, "ranking", 0),
+    ("fedseq", {"trail": False, "start": "items", "length": 5}, "ranking", 0),
+    ("fedseq", {"network": "gru", "length": 5}, "ranking", 0),
     ("fedeigen", {"lam": 0.03, "alpha0": 0.4, "recency": 0.5}, "ranking", 0),
     ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 3, "parts": "common"}, "additive", 8),
     ("fedrap", {"lr": 0.3, "table_lr": 0.0, "passes": 2, "parts": "common", "released": False}, "additive", 0),
@@ -73,14 +81,21 @@ def history(items, values):
 def parts_of(shared, initial):
     """(tables, start), as an export reads them from a run."""
     tables = {name: value.double().numpy() for name, value in (shared | initial).items()}
-    offset = tables["item_bias"] + tables["mean"] if "item_bias" in tables else None
+    ratings = "item_bias" in tables
+    offset = tables["item_bias"] + tables["mean"] if ratings else tables.get("offset")
     start = tables.get("start.user", tables.get("user"))
     if "bias" in tables:
         start = np.append(start, tables["bias"])
     trail = None
     if "trail" in tables:
         trail = TrailTable(np.tile(np.arange(ITEMS), (ITEMS, 1)), tables["trail"])
-    return Tables(tables["item"], offset, offset is not None or "bias" in tables, trail), start
+    network = {name: tables[f"network.{name}"] for name in unnest("network", shared)}
+    return Tables(tables["item"], offset, ratings or "bias" in tables, trail, network), start
+
+
+def learnt(sequence, shared):
+    """The recipe of a sequence with the numbers that training found."""
+    return sequence and replace(sequence, alpha=float(shared.get("alpha", 0)), eps=float(shared.get("eps", 1)))
 
 
 @pytest.mark.parametrize(("name", "settings", "task", "batch"), CASES, ids=lambda value: str(value))
@@ -106,10 +121,12 @@ def test_a_recipe_gives_the_scores_of_the_method_for_a_new_person(name, settings
     store, numbers, examples = serve(method, state.shared, fresh.private, home, np.zeros(1, np.int64), rounds)
     ((_, expected),) = personal_scores(method, model, state.shared, store, numbers, examples, torch.arange(ITEMS))
 
-    tables, start = parts_of(method.tables(state.shared) if method.tables else state.shared, fresh.private.initial)
+    shared = method.tables(state.shared) if method.tables else state.shared
+    tables, start = parts_of(shared, fresh.private.initial)
     recipe = replace(
         method.recipe, examples=method.examples, negatives=negatives, batch=batch, seed=str(seed),
         rounds=rounds if fresh.private.initial else 1, start=() if start is None else tuple(start),
+        sequence=learnt(method.recipe.sequence, shared),
     )  # fmt: skip
     taste = Taste(np.array(items), np.array(ratings, float), NOBODY, timed=True)
     person = rebuild(recipe, tables, gram_matrix(recipe, tables), taste)
@@ -117,6 +134,25 @@ def test_a_recipe_gives_the_scores_of_the_method_for_a_new_person(name, settings
     spread = float(expected[0].std())
     assert spread > 1e-3, "equal scores would hide every mistake"
     assert np.abs(scores - expected[0].double().numpy()).max() < 2e-5 * max(1.0, spread, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["attention", "gru"])
+def test_a_bundle_stores_every_parameter_of_a_sequence_network(kind):
+    params = network_params(Network(kind, 6, layers=2, heads=3, length=7), torch.Generator())
+    shapes = network_shapes(SequenceRecipe(kind, layers=2, heads=3, length=7, embedded=1.0), 6)
+    flat = {name: value.flatten() if name.endswith("rel") else value for name, value in params.items()}
+    assert shapes == {name: tuple(value.shape) for name, value in flat.items()}
+
+
+def test_a_sequence_without_a_trail_is_explained_by_the_most_similar_likes():
+    recipe = Recipe("sequence", sequence=SequenceRecipe("gru", layers=1, heads=1, length=9, embedded=1.0))
+    rng = np.random.default_rng(0)
+    network = {name: rng.normal(size=shape) for name, shape in network_shapes(recipe.sequence, 2).items()}
+    item = np.array([[1, 0], [0, 5], [0, 0], [1, 0.1], [0.1, 1]])
+    t, taste = Tables(item, np.zeros(5), False, None, network), Taste(np.array([0, 1, 2]), np.ones(3), NOBODY)
+    shares = like_shares(t, taste, rebuild(recipe, t, None, taste), np.array([3, 4]))
+    assert strongest_likes(shares, taste, (0, 1), 2) == [[0, 1], [1, 0]]
+    assert np.allclose(shares, [[1, 0.1, 0], [0.1, 1, 0]])
 
 
 def test_every_method_with_a_recipe_has_a_case():

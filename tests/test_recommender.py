@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
 import warnings
@@ -15,6 +16,8 @@ import fedtaste as ft
 from fedtaste.data.interactions import Interactions
 from fedtaste.errors import DataError, RunError, SettingError
 from fedtaste.experiment.result import FitResult, RunResult
+from fedtaste.serving.api import Api
+from fedtaste.serving.bundle_recommender import BundleRecommender
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "movietweetings.csv.gz"
 DATA = "synthetic:80x60x1600"
@@ -46,6 +49,7 @@ def history(data: Interactions, person: int) -> list[str]:
         ("fedrecon", {"rounds": 2, "solver": "exact", "loss": "squared"}),
         ("fedtrail", {}),
         ("fedtrail", {"parts": "trail+als", "rounds": 2}),
+        ("fedseq", {"participations": 1, "length": 8}),
         ("popularity", {}),
         ("fcf", {"rounds": 2}),
     ],
@@ -383,6 +387,48 @@ def test_a_bundle_is_loaded_without_torch(model, tmp_path):
         "assert not {'torch', 'numba', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --------------------------------------------------------------------------------------------- sequences
+
+
+@pytest.fixture(scope="module")
+def sequence(data) -> ft.Recommender:
+    return ft.Recommender("fedseq", k=8, participations=1, length=8).fit(data, progress=False)
+
+
+def test_a_sequence_model_reads_likes_in_their_order(sequence, data):
+    likes = list(data.items[:12])
+
+    def scores(likes, **options):
+        return {each.item: each.score for each in sequence.recommend_for(likes, n=60, **options).items}
+
+    assert scores(likes) == scores(likes, timed=True)
+    assert scores(likes) != pytest.approx(scores(likes[::-1]), abs=1e-3)
+    best = sequence.recommend_for(likes, n=3)
+    assert set(best.items[0].because) <= {data.titles[at] for at in range(12)} and best.items[0].because
+    left = scores(likes, dislikes=[best.items[0].item])
+    assert left == {item: score for item, score in scores(likes).items() if item != best.items[0].item}
+    assert len(sequence.similar_items(data.items[3], n=5).items) == 5
+    assert list(sequence.personal(likes).parameters) == ["item", "user"]
+
+
+def test_a_sequence_model_is_saved_exported_and_answers_requests(sequence, data, tmp_path):
+    sequence.save(tmp_path / "shop")
+    loaded = ft.Recommender.load(tmp_path / "shop")
+    assert loaded.recommend(n=3).equals(sequence.recommend(n=3))
+    loaded.export(tmp_path / "site", float32=True)
+    page = ft.Recommender.load(tmp_path / "site")
+    api = Api(BundleRecommender.load(tmp_path / "site"))
+    for likes in (list(data.items[:5]), list(data.items[4::-1])):
+        theirs = sequence.recommend_for(likes, n=10)
+        ours = page.recommend_for(likes, n=10)
+        assert [(each.item, each.because) for each in ours.items] == [
+            (each.item, each.because) for each in theirs.items
+        ]
+        body = json.dumps({"likes": likes, "n": 10}).encode()
+        reply = api.answer("POST", "/v1/recommend", "application/json", body)
+        assert [each["item"] for each in reply.body["items"]] == [each.item for each in theirs.items]
 
 
 # --------------------------------------------------------------------------------------------- the ten lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from dataclasses import replace
@@ -16,11 +17,13 @@ import pytest
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import SERVE, key_of, mix, samples
 from fedtaste.evaluation.ranking import rank_items
+from fedtaste.recipe import SequenceRecipe
 from fedtaste.serving.bundle import Manifest, parse
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.export import bundle_files
 from fedtaste.serving.item_lists import genre_items
 from fedtaste.serving.rebuild import Tables, Taste
+from fedtaste.serving.sequence_state import network_shapes
 from fedtaste.serving.similar import similar_items
 from support import browser
 from support.bundles import MODELS, export_source
@@ -34,6 +37,7 @@ LONGER = {  # recipes as after a longer training in batches
 }
 NEEDED = ("items.json", "vectors.json", "popularity.u8", "map.i16", "item.f32", "item.i8", "scale.f32", "offset.f32")
 NEEDED += ("trail.u16", "trail.f32", "trail.i8", "trail-scale.f32")
+NEEDED += ("network.f32", "network.i8", "network-scale.f32", "network-vectors.f32")
 PAGE = b"""<!doctype html><title>worker</title><script src="worker.js"></script><script>
 let worker, waiting = [];
 function begin() {
@@ -64,7 +68,7 @@ def recommender_and_files(name, precision):
     parts = replace(source.parts, recipe=recipe)
     with pytest.MonkeyPatch.context() as patch:  # computing the map is slow, and its positions do not matter here
         patch.setattr(import_module("fedtaste.serving.export"), "place", random_places)
-        patch.setattr(import_module("fedtaste.serving.export"), "TRAIL_KEPT", 30)  # of 200 items
+        patch.setattr(import_module("fedtaste.serving.export"), "trail_kept", lambda recipe: 30)  # of 200 items
         contents = bundle_files(replace(source, parts=parts, items=source.items | {"titles": titles}), precision)
     manifest = Manifest.model_validate_json(contents["manifest.json"])
     return BundleRecommender(parse(manifest, contents, Path(name))), page_files_of(contents, f"{name}-{precision}")
@@ -134,7 +138,7 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     assert ready["cases"] >= 6
     assert ready["worst"] < 1e-9
     rng, items = np.random.default_rng(5), python.bundle.manifest.items
-    count = 200 if name.startswith("fedtrail") else PEOPLE
+    count = 200 if name.startswith(("fedtrail", "fedseq")) else PEOPLE
     names = python.bundle.items.genre_names
     genres = [np.flatnonzero(rng.random(len(names)) < 0.4).tolist() if at % 3 else [] for at in range(count)]
     people = [(*random_taste(rng, items, python.scale), wanted) for wanted in genres]
@@ -240,10 +244,14 @@ RECIPE = {
     "rounds": 1, "first": 0, "moves": False, "step_decay": 1.0, "round_decay": 1.0, "shrink": 0.0,
     "examples": "samples", "negatives": 4, "batch": 0, "seed": "7", "start": [0.05] * 64,
 }  # fmt: skip
+SEQUENCE = {"network": "attention", "layers": 2, "heads": 2, "length": 128, "embedded": 4.0, "alpha": 1.0, "eps": 0.01}
 LARGE = {
     "fedals": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0},
     "fedtrail": {"solver": "ridge", "examples": "history", "alpha0": 0.3, "prior": 3000.0,
                  "trail": {"mix": 0.7, "fast": 0.6, "slow": 0.93, "reach": 100}},
+    "fedseq": {"solver": "sequence", "sequence": SEQUENCE,
+               "trail": {"mix": 0.7, "fast": 0.6, "slow": 0.93, "reach": 128}},
+    "fedseq-gru": {"solver": "sequence", "sequence": SEQUENCE | {"network": "gru"}},
     "fedrecon": {"solver": "descent", "passes": 20},
     "fedmf": {"solver": "descent", "rounds": 50, "first": 1, "moves": True, "batch": 64},
 }  # fmt: skip
@@ -267,11 +275,19 @@ def test_update_of_ten_thousand_items_is_fast(page, site, name):
         "trail.i8": rng.integers(0, 128, (m, 200), np.int8).tobytes(),
         "trail-scale.f32": rng.uniform(0.001, 0.004, m).astype("<f4").tobytes(),
     }
+    if "sequence" in LARGE[name]:
+        shapes = network_shapes(SequenceRecipe(**LARGE[name]["sequence"]), k).values()
+        matrices, vectors = ([math.prod(shape) for shape in shapes if len(shape) == size] for size in (2, 1))
+        facts["tables"], bodies["offset.f32"] = {"offset": True}, rng.normal(size=m).astype("<f4").tobytes()
+        bodies["network.i8"] = rng.integers(-127, 128, sum(matrices), np.int8).tobytes()
+        bodies["network-scale.f32"] = np.full(sum(s[0] for s in shapes if len(s) == 2), 0.001, "<f4").tobytes()
+        bodies["network-vectors.f32"] = rng.normal(size=sum(vectors)).astype("<f4").tobytes()
     facts["files"] = dict.fromkeys(bodies, {})
     bodies["manifest.json"] = json.dumps(facts).encode()
     ready = put(page, site, {f"large-{name}/{file}": body for file, body in bodies.items()})
     assert ready["type"] == "ready", ready
-    chosen = rng.permutation(m)[:60]
+    most = 128 if "sequence" in LARGE[name] else 60  # as many likes as the network reads
+    chosen = rng.permutation(m)[:most]
     took = page.evaluate(
         """async (messages) => {
           const took = [];
@@ -281,7 +297,7 @@ def test_update_of_ten_thousand_items_is_fast(page, site, name):
           }
           return took;
         }""",
-        [message(Taste(chosen[:n], np.ones(n), chosen[:0], True), 0.3) for n in range(1, 61)],
+        [message(Taste(chosen[:n], np.ones(n), chosen[:0], True), 0.3) for n in range(most - 59, most + 1)],
     )
     assert {count for _, count in took} == {SHOWN}
     times = [ms for ms, _ in took]
@@ -358,11 +374,16 @@ def test_rank_before_load_and_no_message_at_all_are_refused(page):
         ("trail.u16", lambda body: body[:-2] + b"\xc8\0", "not in the catalogue"),
         ("trail.i8", lambda body: bytes(len(body)), "computes other lists"),
         ("trail-scale.f32", lambda body: b"", "scales of the trail table"),
+        ("network.i8", lambda body: body[1:], "The sequence network (network.i8) holds 1023 bytes, expected 1024"),
+        ("network.i8", lambda body: body[::-1], "computes other lists"),
+        ("network-scale.f32", lambda body: b"", "scales of the sequence network"),
+        ("network-vectors.f32", lambda body: body[:-4], "vectors of the sequence network"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_broken_bundle_is_refused_with_a_reason(page, site, file, change, word):
-    _, files = recommender_and_files("fedtrail" if file.startswith("trail") else "fedals", "int8")
+    name = {"trail": "fedtrail", "network": "fedseq"}.get(re.split("[.-]", file)[0], "fedals")
+    _, files = recommender_and_files(name, "int8")
     wrong = {f"wrong/{path.split('/')[1]}": body for path, body in files.items()}
     changed = change(wrong[f"wrong/{file}"])
     assert changed != wrong[f"wrong/{file}"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints
 
 from fedtaste.signature import CountOrNone, NonNegative, Share
@@ -29,10 +29,25 @@ class TrailRecipe:
 
 
 @dataclass(frozen=True)
+class SequenceRecipe:
+    """A sequence network (models/sequence.py) that reads the newest likes in their order: the person is its last state.
+    Likes have an order, of time or of typing, and TrailRecipe weights them by age. The trail's score t of an item
+    enters as alpha log(t + eps)."""
+
+    network: Literal["attention", "gru"]
+    layers: Annotated[int, Ge(1), Le(100)]  # attention: blocks
+    heads: Annotated[int, Ge(1), Le(1000)]  # attention: heads of each block, which divide the width
+    length: Annotated[int, Ge(1), Le(10_000)]  # newest likes that the network reads
+    embedded: Annotated[float, Ge(0), Le(1000)]  # factor of the item vectors that enter the network
+    alpha: Annotated[float, Ge(-1e6), Le(1e6)] = 0.0  # learnt, as eps is: filled in at export
+    eps: Annotated[float, Gt(0), Le(1e6)] = 1.0
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The numbers of a rebuild. What a method does not know (examples, seed, start) is filled in at export."""
 
-    solver: Literal["ridge", "descent", "none"]  # none: there is no vector, and scores come from the trail alone
+    solver: Literal["ridge", "descent", "sequence", "none"]  # none: no vector, and scores come from the trail alone
     lam: NonNegative = 0.0
     prior: NonNegative = 0.0  # ridge: imaginary examples, so that the regularisation is lam (examples + prior)
     alpha0: NonNegative = 0.0  # ridge: weight of every item that the person did not take
@@ -52,4 +67,10 @@ class Recipe:
     batch: CountOrNone = 0
     seed: Annotated[str, StringConstraints(pattern="^[0-9]{1,20}$")] = "0"  # as text: numbers of JavaScript end at 2^53
     start: tuple[float, ...] = ()
-    trail: TrailRecipe | None = None  # for models with a trail table; beside a vector, both are added as z-scores
+    trail: TrailRecipe | None = None  # for models with a trail table; beside a solved vector, both are z-scores
+    sequence: SequenceRecipe | None = None  # for solver "sequence"
+
+    @property
+    def reads_dislikes(self) -> bool:
+        """Whether dislikes change scores; otherwise they are only left out of lists."""
+        return self.solver in ("ridge", "descent")

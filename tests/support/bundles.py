@@ -17,6 +17,7 @@ from fedtaste.recipe import Recipe
 from fedtaste.serving.bundle import FORMAT, Manifest, sha256, with_pin
 from fedtaste.serving.export import export, gather
 
+SHORT = {"participations": "1", "length": "24"}  # fewer than the likes of some people
 # name -> settings; together they cover every recipe with which the page can compute a person's vector
 MODELS: dict[str, dict] = {
     "fedals": {"method": "fedals", "rounds": 3},
@@ -31,6 +32,9 @@ MODELS: dict[str, dict] = {
     "fedtrail": {"method": "fedtrail"},
     "fedtrail-trail": {"method": "fedtrail", "set": {"parts": "trail", "keep": "40", "bits": "8"}},
     "fedtrail-als": {"method": "fedtrail", "rounds": 3, "set": {"parts": "trail+als"}},
+    "fedseq": {"method": "fedseq", "set": SHORT},
+    "fedseq-plain": {"method": "fedseq", "set": SHORT | {"trail": "false", "start": "items", "heads": "1"}},
+    "fedseq-gru": {"method": "fedseq", "set": SHORT | {"network": "gru"}},
 }
 DATA = "synthetic:300x200x6000"
 

@@ -37,6 +37,7 @@ from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.models.sequence import Network, network_params, network_states
 from fedtaste.params import nest, select, unnest
+from fedtaste.recipe import Recipe, SequenceRecipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 
 COHORT = 32  # people in a round of training, where the caller gives no number
@@ -79,6 +80,8 @@ class FedSeq:
             schedule=self.schedule,
             ordered=True,
             resolved={"participations": self.used_participations} if self.upload_mb else {},
+            recipe=self.recipe,
+            tables=self.tables,
         )
 
     def check(self) -> None:
@@ -159,6 +162,21 @@ class FedSeq:
         if not (self.trail and self.start == "gram"):
             parts = "trail" if self.trail else "factors"
         return FedTrail(self.model, parts=parts, window=losses.WINDOW, fade=losses.FADE)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a bundle serves somebody, from the tables that `tables` gives."""
+        trail = TrailRecipe(losses.MIX, losses.FAST, losses.SLOW, self.length) if self.trail else None
+        sequence = SequenceRecipe(self.network, self.layers, self.heads, self.length, losses.EMBEDDED * self.width**0.5)
+        return Recipe("sequence", trail=trail, sequence=sequence)
+
+    def tables(self, shared: Params) -> Params:
+        """E as "item", the biases as "offset", N as "trail" with its alpha and eps, and the "network"."""
+        names = network_params(self.shape, torch.Generator())
+        tables = {"item": shared["item"], "offset": shared["bias"]} | nest("network", select(shared, names))
+        if not self.trail:
+            return tables
+        return tables | select(shared, ("trail", "eps")) | {"alpha": losses.ALPHA * shared["theta"]}
 
     def init(self, params: Params) -> tuple[Params, Params]:
         seed = int(params["user"].view(torch.int32).long().sum()) + int(params["item"].view(torch.int32).long().sum())

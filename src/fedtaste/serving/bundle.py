@@ -4,6 +4,8 @@ manifest.json    what it is, the recipe, and a hash of every other file (index.h
 items.json       names, titles, genres            popularity.u8, map.i16    a byte, and a place in the plane, per item
 item.i8 + scale.f32, or item.f32; offset.f32      the tables, little-endian, row by row
 trail.u16, trail.i8 + trail-scale.f32 or trail.f32  the largest entries of every row of a trail table: columns, values
+network.i8 + network-scale.f32 or network.f32     matrices of a sequence network, one after the other, and
+network-vectors.f32                               its vectors (biases, norms, relative positions): sequence_state.py
 vectors.json     people and their lists, as Python computes them: the page checks itself against these
 index.html, *.js, style.css, sw.js, icon.svg      the page            MODEL_CARD.md, LICENCES.md
 
@@ -17,6 +19,7 @@ import hashlib
 import json
 import math
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,6 +32,7 @@ from fedtaste.errors import RunError
 from fedtaste.recipe import Recipe
 from fedtaste.serving.rebuild import Floats, Tables, TrailTable
 from fedtaste.serving.recommendation import Json
+from fedtaste.serving.sequence_state import Weights, network_shapes
 
 FORMAT = "fedtaste-bundle-1"
 OLD_NAME = "tacit"  # of this project until 0.7.0: its bundles have the format tacit-bundle-1 and name their version so
@@ -157,6 +161,7 @@ def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
         raise RunError(f"{path}/manifest.json has a start of {len(manifest.recipe.start)} numbers. Export again.")
     if bool(manifest.trail) != (manifest.recipe.trail is not None):
         raise RunError(f"{path}/manifest.json has a trail table without its recipe, or the reverse. Export again.")
+    _check_sequence(manifest, path)
 
     def read(name: str, dtype: str, *shape: int) -> NDArray[np.generic]:
         if name not in contents:
@@ -181,10 +186,44 @@ def parse(manifest: Manifest, contents: dict[str, bytes], path: Path) -> Bundle:
     return Bundle(
         manifest,
         _parse_items(path, contents.get("items.json", b""), m),
-        Tables(read_table("item", "scale.f32", k), offset, manifest.ones, trail),
+        Tables(read_table("item", "scale.f32", k), offset, manifest.ones, trail, _network(manifest, read)),
         read("popularity.u8", "u1", m).astype(np.uint8),
         read("map.i16", "<i2", m, 2).astype(np.float64),
     )
+
+
+def _check_sequence(manifest: Manifest, path: Path) -> None:
+    """Refuse a recipe whose sequence network is missing, unwanted or of a shape that does not exist."""
+    sequence = manifest.recipe.sequence
+    if (manifest.recipe.solver == "sequence") != (sequence is not None):
+        raise RunError(f"{path}/manifest.json has a sequence network without its recipe, or the reverse. Export again.")
+    if sequence is None:
+        return
+    split = sequence.network == "gru" or manifest.k % sequence.heads == 0
+    if not split or manifest.ones or not manifest.tables.get("offset"):
+        raise RunError(f"{path}/manifest.json has a sequence network that does not fit its tables. Export again.")
+
+
+def _network(manifest: Manifest, read: Callable[..., NDArray[np.generic]]) -> Weights | None:
+    """The parameters of the sequence network."""
+    if manifest.recipe.sequence is None:
+        return None
+    shapes = network_shapes(manifest.recipe.sequence, manifest.k)
+    matrices = [shape for shape in shapes.values() if len(shape) == 2]
+    size, rows = sum(map(math.prod, matrices)), sum(shape[0] for shape in matrices)
+    if manifest.precision == "float32":
+        flat = read("network.f32", "<f4", size).astype(np.float32)
+    else:
+        values, scale = read("network.i8", "i1", size), read("network-scale.f32", "<f4", rows)
+        widths = np.concatenate([np.full(*shape) for shape in matrices])
+        flat = values.astype(np.float32) * np.repeat(scale.astype(np.float32), widths)
+    vectors = sum(math.prod(shape) for shape in shapes.values()) - size
+    left = {2: flat, 1: read("network-vectors.f32", "<f4", vectors).astype(np.float32)}
+    weights = {}
+    for name, shape in shapes.items():
+        part, left[len(shape)] = np.split(left[len(shape)], [math.prod(shape)])
+        weights[name] = part.reshape(shape).astype(np.float64)
+    return weights
 
 
 def _parse_array(file: str, content: bytes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:

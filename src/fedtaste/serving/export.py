@@ -45,14 +45,14 @@ from fedtaste.serving.item_map import place
 from fedtaste.serving.model_card import describe, licences, model_card
 from fedtaste.serving.open_model import Catalogue, OpenModel
 from fedtaste.serving.rebuild import Taste
-from fedtaste.serving.rebuild_parts import TRAIL_KEPT, RebuildParts, widest_entries
+from fedtaste.serving.rebuild_parts import RebuildParts, trail_kept, widest_entries
 from fedtaste.serving.recommendation import Json
+from fedtaste.serving.sequence_state import network_shapes
 from fedtaste.serving.similar import similar_items
 from fedtaste.wire.packing import int8
 
 Log = Callable[[str], None]
 CASE_LIKES = (1, 3, 12, 40)  # numbers of likes of the random people in vectors.json
-# Largest entries of a row of the trail table. On ML-100K 200 cost .001 of NDCG@10, and 100 cost .009.
 TRAIL_EXACT = 2**26  # most entries of the whole table in float32
 SHOWN, SAMPLE = 20, 200  # items of a list; random people over whom int8 is compared with float32
 NAMES = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M", "lastfm": "Last.fm", "synthetic": "A made-up catalogue"}
@@ -118,7 +118,7 @@ def bundle_files(model: TrainedModel, precision: Precision, log: Log = lambda te
     about = describe(model.settings, model.result, model.parts.recipe, overlap, manifest.name)
     contents["vectors.json"] = _dump({"cases": vectors(recommender), "similar": similar_vectors(recommender)})
     contents["MODEL_CARD.md"] = model_card(
-        model.settings, model.result, about, precision, origin, model.parts.trail is not None
+        model.settings, model.result, about, precision, origin, model.parts.recipe
     ).encode()
     contents["LICENCES.md"] = licences(about).encode()
     contents = {name: content for name, content in page_files().items() if name not in UNPINNED} | contents
@@ -166,7 +166,21 @@ def _tables(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
         tables["trail.u16"] = at.astype("<u2").tobytes()
         values = np.take_along_axis(model.parts.trail, at, axis=1)
         tables |= _encode("trail", "trail-scale.f32", values, precision)
-    return tables
+    return tables | _network(model, precision)
+
+
+def _network(model: TrainedModel, precision: Precision) -> dict[str, bytes]:
+    """The files of a sequence network: the matrices one after the other, and the vectors in single precision."""
+    if model.parts.recipe.sequence is None:
+        return {}
+    files = {"network-vectors.f32": b""}
+    for name, shape in network_shapes(model.parts.recipe.sequence, model.parts.item.shape[1]).items():
+        value = model.parts.network[name].reshape(shape)
+        parts = {"network-vectors.f32": value.astype("<f4").tobytes()}
+        if len(shape) == 2:
+            parts = _encode("network", "network-scale.f32", value, precision)
+        files |= {file: files.get(file, b"") + content for file, content in parts.items()}
+    return files
 
 
 def _encode(name: str, scale: str, table: NDArray[np.float32], precision: Precision) -> dict[str, bytes]:
@@ -184,7 +198,7 @@ def _trail_width(model: TrainedModel, precision: Precision) -> int:
     """How many entries of every row of the trail table are kept: in float32 all above zero, as far as they fit."""
     if model.parts.trail is None:
         return 0
-    most = TRAIL_KEPT if precision == "int8" else TRAIL_EXACT // len(model.parts.trail)
+    most = trail_kept(model.parts.recipe) if precision == "int8" else TRAIL_EXACT // len(model.parts.trail)
     return max(1, min(most, int((model.parts.trail > 0).sum(1).max())))
 
 
@@ -231,7 +245,9 @@ def _random_people(recommender: BundleRecommender, sizes: list[int], seed: int) 
 
 def vectors(recommender: BundleRecommender) -> list[Json]:
     """Test cases: people and what Python recommends to them. The page compares its own lists with these first."""
-    people = _random_people(recommender, list(CASE_LIKES), 7)
+    sequence = recommender.recipe.sequence
+    more_than_it_reads = [sequence.length + 4] if sequence else []
+    people = _random_people(recommender, [*CASE_LIKES, *more_than_it_reads], 7)
     nobody = Taste(people[0].likes[:0], people[0].values[:0], people[0].dislikes)
     cases = [(taste, 0.0) for taste in [nobody, *people]]
     cases += [(people[2]._replace(timed=True), 0.0), (people[2], 0.7), (people[3], -0.4)]

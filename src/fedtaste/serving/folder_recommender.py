@@ -307,7 +307,7 @@ def _ranked(
     as examples; elsewhere they are only left out. Without them scores are those of `recommend`."""
     parts = model.rebuild_parts
     person = rebuild(parts.recipe, parts.tables, parts.gram, taste) if parts else None
-    if parts is None or person is None or not len(taste.dislikes):
+    if parts is None or person is None or not len(taste.dislikes) or not parts.recipe.reads_dislikes:
         best = model.top(history_of(taste), n, timed=taste.timed, allowed=allowed)
         items, scores = best.items[0][best.items[0] >= 0], best.scores[0]
     else:

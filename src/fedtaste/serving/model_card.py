@@ -16,6 +16,7 @@ from fedtaste.serving.bundle import About, Precision
 REBUILT = {
     "ridge": "Your vector is solved exactly from what you pick (one small linear system).",
     "descent": "Your vector is rebuilt from what you pick by a few steps of gradient descent.",
+    "sequence": "A small network reads what you pick, in the order in which you picked it.",
     "none": "There is no vector of you.",
 }
 TRAIL = " What you pick is also looked up in a table of which items people took after which."
@@ -92,9 +93,9 @@ def model_card(
     about: About,
     precision: Precision,
     origin: str,
-    trail: bool = False,
+    recipe: Recipe,
 ) -> str:
-    """MODEL_CARD.md; `origin` says where the popularity of the items comes from, `trail`: there is a trail table."""
+    """MODEL_CARD.md; `origin` says where the popularity of the items comes from."""
     return render_page(
         "model_card.md.jinja",
         settings=settings,
@@ -102,7 +103,7 @@ def model_card(
         about=about,
         precision=precision,
         origin=origin,
-        trail=trail,
+        recipe=recipe,
         version=__version__,
         data=Path(settings.data).name,
         privacy=_privacy_lines(result),

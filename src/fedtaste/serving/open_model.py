@@ -36,6 +36,7 @@ from fedtaste.experiment.train import make_task
 from fedtaste.federation import Federation, separate_devices
 from fedtaste.kernels.top_items import top_items
 from fedtaste.methods.new_items import fill_new_items, has_item_vectors
+from fedtaste.params import unnest
 from fedtaste.serving.rebuild_parts import RebuildParts
 from fedtaste.serving.titles import Titles
 from fedtaste.tasks.base import Facts
@@ -151,19 +152,25 @@ class OpenModel:
         arrays = {name: value.numpy().astype(np.float32) for name, value in params.items()}
         if not all(np.isfinite(value).all() for value in arrays.values()):
             raise RunError(f"{self.folder.path} holds numbers that are not finite. Use a model that has not diverged.")
-        offset = arrays["item_bias"] + arrays["mean"] if current.model.kind == "rating_factorization" else None
+        ratings = current.model.kind == "rating_factorization"
+        offset = arrays["item_bias"] + arrays["mean"] if ratings else arrays.get("offset")
+        drawn = self.facts.kind == "ranking" and current.method.examples == "samples"
+        sequence = current.method.recipe.sequence
+        if sequence and "trail" in arrays:
+            sequence = replace(sequence, alpha=float(arrays["alpha"]), eps=float(arrays["eps"]))
         user: list[float] = arrays.get("start.user", arrays.get("user", np.zeros(0))).tolist()
         recipe = replace(
             current.method.recipe,
             examples=current.method.examples,
             batch=current.sampling.batch,
             seed=str(current.seed % 2**64),
-            negatives=current.sampling.negatives if self.facts.kind == "ranking" else 0,
+            negatives=current.sampling.negatives if drawn else 0,
             rounds=self.passes if initial else 1,
             start=(*user, float(arrays["bias"])) if "bias" in arrays else tuple(user),
+            sequence=sequence,
         )
-        ones = offset is not None or "bias" in arrays
-        return RebuildParts(recipe, arrays["item"], offset, ones, arrays.get("trail"))
+        network = {name: arrays[f"network.{name}"] for name in unnest("network", params)}
+        return RebuildParts(recipe, arrays["item"], offset, ratings or "bias" in arrays, arrays.get("trail"), network)
 
     def newcomer_store(self) -> Store:
         """The private parameters that a new person starts from; nobody has any in it."""

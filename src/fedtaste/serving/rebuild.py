@@ -6,12 +6,15 @@
     descent    `rounds` times `passes` over the examples in batches, u -= lr gradient; with `moves` the rows of the
                examples move along and are thrown away, as on a device that takes part and sends nothing
 
+    sequence   u = the last state of a network over the likes in their order (sequence_state.py)
+
     trail      score_j += sum over likes i of w_i N[i, j]     N: the trail table, w: weights by age, or all 1
-               beside a vector both parts are z-scores over the catalogue: (score - mean) / spread
+               beside a solved vector both parts are z-scores over the catalogue: (score - mean) / spread
+               beside a sequence the sum t_j enters as alpha log(t_j + eps)
 
 A method whose people can be rebuilt in this way has a Recipe. `rebuild` computes it in Python, web/worker.js in
 JavaScript; both use double precision and draw the same negatives. A dislike is one more example, with target 0 and the
-weight of a like; in the trail it counts nothing. This module needs no torch.
+weight of a like; in the trail and in a sequence it counts nothing. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.data.mixing import splitmix
-from fedtaste.recipe import Recipe, TrailRecipe
+from fedtaste.recipe import Recipe, SequenceRecipe, TrailRecipe
+from fedtaste.serving.sequence_state import Weights, last_state, sigmoid
 
 Floats = NDArray[np.float64]
 Items = NDArray[np.int64]
@@ -54,6 +58,7 @@ class Tables(NamedTuple):
     offset: Floats | None  # [m]
     ones: bool  # a constant 1 is a feature too
     trail: TrailTable | None = None
+    network: Weights | None = None  # the parameters of a sequence network, by name
 
     def features(self, items: Items) -> Floats:
         rows = self.item[items]
@@ -70,7 +75,8 @@ class Tables(NamedTuple):
 
 
 class Taste(NamedTuple):
-    """The items that a person likes (or rates), oldest first, each once; and the items that they dislike."""
+    """The items that a person likes (or rates), oldest first, each once; and the items that they dislike. A sequence
+    network reads likes in this order whether it is one of time or not."""
 
     likes: Items
     values: Floats
@@ -79,12 +85,17 @@ class Taste(NamedTuple):
 
 
 class Person(NamedTuple):
-    """A rebuilt person. Like i has the share pulls[i] . f_j + weights[i] N[i, j] in the score of item j."""
+    """A rebuilt person. Like i has the share pulls[i] . f_j + weights[i] N[i, j] in the score of item j.
+
+    Of a sequence nobody knows the share of a like in the network's part. There the share is the like's in the trail, or
+    without a trail the cosine of the two item vectors (times the length of one).
+    """
 
     user: Floats
     pulls: Floats  # [likes, p]
     weights: Floats | None = None  # [likes] of the rows of the trail table
     level: float = 0.0  # subtracted from every score, so that z-scores have mean 0
+    sequence: SequenceRecipe | None = None
 
 
 def gram_matrix(recipe: Recipe, tables: Tables) -> Floats | None:
@@ -96,6 +107,8 @@ def rebuild(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -
     """The person, or None where there are no likes or the arithmetic fails."""
     if not len(taste.likes):
         return None
+    if recipe.sequence is not None:
+        return _read_sequence(recipe.sequence, recipe.trail, tables, taste)
     if recipe.solver == "none":
         width = tables.item.shape[1]
         person: Person | None = Person(np.zeros(width), np.zeros((len(taste.likes), width)))
@@ -111,7 +124,10 @@ def person_scores(tables: Tables, taste: Taste, person: Person) -> Floats:
     scores = tables.scores(person.user)
     if tables.trail is None or person.weights is None:
         return scores
-    return scores + tables.trail.scores(taste.likes, person.weights) - person.level
+    trail = tables.trail.scores(taste.likes, person.weights)
+    if person.sequence is not None:
+        return scores + person.sequence.alpha * np.log(trail + person.sequence.eps)
+    return scores + trail - person.level
 
 
 def like_shares(tables: Tables, taste: Taste, person: Person, items: Items) -> Floats:
@@ -139,17 +155,35 @@ def _with_trail(recipe: Recipe, trail: TrailRecipe, tables: Tables, taste: Taste
     A z-score is linear in the score, so dividing a part by its spread divides the share of every like by it.
     """
     assert tables.trail is not None
-    weights = np.ones(len(taste.likes))
-    if taste.timed:
-        ages = np.arange(len(taste.likes))[::-1]
-        weights = trail.mix * trail.fast**ages + (1 - trail.mix) * trail.slow**ages
-        weights[ages >= (trail.reach or len(ages))] = 0.0
+    weights = _weights_by_age(trail, len(taste.likes)) if taste.timed else np.ones(len(taste.likes))
     if recipe.solver == "none":
         return person._replace(weights=weights)
     parts = tables.scores(person.user), tables.trail.scores(taste.likes, weights)
     first, second = (float(part.std()) or 1.0 for part in parts)
     level = float(parts[0].mean() / first + parts[1].mean() / second)
     return Person(person.user / first, person.pulls / first, weights / second, level)
+
+
+def _weights_by_age(trail: TrailRecipe, likes: int) -> Floats:
+    """The weights of so many likes in the trail, oldest first."""
+    ages = np.arange(likes)[::-1]
+    weights: Floats = trail.mix * trail.fast**ages + (1 - trail.mix) * trail.slow**ages
+    weights[ages >= (trail.reach or likes)] = 0.0
+    return weights
+
+
+def _read_sequence(sequence: SequenceRecipe, trail: TrailRecipe | None, tables: Tables, taste: Taste) -> Person | None:
+    """The person as the last state of a sequence network."""
+    assert tables.network is not None
+    x = sequence.embedded * tables.item[taste.likes[-sequence.length :]]
+    user, rows = last_state(sequence, tables.network, x), tables.item[taste.likes]
+    if not np.isfinite(user).all():
+        return None
+    if trail is not None:
+        weights = _weights_by_age(trail, len(taste.likes))
+        return Person(user, np.zeros_like(rows), weights, sequence=sequence)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return Person(user, rows / np.where(lengths > 0, lengths, 1.0), sequence=sequence)
 
 
 def _ridge(recipe: Recipe, tables: Tables, gram: Floats | None, taste: Taste) -> Person | None:
@@ -184,7 +218,7 @@ def _descent(recipe: Recipe, tables: Tables, taste: Taste) -> Person:
         for begin in [*range(0, len(items), batch)] * recipe.passes:
             here, target = at[begin : begin + batch], targets[begin : begin + batch]
             score = f[here] @ user + o[here] + common
-            error = _sigmoid(score) - target if recipe.loss == "bce" else 2 * (score - target)
+            error = sigmoid(score) - target if recipe.loss == "bce" else 2 * (score - target)
             by_row = np.bincount(here, error / len(here), len(rows))
             step = recipe.lr * speed
             keep = 1 - step * recipe.shrink
@@ -248,11 +282,6 @@ def _rows_of_likes(items: Items, by_example: Floats, taste: Taste) -> Floats:
         return by_example[: len(taste.likes)]
     order = np.argsort(items, kind="stable")
     return by_example[order[np.searchsorted(items[order], taste.likes)]]
-
-
-def _sigmoid(x: Floats) -> Floats:
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
 def lean(scores: Floats, popularity: Floats, adventurous: float) -> Floats:

@@ -218,7 +218,9 @@ export function understand(rows, catalogue, manifest) {
     const pick = { value, time: moment(row.date) };
     const before = picks.get(item);
     if (before) account.twice += 1;
-    if (!before || (pick.time ?? 0) >= (before.time ?? 0)) picks.set(item, pick);
+    if (before && (pick.time ?? 0) < (before.time ?? 0)) continue;
+    picks.delete(item); // an item that comes twice counts where it stands last
+    picks.set(item, pick);
   }
   const entries = [...picks];
   const likes = entries.filter(([, { value }]) => manifest.task === "ratings" || value === 1);

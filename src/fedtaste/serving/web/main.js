@@ -23,7 +23,7 @@ class Page {
   constructor(manifest, catalogue, places, ledger) {
     Object.assign(this, { manifest, catalogue, ledger });
     this.ranking = manifest.task === "ranking";
-    this.picks = new Map();
+    this.picks = new Map(); // in the order in which they were made
     this.hidden = new Set();
     this.timed = false;
     this.said = "";
@@ -104,7 +104,8 @@ class Page {
       return this.#changed(`Removed ${name}.`);
     }
     this.#mayUndo(null);
-    const time = this.picks.get(item)?.time ?? null;
+    const before = this.picks.get(item), time = before?.time ?? null;
+    if (this.manifest.recipe.sequence && before?.value === 0) this.picks.delete(item); // its like is new
     this.picks.set(item, { value, time });
     const text = value === null ? "choose its stars" : this.#state(item);
     return this.#changed(`${name}: ${text}.`, value !== null);
@@ -209,7 +210,8 @@ class Page {
   }
 
   #basis(popular) {
-    if (!popular) return "Worked out from your list, and from nothing else.";
+    const order = this.manifest.recipe.sequence ? " Its order counts: the newest pick is on top." : "";
+    if (!popular) return `Worked out from your list, and from nothing else.${order}`;
     const values = [...this.picks.values()].map(({ value }) => value).filter((value) => value !== null);
     if (values.some((value) => value > 0)) return "There is too little to go by: simply what most people take.";
     if (values.length) return "Simply what most people take, without what you dislike. Like something.";

@@ -142,7 +142,9 @@ export class Mine {
     if (account.leftOut) said.push(`${account.leftOut} left out: no clear opinion given.`);
     if (account.twice) said.push(`${account.twice} came more than once: one of each counts.`);
     if (before) said.push(`${before} had been in your list: the file’s opinion counts.`);
-    if (timed) said.push("They have dates: where the model looks at that, recent ones count more.");
+    const order = account.timed ? "their dates" : "the file";
+    if (this.manifest.recipe.sequence) said.push(`The model reads them in the order of ${order}.`);
+    else if (timed) said.push("They have dates: where the model looks at that, recent ones count more.");
     if (several.length) {
       said.push(`${several.length} left out, as several titles here have that name (${listed(several.slice(0, NAMED))})`
         + ": choose them by searching.");

@@ -4,6 +4,7 @@
 // f_j is the row of item j (with a constant 1 appended where the model has one), o_j its offset:
 //   score_j = f_j . u + o_j        u is the person, rebuilt from their list every time it changes
 // A model with a trail table N adds the rows of the likes: sum over likes i of w_i N[i, j].
+// A sequence model reads the likes in their order by a network, whose last state is u; its trail is added as a logarithm.
 "use strict";
 
 // Draws: splitmix64 in two 32-bit halves; `hi` and `lo` hold the last number -----------------------------------------
@@ -182,6 +183,115 @@ function descend(model, person) {
   return { u, pull, L: null };
 }
 
+// Sequence networks, as in fedtaste/serving/sequence_state.py: x [steps, d] row by row, oldest first ------------------
+
+/** x W + bias for every row of x; W is [rows, columns]. Four rows of W at once take half the time. */
+function product(x, W, rows, bias) {
+  const steps = x.length / rows, columns = W.length / rows, out = new Float64Array(steps * columns);
+  for (let t = 0; t < steps; t++) {
+    const start = t * columns, from = t * rows;
+    if (bias) out.set(bias, start);
+    let r = 0;
+    for (; r + 3 < rows; r += 4) {
+      const x0 = x[from + r], x1 = x[from + r + 1], x2 = x[from + r + 2], x3 = x[from + r + 3];
+      const w0 = r * columns, w1 = w0 + columns, w2 = w1 + columns, w3 = w2 + columns;
+      for (let c = 0; c < columns; c++) {
+        out[start + c] += x0 * W[w0 + c] + x1 * W[w1 + c] + x2 * W[w2 + c] + x3 * W[w3 + c];
+      }
+    }
+    for (; r < rows; r++) for (let c = 0; c < columns; c++) out[start + c] += x[from + r] * W[r * columns + c];
+  }
+  return out;
+}
+
+/** The layer norm of every row of x. */
+function norm(x, weight, bias) {
+  const d = weight.length, out = new Float64Array(x.length);
+  for (let start = 0; start < x.length; start += d) {
+    let mean = 0, square = 0;
+    for (let c = 0; c < d; c++) mean += x[start + c] / d;
+    for (let c = 0; c < d; c++) square += (x[start + c] - mean) ** 2 / d;
+    const size = Math.sqrt(square + 1e-5);
+    for (let c = 0; c < d; c++) out[start + c] = (x[start + c] - mean) / size * weight[c] + bias[c];
+  }
+  return out;
+}
+
+/** Causal attention with relative positions: what every row of x from row `first` on takes from the rows before. */
+function attend({ heads, length }, { qkv, o, rel }, x, d, first) {
+  const steps = x.length / d, h = d / heads, wide = 3 * d, scale = 1 / Math.sqrt(h), parts = product(x, qkv, d);
+  const mixed = new Float64Array((steps - first) * d), shares = new Float64Array(steps);
+  for (let t = first; t < steps; t++) {
+    for (let head = 0; head < heads; head++) {
+      const q = t * wide + head * h, k = d + head * h, v = 2 * d + head * h, to = (t - first) * d + head * h;
+      let most = -Infinity, total = 0;
+      for (let s = 0; s <= t; s++) {
+        shares[s] = dot(parts, q, parts, s * wide + k, h) * scale + rel[head * length + t - s];
+        if (shares[s] > most) most = shares[s];
+      }
+      for (let s = 0; s <= t; s++) total += shares[s] = Math.exp(shares[s] - most);
+      for (let s = 0; s <= t; s++) {
+        const share = shares[s] / total, at = s * wide + v;
+        for (let c = 0; c < h; c++) mixed[to + c] += share * parts[at + c];
+      }
+    }
+  }
+  return product(mixed, o, d);
+}
+
+const gelu = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+
+/** The last state of a GRU with 2 d units. */
+function recur(gru, x, d) {
+  const units = 2 * d, inputs = product(x, gru.input, d, gru.input_bias), state = new Float64Array(units);
+  for (let start = 0; start < inputs.length; start += 3 * units) {
+    const own = product(state, gru.state, units, gru.state_bias);
+    for (let c = 0; c < units; c++) {
+      const reset = sigmoid(inputs[start + c] + own[c]);
+      const keep = sigmoid(inputs[start + units + c] + own[units + c]);
+      const fresh = Math.tanh(inputs[start + 2 * units + c] + reset * own[2 * units + c]);
+      state[c] = keep * state[c] + (1 - keep) * fresh;
+    }
+  }
+  return product(state, gru.output, units, gru.output_bias);
+}
+
+/** The state after these items. Of the last block, only the last row is needed. */
+function lastState({ k: d, table, network, recipe: { sequence } }, items) {
+  let x = new Float64Array(items.length * d);
+  items.forEach((item, t) => {
+    for (let c = 0; c < d; c++) x[t * d + c] = sequence.embedded * table[item * d + c];
+  });
+  if (sequence.network === "gru") return norm(recur(network.gru, x, d), network.norm.weight, network.norm.bias);
+  for (let layer = 0; layer < sequence.layers; layer++) {
+    const block = network[`block${layer}`], first = layer === sequence.layers - 1 ? items.length - 1 : 0;
+    const taken = attend(sequence, block, norm(x, block.norm1.weight, block.norm1.bias), d, first);
+    x = x.subarray(first * d).map((value, at) => value + taken[at]);
+    const hidden = product(norm(x, block.norm2.weight, block.norm2.bias), block.f1, d, block.f1_bias).map(gelu);
+    const fed = product(hidden, block.f2, 2 * d, block.f2_bias);
+    x = x.map((value, at) => value + fed[at]);
+  }
+  return norm(x, network.norm.weight, network.norm.bias);
+}
+
+/** The person of a sequence model. The share of a like is that in the trail; without a trail, the cosine to the item. */
+function readSequence(model, { likes }) {
+  const { k, table, recipe: { sequence, trail } } = model;
+  const u = lastState(model, likes.subarray(Math.max(0, likes.length - sequence.length)));
+  if (trail) return { u, pull: new Float64Array(likes.length), L: null, weights: weightsByAge(trail, likes), level: 0 };
+  const lengthOf = (item) => Math.sqrt(dot(table, item * k, table, item * k, k)) || 1;
+  return { u, pull: Float64Array.from(likes, (item) => 1 / lengthOf(item)), L: null };
+}
+
+// The trail: sums of rows of a table ----------------------------------------------------------------------------------
+
+/** The weights of likes by their age, oldest first. */
+function weightsByAge({ mix, fast, slow, reach }, likes) {
+  const weigh = (age) => (reach && age >= reach ? 0 : mix * fast ** age + (1 - mix) * slow ** age);
+  return Float64Array.from(likes, (_, i) => weigh(likes.length - 1 - i));
+}
+
 /** Sums of the likes' rows of the trail table, for the whole catalogue. */
 function trailScores({ m, trail: { width, at, values } }, likes, weights) {
   const sums = new Float64Array(m);
@@ -201,9 +311,8 @@ function meanAndSpread(values) {
  * of 1. Where there is a vector, both parts become z-scores: each is divided by its spread, and `level` makes up for
  * both means. Dislikes do not count here. */
 function withTrail(model, person, rebuilt) {
-  const { solver, trail: { mix, fast, slow, reach } } = model.recipe, newest = person.likes.length - 1;
-  const weigh = (age) => (reach && age >= reach ? 0 : mix * fast ** age + (1 - mix) * slow ** age);
-  const weights = Float64Array.from(person.likes, (_, i) => (person.timed ? weigh(newest - i) : 1));
+  const { solver, trail } = model.recipe;
+  const weights = person.timed ? weightsByAge(trail, person.likes) : new Float64Array(person.likes.length).fill(1);
   if (solver === "none") return { ...rebuilt, weights, level: 0 };
   const [mean, spread] = meanAndSpread(scoresOf(model, person, rebuilt));
   const [trailMean, trailSpread] = meanAndSpread(trailScores(model, person.likes, weights));
@@ -218,9 +327,10 @@ function rebuild(model, person) {
   const { p, recipe } = model, count = person.likes.length;
   if (count === 0) return null;
   let rebuilt = { u: new Float64Array(p), pull: new Float64Array(count), L: null };
-  if (recipe.solver !== "none") rebuilt = recipe.solver === "ridge" ? ridge(model, person) : descend(model, person);
+  if (recipe.sequence) rebuilt = readSequence(model, person);
+  else if (recipe.solver !== "none") rebuilt = recipe.solver === "ridge" ? ridge(model, person) : descend(model, person);
   if (!rebuilt?.u.every(Number.isFinite)) return null;
-  return recipe.trail ? withTrail(model, person, rebuilt) : rebuilt;
+  return recipe.trail && !recipe.sequence ? withTrail(model, person, rebuilt) : rebuilt;
 }
 
 // The catalogue for this person --------------------------------------------------------------------------------------
@@ -236,7 +346,8 @@ function ranksOf(popularity) {
 function scoresOf(model, person, { u, weights, level }) {
   const { p, table, offset } = model, scores = offset.map((o, j) => dot(table, j * p, u, 0, p) + o);
   if (!weights) return scores;
-  const added = trailScores(model, person.likes, weights);
+  const added = trailScores(model, person.likes, weights), { sequence } = model.recipe;
+  if (sequence) return scores.map((score, j) => score + sequence.alpha * Math.log(added[j] + sequence.eps));
   return scores.map((score, j) => score + added[j] - level);
 }
 
@@ -369,6 +480,37 @@ function trailOf({ items: m, trail: width, precision, recipe }, array) {
   return { width, at, values: Float32Array.from(raw, (value, c) => value * scale[Math.floor(c / width)]) };
 }
 
+/** The parameters of a bundle's sequence network by name, in groups: network.block0.norm1.weight. */
+function networkOf({ k: d, precision, recipe: { sequence } }, array) {
+  if (!sequence) return null;
+  const { heads, length } = sequence, small = precision === "int8", network = {};
+  const norms = (name) => [[`${name}.weight`, 0, d], [`${name}.bias`, 0, d]]; // name, rows (0: a vector), columns
+  const gru = [["gru.input", d, 6 * d], ["gru.input_bias", 0, 6 * d], ["gru.state", 2 * d, 6 * d],
+    ["gru.state_bias", 0, 6 * d], ["gru.output", 2 * d, d], ["gru.output_bias", 0, d]];
+  const block = (at) => [...norms("norm1"), ["qkv", d, 3 * d], ["o", d, d], ["rel", 0, heads * length],
+    ...norms("norm2"), ["f1", d, 2 * d], ["f1_bias", 0, 2 * d], ["f2", 2 * d, d], ["f2_bias", 0, d],
+  ].map(([name, ...shape]) => [`block${at}.${name}`, ...shape]);
+  const shapes = [...norms("norm"),
+    ...(sequence.network === "gru" ? gru : Array.from({ length: sequence.layers }, (_, at) => block(at)).flat())];
+  const sum = (count) => shapes.reduce((total, [, rows, columns]) => total + count(rows, columns), 0);
+  const size = sum((rows, columns) => rows * columns), what = "sequence network";
+  const raw = array(what, small ? "network.i8" : "network.f32", small ? Int8Array : Float32Array, size);
+  const scale = small ? array(`scales of the ${what}`, "network-scale.f32", Float32Array, sum((rows) => rows)) : null;
+  const vectors = array(`vectors of the ${what}`, "network-vectors.f32", Float32Array,
+    sum((rows, columns) => (rows ? 0 : columns)));
+  let at = 0, row = 0, vector = 0;
+  for (const [name, rows, columns] of shapes) {
+    const value = new Float32Array((rows || 1) * columns), names = name.split("."), last = names.pop();
+    for (let c = 0; c < value.length; c++) {
+      if (!rows) value[c] = vectors[vector++];
+      else value[c] = raw[at++] * (small ? scale[row + Math.floor(c / columns)] : 1);
+    }
+    row += rows;
+    names.reduce((group, part) => (group[part] ??= {}), network)[last] = value;
+  }
+  return network;
+}
+
 /** The model of a `load` message. */
 function modelOf({ manifest, files }) {
   if (manifest?.format !== "fedtaste-bundle-1") refuse("This bundle is of another version. Export it again.");
@@ -387,7 +529,7 @@ function modelOf({ manifest, files }) {
   const map = array("map", "map.i16", Int16Array, 2 * m);
   const { titles, genres } = json("items.json"), { cases, similar: alike = [] } = json("vectors.json");
   if (titles.length !== m) refuse(`items.json holds ${titles.length} titles, expected ${m}. Export the bundle again.`);
-  const known = ["ridge", "descent", "none"].includes(recipe.solver);
+  const known = ["ridge", "descent", "sequence", "none"].includes(recipe.solver);
   if (!known) refuse("This page cannot compute with this kind of model.");
   const table = new Float64Array(m * p).fill(1), gram = new Float64Array(p * p), numbers = new Map();
   for (let j = 0; j < m; j++) {
@@ -398,6 +540,7 @@ function modelOf({ manifest, files }) {
   return {
     m, k, p, recipe, low, high, middle: (low + high) / 2, ratings: manifest.task === "ratings", shifts, cases, alike,
     table, gram, offset, popularity, ranks: ranksOf(popularity), map, genres, trail: trailOf(manifest, array),
+    network: networkOf(manifest, array),
     titleOf: titles.map((title) => numbers.get(title)), distinct: numbers.size,
   };
 }
