@@ -242,7 +242,7 @@ def steps(
     x_all, e_all, grow_all, cross_all, gain_all, limit_all = lane_values
     step_s, step_t = factors[0], factors[1]
     most_apart, zero = spread(bound * np.float32(k)), spread(ZERO)
-    plain = own_lr == table_lr and not square and not zeros
+    plain = mode == BOTH and own_lr == table_lr and not square and not zeros
     kept, speed, loss = ONE, ONE, 0.0
     for step in range(passes * batches):
         b = step % batches
