@@ -23,7 +23,7 @@ from fedtaste.kernels.row_pages import PAGE, WORKERS, PagedStore, Pages
 from fedtaste.kernels.touched_rows import blocks, distinct
 from fedtaste.wire.validation import LIMIT
 
-GROUP = 8  # blocks whose steps are interleaved
+GROUP = 4  # blocks whose steps are interleaved
 BOTH, COMMON, OWN = 0, 1, 2
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)  # a bare 1 would make everything double
 STEEP = np.float32(1e30)  # a clamped product with it is a sign, and 0 for 0
@@ -44,6 +44,8 @@ def clients(
     moved = np.zeros((WORKERS, *common.shape), np.float32)
     sums, refused = np.zeros((WORKERS, 3)), np.zeros((WORKERS, 2), np.int64)  # kept, loss, weight
     people = np.asarray(people, np.int64)
+    # The sign of a number of C is its sign bit, unless it is zero; components are padded with zeros.
+    plain = mode == BOTH and own_lr == table_lr and not square and k % LANES == 0 and bool(common.all())
     for begin, end in blocks(examples.starts):
         starts = examples.starts[begin : end + 1]
         inputs, targets = examples.inputs[starts[0] : starts[-1]], examples.targets[starts[0] : starts[-1]]
@@ -56,7 +58,7 @@ def clients(
             who, starts - starts[0], local, targets, examples.batch, firsts, wanted, slots, common, pages.initial,
             rows, stacked["user"], stacked["bias"], stacked["scale"], moved, sums, refused, mode, passes, np.float32(lr),
             np.float32(table_lr), np.float32(own_lr), np.float32(lam), np.float32(mu), square, np.float32(shrink),
-            np.float32(step_decay), np.float32(bound), by_examples,
+            np.float32(step_decay), np.float32(bound), by_examples, plain,
         )  # fmt: skip
     kept, loss, number = sums.sum(0)
     total = {} if item is None else {"item": moved.sum(0), "decay": kept - number, "loss": loss}
@@ -110,6 +112,7 @@ def pairs_of(rows):
 def descend(
     people, starts, local, targets, batch, firsts, wanted, slots, common, initial, rows, users, biases, scales, moved,
     sums, refused, mode, passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound, by_examples,
+    plain,
 ):  # fmt: skip
     """Run everybody's local steps; adds to `moved`, `sums` and `refused` by worker, and writes private parameters."""
     k = users.shape[1]
@@ -135,14 +138,14 @@ def descend(
             size = n if batch == 0 else batch
             batches = -(-n // size)
             tally(local, targets, starts[person], n, size, count, taken, pairs_of(used) * LANES)
-            zeros = gather(
+            gather(
                 wanted[first : first + used], slots[first:], common, initial, rows, scales[who], mode, s_all, t_all,
                 apart, spare[1],
             )  # fmt: skip
             u[:k] = users[who]
             bias, scale, kept, loss = steps(
                 s_all, t_all, apart, count, taken, spare, u, biases[who], scales[who], used, n, size, batches, k, mode,
-                passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound, zeros,
+                passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound, plain,
             )  # fmt: skip
             finite, small = soundness(s_all, t_all, used, mode)
             finite = finite and bool(np.isfinite(bias) and np.isfinite(scale) and scale > 0)
@@ -181,11 +184,10 @@ def tally(local, targets, start, n, size, count, taken, used):
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def gather(wanted, slots, common, initial, rows, scale, mode, s_all, t_all, apart, buffers):
-    """Load a person's rows into the blocks, filled up with the last row. Whether a number of C is exactly zero."""
+    """Load a person's rows into the blocks, filled up with the last row."""
     used, k, wide = len(wanted), common.shape[1], s_all.shape[1]
     whole = k - k % LANES
     high_rows, low_rows = buffers[0], buffers[1]
-    zeros = spread(np.float32(wide - k))
     if mode != COMMON:  # rows lie far apart in memory: begin to load all of them before the first is needed
         for row in range(used):
             if slots[row] >= 0:
@@ -209,7 +211,6 @@ def gather(wanted, slots, common, initial, rows, scale, mode, s_all, t_all, apar
                     common_c = load(common, shared + c)
                     store(high_rows, to + c, d + common_c)
                     store(low_rows, to + c, d - common_c)
-                    zeros += where_less(spread(ZERO), common_c * common_c, spread(ZERO), spread(ONE))
             for c in range(whole, k):
                 value, common_value = ZERO, ZERO
                 if mode != COMMON:
@@ -228,13 +229,12 @@ def gather(wanted, slots, common, initial, rows, scale, mode, s_all, t_all, apar
                 t = load(t_all, (block * wide + c) * LANES)
                 far += t * t
             store(apart, block * LANES, far)
-    return bool(total(zeros) > ZERO)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def steps(
     s_all, t_all, apart, count, taken, spare, u, bias, scale, used, n, size, batches, k, mode, passes, lr, table_lr,
-    own_lr, lam, mu, square, shrink, step_decay, bound, zeros,
+    own_lr, lam, mu, square, shrink, step_decay, bound, plain,
 ):  # fmt: skip
     """All local steps of one person on the blocks and on `u`: (bias, scale of D, factor of C's decay, mean loss)."""
     wide, blocks, padded = s_all.shape[1], pairs_of(used), count.shape[1]
@@ -242,7 +242,6 @@ def steps(
     x_all, e_all, grow_all, cross_all, gain_all, limit_all = lane_values
     step_s, step_t = factors[0], factors[1]
     most_apart, zero = spread(bound * np.float32(k)), spread(ZERO)
-    plain = mode == BOTH and own_lr == table_lr and not square and not zeros
     kept, speed, loss = ONE, ONE, 0.0
     for step in range(passes * batches):
         b = step % batches
