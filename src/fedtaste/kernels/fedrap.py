@@ -4,9 +4,12 @@ Inside a batch all occurrences of an item share a score, so with c its count and
     e = (c p - q) / B;   du = sum e (D + C);   db = sum e
     dD = e u - 2 lam c / (B k) (D - C);   dC = e u + 2 lam c / (B k) (D - C) + mu c / (B k) sign C
 A person's touched rows are gathered once, all local steps run in cache, and the rows are scattered once. Rows are held
-as S = D + C and T = D - C: scores need S alone, the term in lam T alone. They stand in tiles of 64 rows, component by
-component, so that every inner loop is 64 long. Eight fixed workers have an accumulator each for the common table's
-change, added in order at the end, so that the bytes do not depend on the number of threads.
+as S = D + C and T = D - C: scores need S alone, the term in lam T alone. They stand in blocks of eight rows, component
+by component, so that a vector holds one component of eight rows (kernels/lanes.py) and what belongs to a row stays in
+registers; an 8 x 8 transposition by shuffles leads there and back. A step takes a few blocks at a time, so that they
+are still in the nearest cache when their rows move. Own rows that a person did not have yet are read from the initial table
+and written once. Eight fixed workers have an accumulator each for the common table's change, added in order at the end,
+so that the bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ def clients(
         slots = pages.place(who, firsts, wanted, fill=False) if mode != COMMON else np.zeros(0, np.int64)
         rows = pages.rows if mode != COMMON else np.zeros((0, k), np.float32)
         descend(
-            who, starts - starts[0], local, targets, examples.batch, firsts, wanted, slots, common, pages.initial,
-            rows, stacked["user"], stacked["bias"], stacked["scale"], moved, sums, refused, mode, passes, np.float32(lr),
+            who, starts - starts[0], local, targets, examples.batch, firsts, wanted, slots, common, pages.initial, rows,
+            stacked["user"], stacked["bias"], stacked["scale"], moved, sums, refused, mode, passes, np.float32(lr),
             np.float32(table_lr), np.float32(own_lr), np.float32(lam), np.float32(mu), square, np.float32(shrink),
             np.float32(step_decay), np.float32(bound), by_examples, plain,
         )  # fmt: skip
@@ -130,8 +133,9 @@ def descend(
         apart = np.zeros((blocks, LANES), np.float32)  # by row: sum of T^2
         count, taken = np.empty((2, most, blocks * LANES), np.float32)
         u = np.zeros(wide, np.float32)
-        spare = np.empty((6, GROUP, LANES), np.float32), np.zeros((2, LANES, wide), np.float32), np.empty(
-            (3, wide), np.float32), np.empty((wide, LANES), np.float32)  # fmt: skip
+        lane_values = np.empty((6, GROUP, LANES), np.float32)  # of the blocks of a group
+        buffers = np.zeros((2, LANES, wide), np.float32)  # of a block before or after its transposition
+        factors, gradients = np.empty((2, wide), np.float32), np.empty((wide, LANES), np.float32)  # by component
         for person in range(worker, len(people), WORKERS):
             who, first = people[person], firsts[person]
             used, n = firsts[person + 1] - first, starts[person + 1] - starts[person]
@@ -140,12 +144,13 @@ def descend(
             tally(local, targets, starts[person], n, size, count, taken, pairs_of(used) * LANES)
             gather(
                 wanted[first : first + used], slots[first:], common, initial, rows, scales[who], mode, s_all, t_all,
-                apart, spare[1],
+                apart, buffers,
             )  # fmt: skip
             u[:k] = users[who]
             bias, scale, kept, loss = steps(
-                s_all, t_all, apart, count, taken, spare, u, biases[who], scales[who], used, n, size, batches, k, mode,
-                passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound, plain,
+                s_all, t_all, apart, count, taken, lane_values, factors, gradients, u, biases[who], scales[who], used,
+                n, size, batches, k, mode, passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound,
+                plain,
             )  # fmt: skip
             finite, small = soundness(s_all, t_all, used, mode)
             finite = finite and bool(np.isfinite(bias) and np.isfinite(scale) and scale > 0)
@@ -161,7 +166,7 @@ def descend(
             weight = np.float32(n) if by_examples else ONE
             scatter(
                 wanted[first : first + used], slots[first:], common, rows, moved, worker, scale, kept, weight, mode,
-                s_all, t_all, spare[1],
+                s_all, t_all, buffers,
             )  # fmt: skip
             users[who] = u[:k]
             biases[who] = bias
@@ -233,12 +238,13 @@ def gather(wanted, slots, common, initial, rows, scale, mode, s_all, t_all, apar
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def steps(
-    s_all, t_all, apart, count, taken, spare, u, bias, scale, used, n, size, batches, k, mode, passes, lr, table_lr,
-    own_lr, lam, mu, square, shrink, step_decay, bound, plain,
+    s_all, t_all, apart, count, taken, lane_values, factors, gradients, u, bias, scale, used, n, size, batches, k, mode,
+    passes, lr, table_lr, own_lr, lam, mu, square, shrink, step_decay, bound, plain,
 ):  # fmt: skip
-    """All local steps of one person on the blocks and on `u`: (bias, scale of D, factor of C's decay, mean loss)."""
+    """All local steps of one person on the blocks and on `u`: (bias, scale of D, factor of C's decay, mean loss).
+
+    `plain` takes the shortest loop: D and C have the same rates, the penalty is l1, and no number of C is zero."""
     wide, blocks, padded = s_all.shape[1], pairs_of(used), count.shape[1]
-    lane_values, _, factors, gradients = spare
     x_all, e_all, grow_all, cross_all, gain_all, limit_all = lane_values
     step_s, step_t = factors[0], factors[1]
     most_apart, zero = spread(bound * np.float32(k)), spread(ZERO)
