@@ -7,9 +7,9 @@ A person's touched rows are gathered once, all local steps run in cache, and the
 as S = D + C and T = D - C: scores need S alone, the term in lam T alone. They stand in blocks of eight rows, component
 by component, so that a vector holds one component of eight rows (kernels/lanes.py) and what belongs to a row stays in
 registers; an 8 x 8 transposition by shuffles leads there and back. A step takes a few blocks at a time, so that they
-are still in the nearest cache when their rows move. Own rows that a person did not have yet are read from the initial table
-and written once. Eight fixed workers have an accumulator each for the common table's change, added in order at the end,
-so that the bytes do not depend on the number of threads.
+are still in the nearest cache when their rows move. Own rows that a person did not have yet are read from the initial
+table and written once. Eight fixed workers have an accumulator each for the common table's change, added in order at
+the end, so that the bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
