@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 
 import numba
 import numpy as np
@@ -40,8 +41,8 @@ def federation(batch=40, **options):
 BASE_SETTINGS = {"table_lr": 20.0, "mu": 0.02, "passes": 4}  # rates for short histories
 
 
-def fedrap_of(**settings):
-    model = additive(ITEMS, k=8)
+def fedrap_of(k=8, **settings):
+    model = additive(ITEMS, k=k)
     return build("fedrap", model, BASE_SETTINGS | settings), model
 
 
@@ -64,6 +65,10 @@ VARIANTS = [
     {"own_rate": 0.1, "penalty": "l2", "weight_decay": 0.01},
     {"own_rate": 0.5, "parts": "own", "weight_decay": 0.01},
     {"weights": "examples"},
+    {"start": 0.0},
+    {"k": 5},
+    {"k": 5, "parts": "own"},
+    {"k": 13, "own_rate": 0.1, "penalty": "l2"},
     {"weight_decay": 0.002, "step_decay": 0.9, "round_decay": 0.5},
     {"lr": 0.1, "table_lr": 40.0, "passes": 3},
     *({"released": False, "schedule": name} for name in SCHEDULES),
@@ -223,6 +228,16 @@ def test_bound_limits_the_distance_of_private_and_common_tables():
     assert largest_distance(bounded) < 20 and largest_distance(bounded) < 0.01 * largest_distance(free)
 
 
+def test_a_refused_person_keeps_the_initial_rows():
+    method, model = fedrap_of()
+    state = begin(method, model, federation(), seed=2)
+    state.private.stacked["user"][3] = torch.nan
+    done = next(run(method, model, federation(), rounds=1, backend="kernel", state=state))
+    own = done.state.private.gather(np.arange(PEOPLE))["own"]
+    assert dict(done.rejected) == {"non-finite": 1}
+    assert torch.equal(own[3], done.state.private.initial["own"]) and not torch.equal(own[2], own[3])
+
+
 @pytest.mark.parametrize("backend", ["kernel", "vmap"])
 def test_a_diverging_push_raises_an_error_that_names_lam(backend):
     with pytest.raises(DivergedError, match="lam of fedrap"):
@@ -284,6 +299,15 @@ def test_pages_store_and_find_every_row(batches):
     all_rows = np.tile(np.arange(200, dtype=np.int32), 5)
     slots_before, slots_after = (p.find(np.arange(5), np.arange(0, 1001, 200), all_rows) for p in (pages, loaded))
     assert np.array_equal(slots_before, slots_after) and (slots_before >= 0).sum() == len(known)
+
+
+def test_rows_that_the_caller_fills_have_negative_slots():
+    pages = Pages(np.ones((10, 4), np.float32), 1)
+    place = partial(pages.place, np.array([0]), np.array([0, 2]))
+    assert place(np.array([7, 2], np.int32)).tolist() == [0, 1]
+    assert place(np.array([2, 5], np.int32), fill=False).tolist() == [1, ~2]
+    assert pages.rows[:3].tolist() == [[1] * 4, [1] * 4, [0] * 4]
+    assert place(np.array([2, 5], np.int32), fill=False).tolist() == [1, 2]
 
 
 def test_pages_on_disk_give_the_same_bytes(tmp_path):

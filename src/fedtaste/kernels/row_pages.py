@@ -51,18 +51,25 @@ class Pages:
 
     def find(self, people: Ints, starts: Ints, wanted: NDArray[np.int32]) -> Ints:
         """The slot of every (person, row number), -1 where it is not stored; `wanted` is ragged by person."""
-        slots: Ints = _find(self.first, self.follows, self.used, self.ids, people, starts, wanted, len(self.initial))
-        return slots
+        return self._find(people, starts, wanted)[0]
 
-    def place(self, people: Ints, starts: Ints, wanted: NDArray[np.int32]) -> Ints:
+    def _find(self, people: Ints, starts: Ints, wanted: NDArray[np.int32]) -> tuple[Ints, Ints]:
+        """(slots as `find` gives them, by person: how many are not stored)."""
+        result: tuple[Ints, Ints] = _find(
+            self.first, self.follows, self.used, self.ids, people, starts, wanted, len(self.initial)
+        )
+        return result
+
+    def place(self, people: Ints, starts: Ints, wanted: NDArray[np.int32], *, fill: bool = True) -> Ints:
         """As `find`, but rows that were not stored are added with their initial values. No person, and no row of a
-        person, may occur twice."""
-        slots = self.find(people, starts, wanted)
-        new = np.diff(np.append(0, np.cumsum(slots < 0))[starts])
+        person, may occur twice. Without `fill` the caller writes the added rows, whose slots are given as ~slot."""
+        slots, new = self._find(people, starts, wanted)
         pages = -(-(self.used[people] + new) // PAGE) - -(-self.used[people] // PAGE)
         self._room(self.pages + int(pages.sum()))
         self.pages = _extend(self.first, self.last, self.follows, people, pages, self.pages)
-        _append(self.first, self.follows, self.used, self.ids, self.rows, people, starts, wanted, slots, self.initial)
+        _append(
+            self.first, self.follows, self.used, self.ids, self.rows, people, starts, wanted, slots, self.initial, fill
+        )  # fmt: skip
         return slots
 
     def _room(self, pages: int) -> None:
@@ -74,6 +81,9 @@ class Pages:
         shape = (capacity, PAGE, self.initial.shape[1])
         self.follows = np.resize(self.follows, capacity)
         self.ids.resize((capacity, PAGE), refcheck=False)
+        if self._file is None and not present:
+            self.values = np.zeros(shape, np.float32)  # large pages of memory, which grow with `resize`
+            return
         if self._file is None:
             self.values.resize(shape, refcheck=False)
             return
@@ -144,7 +154,7 @@ def _reserve(folder: Path) -> IO[bytes]:
 
 @njit(cache=True, nogil=True, parallel=True)
 def _find(first, follows, used, ids, people, starts, wanted, catalogue):
-    out = np.full(len(wanted), -1, np.int64)
+    out, missing = np.full(len(wanted), -1, np.int64), starts[1:] - starts[:-1]
     for worker in prange(WORKERS):
         place_of = np.full(catalogue, -1, np.int64)  # by row number: its place in `wanted`
         for place in range(worker, len(people), WORKERS):
@@ -160,7 +170,8 @@ def _find(first, follows, used, ids, people, starts, wanted, catalogue):
                 at = place_of[ids[page, row % PAGE]]
                 if begin <= at < end:
                     out[at] = np.int64(page) * PAGE + row % PAGE
-    return out
+                    missing[place] -= 1
+    return out, missing
 
 
 @njit(cache=True, nogil=True)
@@ -180,7 +191,7 @@ def _extend(first, last, follows, people, pages, count):
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _append(first, follows, used, ids, rows, people, starts, wanted, slots, initial):
+def _append(first, follows, used, ids, rows, people, starts, wanted, slots, initial, fill):
     for worker in prange(WORKERS):
         for place in range(worker, len(people), WORKERS):
             person = people[place]
@@ -193,8 +204,10 @@ def _append(first, follows, used, ids, rows, people, starts, wanted, slots, init
                     if at_row and at_row % PAGE == 0 and at_row != used[person]:
                         page = follows[page]
                     ids[page, at_row % PAGE] = wanted[at]
-                    slots[at] = np.int64(page) * PAGE + at_row % PAGE
-                    rows[slots[at]] = initial[wanted[at]]
+                    slot = np.int64(page) * PAGE + at_row % PAGE
+                    slots[at] = slot if fill else ~slot
+                    if fill:
+                        rows[slot] = initial[wanted[at]]
                     at_row += 1
             used[person] = at_row
 
