@@ -13,11 +13,13 @@ from fedtaste.kernels.row_pages import WORKERS
 CHUNK = 4_000_000  # examples at once: bounds the memory beside the tables
 
 
-def blocks(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """(first, last) of runs of people with about CHUNK examples together."""
+def blocks(starts: NDArray[np.int64], size: int | None = None) -> Iterator[tuple[int, int]]:
+    """(first, last) of runs of people with at most `size` examples together (CHUNK when left out), or of one
+    person with more."""
+    size = size or CHUNK
     begin = 0
     while begin < len(starts) - 1:
-        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + CHUNK, "right")) - 1)
+        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + size, "right")) - 1)
         yield begin, end
         begin = end
 
