@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtaste.core import Cohort, Download, Kernel, Params, Upload
-from fedtaste.data.interactions import starts_of
 from fedtaste.kernels import neumf as kernels
-from fedtaste.kernels.touched_rows import blocks, distinct
+from fedtaste.kernels.touched_rows import RowBlock, blocks, row_blocks
 
 AT_ONCE = 4096  # rows that go through the layers together: their numbers should stay in the cache
 
@@ -44,13 +43,13 @@ def neumf_kernel(lr: float) -> Kernel:
     """The kernel of a client that takes one step of rate `lr` on its mean loss and uploads weight x change."""
 
     def kernel(download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
-        examples, people = cohort.examples, np.asarray(cohort.people, np.int64)
-        total = {name: torch.zeros_like(value) for name, value in download.params.items()}
+        shared, store = download.params, cohort.private
+        total = {name: torch.zeros_like(value) for name, value in shared.items()}
         weight, refused = torch.zeros(()), {"non-finite": 0, "weight": 0}
-        for begin, end in blocks(examples.starts):
-            own, lengths = cohort.private.gather(people[begin:end]), np.diff(examples.starts[begin : end + 1])
-            step = CohortStep(download.params, own)
-            for rows in _rows(cohort, begin, end, len(download.params["item_gmf"])):
+        for block in row_blocks(cohort.people, cohort.examples, len(shared["item_gmf"])):
+            own, lengths = store.gather(block.people), np.diff(block.starts)
+            step = CohortStep(shared, own)
+            for rows in _pieces(block):
                 step.add(rows)
             gradient, slopes = step.gradients()
             for name, value in gradient.items():
@@ -61,24 +60,19 @@ def neumf_kernel(lr: float) -> Kernel:
             each = torch.from_numpy(lengths[kept]).float()
             weight = weight + each.sum()
             after = {name: own[name][kept] - lr / each[:, None] * slopes[name][kept] for name in own}
-            cohort.private.put(people[begin:end][kept], after)
+            store.put(block.people[kept], after)
         return Upload(total, weight), refused
 
     return kernel
 
 
-def _rows(cohort: Cohort, begin: int, end: int, catalogue: int) -> list[Rows]:
-    """The rows of people from `begin` to `end`, in pieces of whole people with about AT_ONCE rows."""
-    examples = cohort.examples
-    first, last = examples.starts[begin], examples.starts[end]
-    starts = examples.starts[begin : end + 1] - first
-    local, items, numbers = distinct(starts, examples.inputs[first:last], catalogue)
-    firsts, people = starts_of(numbers), np.arange(end - begin)
-    place = local + np.repeat(firsts[:-1], np.diff(starts))
-    counts = np.bincount(place, minlength=len(items))
-    sums = np.bincount(place, examples.targets[first:last], len(items))
+def _pieces(block: RowBlock) -> list[Rows]:
+    """The rows of a block in pieces of whole people, with about AT_ONCE rows each."""
+    firsts, items, numbers = block.firsts, block.items, np.diff(block.firsts)
+    place = block.local + np.repeat(firsts[:-1], np.diff(block.starts))
+    counts, sums = np.bincount(place, minlength=len(items)), np.bincount(place, block.targets, len(items))
     both = (torch.from_numpy(values.astype(np.float32)) for values in (counts, sums))
-    every = items, np.repeat(people, numbers), *both
+    every = items, np.repeat(np.arange(len(numbers)), numbers), *both
     return [Rows(*(values[firsts[a] : firsts[b]] for values in every)) for a, b in blocks(firsts, AT_ONCE)]
 
 
@@ -94,7 +88,7 @@ class CohortStep:
         self.head, self.last_head = torch.split(shared["head.weight"], [k, len(shared["head.weight"]) - k])
         user_layer = own["user_mlp"] @ self.of_user.T + shared["layer0.bias"]
         self.tables = (  # as kernels.read_tables reads them
-            shared["item_mlp"] @ self.of_item.T, user_layer, shared["item_gmf"].contiguous(), own["user_gmf"] * self.head
+            shared["item_mlp"] @ self.of_item.T, user_layer, shared["item_gmf"], own["user_gmf"] * self.head,
         )  # fmt: skip
         self.slopes = tuple(torch.zeros_like(table) for table in self.tables)
         self.layers = {n: torch.zeros_like(v) for n, v in shared.items() if n.startswith(("layer", "head"))}
