@@ -40,8 +40,8 @@ def run_clients(block, table, vectors, leaves, rule, moved, weights, refused):
     """Run everybody's local steps; adds to `moved`, `weights` and `refused` by worker, and writes the private
     parameters of admitted people.
 
-    block: a RowBlock. vectors: (users, ratios, turns) of everybody. leaves: (rows, slots) of own, seen and last, with
-    the slots of the block's items.
+    block: a RowBlock. vectors: (users, ratios, turns) of everybody. leaves: the pages' rows of own, seen and last, then
+    the slots of the block's items in each.
     """
     for worker in prange(WORKERS):
         _run_worker(np.int64(worker), block, table, vectors, leaves, rule, moved, weights, refused)
@@ -52,7 +52,7 @@ def _run_worker(worker, block, table, vectors, leaves, rule, moved, weights, ref
     """`run_clients` for every eighth person."""
     people, starts, local, targets, firsts, wanted = block
     users, ratios, turns = vectors
-    own, seen, last = leaves
+    own, seen, last, own_slots, seen_slots, last_slots = leaves
     lr, passes, batch, squared, measured, centred = rule
     k, widest, longest = table.shape[1], 1, 1
     for person in range(len(people)):
@@ -73,8 +73,8 @@ def _run_worker(worker, block, table, vectors, leaves, rule, moved, weights, ref
         weight, share, items = np.float32(n), ratios[who], wanted[first : first + used]
         rest = ONE - share
         for row in range(used):
-            mine, far = own[0][own[1][first + row]], last[0][last[1][first + row]]
-            common, known = table[items[row]], seen[0][seen[1][first + row]]
+            mine, far = own[own_slots[first + row]], last[last_slots[first + row]]
+            common, known = table[items[row]], seen[seen_slots[first + row]]
             for c in range(k):
                 w[row, c] = mine[c] + share * far[c] + rest * (common[c] - known[c])
                 x[row, c] = w[row, c]
@@ -105,8 +105,8 @@ def _run_worker(worker, block, table, vectors, leaves, rule, moved, weights, ref
             refused[worker, verdict] += 1
             continue
         for row in range(used):
-            mine, far = own[0][own[1][first + row]], last[0][last[1][first + row]]
-            common, known = table[items[row]], seen[0][seen[1][first + row]]
+            mine, far = own[own_slots[first + row]], last[last_slots[first + row]]
+            common, known = table[items[row]], seen[seen_slots[first + row]]
             out = moved[worker, items[row]]
             for c in range(k):
                 step = x[row, c] - w[row, c]
@@ -144,34 +144,42 @@ def scores(
 ) -> NDArray[np.float32]:
     """<u, w> of every candidate; candidates [people, c], or [c] for all alike."""
     wide = np.broadcast_to(candidates, (len(people), candidates.shape[-1]))
-    pages = [store.touched[name] for name in TABLES]
-    leaves = tuple((p.initial, p.rows, p.used, p.first, p.follows, p.ids) for p in pages)
+    leaves = tuple(
+        array
+        for pages in (store.touched[name] for name in TABLES)
+        for array in (pages.initial, pages.rows, pages.used, pages.first, pages.follows, pages.ids)
+    )
+    out = np.empty(wide.shape, np.float32)
     vectors = store.stacked["user"].numpy(), store.stacked["ratio"].numpy()
-    result: NDArray[np.float32] = _scores(np.asarray(people, np.int64), wide, table, leaves, vectors)
-    return result
-
-
-@njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
-def _scores(people, candidates, table, leaves, vectors):
-    out = np.empty(candidates.shape, np.float32)
-    users, ratios = vectors
-    own, seen, last = leaves
-    for worker in prange(WORKERS):
-        slots = np.full((3, len(table)), -1, np.int64)  # by item: where the current person's row is stored
-        for place in range(worker, len(people), WORKERS):
-            who = people[place]
-            u, share, rest = users[who], ratios[who], ONE - ratios[who]
-            _mark(slots[0], own, who)
-            _mark(slots[1], seen, who)
-            _mark(slots[2], last, who)
-            for at in range(candidates.shape[1]):
-                item = candidates[place, at]
-                mine, known = _row(slots[0], own, item), _row(slots[1], seen, item)
-                far, common, total = _row(slots[2], last, item), table[item], ZERO
-                for c in range(len(u)):
-                    total += u[c] * (mine[c] + share * far[c] + rest * (common[c] - known[c]))
-                out[place, at] = total
+    _scores(np.asarray(people, np.int64), wide, table, leaves, vectors, out)
     return out
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def _scores(people, candidates, table, leaves, vectors, out):
+    for worker in prange(WORKERS):
+        _score_people(np.int64(worker), people, candidates, table, leaves, vectors, out)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+def _score_people(worker, people, candidates, table, leaves, vectors, out):
+    """`scores` of every eighth person."""
+    users, ratios = vectors
+    own, seen, last = leaves[0:6], leaves[6:12], leaves[12:18]
+    slots = np.empty((3, len(table)), np.int64)  # by item: where the current person's row is stored
+    for place in range(worker, len(people), WORKERS):
+        who = people[place]
+        u, share, rest = users[who], ratios[who], ONE - ratios[who]
+        _mark(slots[0], own, who)
+        _mark(slots[1], seen, who)
+        _mark(slots[2], last, who)
+        for at in range(candidates.shape[1]):
+            item = candidates[place, at]
+            mine, known = _row(slots[0], own, item), _row(slots[1], seen, item)
+            far, common, total = _row(slots[2], last, item), table[item], ZERO
+            for c in range(len(u)):
+                total += u[c] * (mine[c] + share * far[c] + rest * (common[c] - known[c]))
+            out[place, at] = total
 
 
 @njit(cache=True, nogil=True)

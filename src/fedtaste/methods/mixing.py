@@ -156,7 +156,7 @@ class LGMix:
         for block in row_blocks(cohort.people, examples, len(table)):
             pages = [store.touched[name] for name in kernels.TABLES]
             slots = [part.place(block.people, block.firsts, block.items) for part in pages]
-            leaves = tuple((part.rows, at) for part, at in zip(pages, slots))
+            leaves = (*(part.rows for part in pages), *slots)
             kernels.run_clients(tuple(block), table, vectors, leaves, tuple(rule), moved, weights, refused)
         upload = Upload({"item": torch.from_numpy(moved.sum(0))}, torch.tensor(weights.sum(), dtype=torch.float32))
         return upload, dict(zip(REFUSALS, refused.sum(0).tolist()))

@@ -34,6 +34,9 @@ class Rows(NamedTuple):
     counts: Tensor  # how many examples name the item
     sums: Tensor  # of their targets
 
+    def between(self, begin: int, end: int) -> Rows:
+        return Rows(self.items[begin:end], self.owners[begin:end], self.counts[begin:end], self.sums[begin:end])
+
     def where(self, chosen: NDArray[np.bool_]) -> Rows:
         index = torch.from_numpy(np.flatnonzero(chosen))
         return Rows(self.items[chosen], self.owners[chosen], self.counts[index], self.sums[index])
@@ -72,8 +75,8 @@ def _pieces(block: RowBlock) -> list[Rows]:
     place = block.local + np.repeat(firsts[:-1], np.diff(block.starts))
     counts, sums = np.bincount(place, minlength=len(items)), np.bincount(place, block.targets, len(items))
     both = (torch.from_numpy(values.astype(np.float32)) for values in (counts, sums))
-    every = items, np.repeat(np.arange(len(numbers)), numbers), *both
-    return [Rows(*(values[firsts[a] : firsts[b]] for values in every)) for a, b in blocks(firsts, AT_ONCE)]
+    whole = Rows(items, np.repeat(np.arange(len(numbers)), numbers), *both)
+    return [whole.between(firsts[a], firsts[b]) for a, b in blocks(firsts, AT_ONCE)]
 
 
 class CohortStep:
@@ -110,8 +113,8 @@ class CohortStep:
     def _forward(self, rows: Rows) -> tuple[list[Tensor], Tensor]:
         """(the outputs of every layer, scores)."""
         hidden, scores = self._room(len(rows.items), 0), torch.empty(len(rows.items))
-        tables = (table.numpy() for table in self.tables)
-        kernels.read_tables(rows.items, rows.owners, *tables, hidden[0].numpy(), scores.numpy())
+        arrays = (*self.tables, hidden[0], scores)
+        kernels.read_tables(rows.items, rows.owners, *(array.numpy() for array in arrays))
         for layer in range(1, self.depth):
             bias = self.shared[f"layer{layer}.bias"]
             torch.addmm(bias, hidden[layer - 1], self.weights[layer].T, out=hidden[layer]).relu_()
