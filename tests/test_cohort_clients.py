@@ -14,6 +14,7 @@ from fedtaste.data.interactions import Histories
 from fedtaste.engine.backends import choose_backend
 from fedtaste.engine.checkpoint import same_bytes
 from fedtaste.engine.run import begin, run
+from fedtaste.evaluation.scoring import Personalised
 from fedtaste.federation import of_histories
 from fedtaste.methods import build
 from fedtaste.models import factorization, ranker
@@ -32,6 +33,9 @@ CASES = [
     ("pfedme", {"lam": 0.0, "lr": 0.2}),
     ("fedclup", {"lam": 0.5, "lr": 0.3, "rate": 1.1, "passes": 3}),
     ("apfl", {"lr": 0.5, "passes": 2, "alpha": 0.4, "alpha_lr": 5.0}),
+    ("lgmix", {"lr": 0.5, "passes": 2}),
+    ("lgmix", {"lr": 0.5, "trace": "gram"}),
+    ("lgmix", {"lr": 0.5, "share": 0.3}),
 ]
 
 
@@ -94,7 +98,7 @@ def test_kernel_and_vmap_can_take_turns():
 
 
 @pytest.mark.parametrize("value, reason", [(torch.nan, "non-finite"), (1e12, "too large")])
-@pytest.mark.parametrize("name", ["fedavg", "fedclup"])
+@pytest.mark.parametrize("name", ["fedavg", "fedclup", "lgmix"])
 def test_refusals_are_those_of_vmap(name, value, reason):
     """One item's row is bad: those who touch it are refused, for the same reason as under vmap. (The loop, with its
     whole tables, also refuses the others where the row is not a number.)"""
@@ -110,6 +114,20 @@ def test_refusals_are_those_of_vmap(name, value, reason):
             done = next(run(method, model, federation, rounds=1, backend=backend, state=state))
         outcomes.append((done.rejected, done.answered))
     assert outcomes[0] == outcomes[1] and outcomes[1][0][reason] > 0
+
+
+def test_compiled_scores_of_lgmix_equal_those_of_the_personalised_model():
+    method, model, federation = world("lgmix", {"lr": 0.5, "passes": 2}, "ranking")
+    state = list(run(method, model, federation, rounds=3, cohort=9))[-1].state
+    people, examples = np.arange(PEOPLE), federation.examples(np.arange(PEOPLE), 9, method.examples)
+    for candidates in (torch.arange(ITEMS), torch.randint(0, ITEMS, (PEOPLE, 7))):
+        both = []
+        for fast in (method.fast, replace(method.fast, scores=None)):
+            served = Personalised(method.replace(fast=fast), model, state.shared, state.private, people, examples)
+            parts = list(served.scores(candidates))
+            order = np.argsort(np.concatenate([part for part, _ in parts]))
+            both.append(torch.cat([scores for _, scores in parts])[order])
+        torch.testing.assert_close(*both)
 
 
 def test_private_parameters_of_refused_people_stay():

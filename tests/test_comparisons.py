@@ -70,6 +70,16 @@ def test_settings_that_are_given_twice_and_runs_of_one_name_are_refused():
     assert not Path("runs").exists()
 
 
+def test_processes_of_a_comparison_train_several_runs(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
+    args = ("compare", "--methods", "popularity,fedals,fedeigen", *QUICK, "--json")
+    alone, parallel = (fedtaste(*args, "--jobs", jobs, "--out", f"jobs-{jobs}").json["results"] for jobs in (1, 2))
+    for ours, theirs in zip(alone, parallel, strict=True):
+        assert without_times(ours) == without_times(theirs)
+    assert len(started) == 2 and all(process.returncode is not None for process in started)
+
+
 # Several seeds
 
 

@@ -202,7 +202,7 @@ class ResumeOptions(FolderOptions):
     """Resume a run or a comparison that was interrupted; the result is the same as without the interruption."""
 
     worker: Annotated[bool, Cli(hidden=True)] = False
-    """Started by a comparison: write no report, and stop when standard input is closed."""
+    """Started by a comparison: write no report, read further folders from standard input, and stop when it closes."""
 
 
 class ReportOptions(JsonOptions):

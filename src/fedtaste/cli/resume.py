@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fedtaste import __version__
 from fedtaste.cli.continued import open_continued, prepare_continued
 from fedtaste.cli.fit import prepare_model, show_fit, train_fit
 from fedtaste.cli.options import ResumeOptions
-from fedtaste.cli.output import say
+from fedtaste.cli.output import emit, say
 from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.cli.run import load_data, train_folder
-from fedtaste.experiment.compare import stop_with_parent
+from fedtaste.experiment.compare import requested_runs
 from fedtaste.experiment.comparison_record import is_comparison
-from fedtaste.experiment.folder import RunFolder
+from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import FitResult
-from fedtaste.experiment.settings import Settings
+from fedtaste.experiment.settings import DataSettings, ReadSettings, Settings
 from fedtaste.experiment.train import prepare
+from fedtaste.result_part import JsonObject
 
 
 def resume(options: ResumeOptions) -> None:
-    """Resume the run of a folder, or show the result of one that has finished."""
-    if options.worker:
-        stop_with_parent()
+    """Resume the run of a folder, or show the result of one that has finished. A worker of a comparison trains further
+    runs after it, which often have the same data."""
+    loaded = LoadedData()
+    if not options.worker:
+        resume_folder(options, loaded)
+        return
+    folders = requested_runs()
+    path: Path | None = options.path
+    while path is not None:
+        resume_folder(options.model_copy(update={"path": path}), loaded)
+        if is_comparison(path) or RunFolder.open(path).kind != "run":
+            return
+        emit({"finished": str(path)})
+        path = folders.get()
+
+
+def resume_folder(options: ResumeOptions, loaded: LoadedData) -> None:
+    """As `resume`, for one folder."""
     if is_comparison(options.path):
         load_function("compare:resume_comparison")(options)
         return
@@ -40,7 +58,7 @@ def resume(options: ResumeOptions) -> None:
         say(f"{options.path} had finished already.")
         result = folder.result()
     else:
-        data = load_data(settings)
+        data = loaded.of(settings)
         prepared = None
         if folder.continues is not None:
             prepared = prepare_continued(open_continued(folder.continues, settings, data, resumed=True))
@@ -52,7 +70,23 @@ def resume(options: ResumeOptions) -> None:
             return
         with Bars() as bars:
             result = train_folder(folder, prepared or prepare(settings, data), data, bars, report=not options.worker)
-    show_result(result, report, options.as_json)
+    if not options.worker:
+        show_result(result, report, options.as_json)
+
+
+class LoadedData:
+    """The data of the last run of this process."""
+
+    def __init__(self) -> None:
+        self._part: JsonObject = {}  # the settings that say which data they are
+        self._data: Data | None = None
+
+    def of(self, settings: Settings) -> Data:
+        """The data of these settings, loaded unless the last run had the same."""
+        part = settings.model_dump(include={*DataSettings.model_fields, *ReadSettings.model_fields, "seed"})
+        if self._data is None or part != self._part:
+            self._part, self._data = part, load_data(settings)
+        return self._data
 
 
 def resume_fit(folder: RunFolder, settings: Settings) -> FitResult:

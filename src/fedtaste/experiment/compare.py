@@ -2,12 +2,15 @@
 
 The plan is stored in comparison.json before the first run, so that an interrupted comparison can be finished. Few runs
 are trained in this process. Many are trained in parallel, one process per core: a run folder holds all that its run
-needs, so a worker process is started as `fedtaste resume FOLDER` on a run that has not begun.
+needs, so a worker process is started as `fedtaste resume FOLDER` on a run that has not begun. It then waits for the
+next one, because starting a process (the import of torch, the data, compiled code) takes as long as many a run.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import signal
 import subprocess
 import tempfile
@@ -222,7 +225,7 @@ def train_in_parallel(
     waiting, total = longest_first(plan.trained), len(plan.trained)
     watch.phase(f"runs, {jobs} at a time", total, 0)
     with tempfile.TemporaryDirectory() as logs:
-        pool = WorkerPool(command, Path(logs))
+        pool = WorkerPool(command, Path(logs), several_runs=True)
         try:
             while waiting or pool.running:
                 while waiting and len(pool.running) < jobs:
@@ -242,52 +245,75 @@ def train_in_parallel(
 
 
 class WorkerPool:
-    """Processes that train one run each. Their standard input is a pipe: when it closes, they stop."""
+    """Processes that train one run at a time. Their standard input is a pipe: when it closes, they stop. With
+    `several_runs` a process that has finished its run writes a line, and trains the next one that it is sent."""
 
-    def __init__(self, command: Sequence[str], logs: Path) -> None:
-        self.command, self.logs = command, logs
+    def __init__(self, command: Sequence[str], logs: Path, *, several_runs: bool = False) -> None:
+        self.command, self.logs, self.several_runs = command, logs, several_runs
         self.running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        self.idle: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(self, label: str, folder: Path, method: str) -> None:
-        """Start the process of one run; its messages go to a file. A method of the user's own is named again, since it
-        is imported only then."""
-        log = self.logs / folder.name
+        """Start one run in an idle process or a new one, whose messages go to a file. A method of the user's own is
+        named again, since it is imported only then, and gets a process of its own."""
         own = ["--method", method] if ":" in method else []
+        if self.idle and not own:
+            self.running[label] = process, _ = self.idle.pop()
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
+            process.stdin.flush()
+            return
+        log = self.logs / folder.name
         with open(log, "wb") as errors:
             process = subprocess.Popen(
-                [*self.command, *own, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
-            )
+                [*self.command, *own, str(folder)], stdin=subprocess.PIPE, stderr=errors,
+                stdout=subprocess.PIPE if self.several_runs else subprocess.DEVNULL,
+            )  # fmt: skip
+        if process.stdout is not None:
+            os.set_blocking(process.stdout.fileno(), False)
         self.running[label] = process, log
 
     def collect(self) -> list[tuple[str, str]]:
-        """Labels of the processes that have ended, each with what went wrong, or an empty text."""
-        ended = [label for label, (process, _) in self.running.items() if process.poll() is not None]
+        """Labels of the runs that have ended, each with what went wrong, or an empty text."""
         problems = []
-        for label in ended:
-            process, log = self.running.pop(label)
-            with process:  # closes its standard input
-                lines = log.read_text(errors="replace").strip().splitlines() or ["it ended without a message"]
-            problems.append((label, lines[-1].removeprefix("error: ") if process.returncode else ""))
+        for label, (process, log) in list(self.running.items()):
+            if process.poll() is not None:
+                with process:  # closes its standard input
+                    lines = log.read_text(errors="replace").strip().splitlines() or ["it ended without a message"]
+                problems.append((label, lines[-1].removeprefix("error: ") if process.returncode else ""))
+                del self.running[label]
+            elif process.stdout is not None and process.stdout.read():
+                problems.append((label, ""))
+                self.idle.append(self.running.pop(label))
         return problems
 
     def stop(self) -> None:
-        """Interrupt the processes that still run, and wait for them."""
+        """Interrupt the runs that are not finished, end the processes, and wait for them."""
         for process, _ in self.running.values():
             process.send_signal(signal.SIGINT)
-        for process, _ in self.running.values():
-            with process:  # closes its standard input afterwards
+        for process, _ in (*self.running.values(), *self.idle):
+            with process:  # closes its pipes afterwards
+                if process.stdin is not None:
+                    process.stdin.close()
                 process.wait()
 
 
-def stop_with_parent() -> None:
-    """In a worker process: interrupt it when the comparison that started it ends, which closes standard input."""
+def requested_runs() -> queue.SimpleQueue[Path | None]:
+    """In a worker process: the folders of further runs, which are lines of standard input. When it closes, the command
+    that started the process has ended: the process is interrupted, and None ends the queue."""
+    folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
 
-    def wait() -> None:
-        while os.read(0, 64):  # not through sys.stdin, whose lock would be held when this process ends
-            pass
+    def read() -> None:
+        rest = b""
+        while text := os.read(0, 4096):  # not through sys.stdin, whose lock would be held when this process ends
+            *lines, rest = (rest + text).split(b"\n")
+            for line in lines:
+                folders.put(Path(json.loads(line)))
+        folders.put(None)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
+    return folders
 
 
 def copy_duplicates(plan: ComparisonPlan) -> None:

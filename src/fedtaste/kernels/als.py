@@ -166,7 +166,7 @@ def sum_outer(item_starts, people, entries, residuals, vectors, out):
                 target[upper + p] = item_starts[item + 1] - item_starts[item]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def _error(f, u, p, offset, target, bce):
     """d loss / d score of one example."""
     s = offset
@@ -199,7 +199,7 @@ def _ridge(items, targets, support, table, offsets, system, rows, u, lam, prior)
     return solved
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def _rebuild(
     items, targets, support, batch, table, offsets, start, system, rows, g, u, bce, exact, lam, prior, lr, passes
 ):
@@ -225,7 +225,7 @@ def _rebuild(
     return True
 
 
-@njit(cache=True, nogil=True, parallel=True, error_model="numpy")
+@njit(cache=True, nogil=True, parallel=True, fastmath=FAST, error_model="numpy")
 def reconstruct(
     starts, items, targets, batch, table, offsets, start, share, bce, exact, lam, prior, recon_lr, recon_passes, lr,
     passes, k, biased,

@@ -23,6 +23,7 @@ from fedtaste.core import Download, Examples, Fast, Method, Model, Params, Uploa
 from fedtaste.errors import SettingError
 from fedtaste.methods.cohort_clients import CohortClient, Phase
 from fedtaste.methods.descent import Proximal, change, descend, flat_examples
+from fedtaste.methods.neumf_step import neumf_kernel
 from fedtaste.methods.one_step import mean_losses, one_step_kernel
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import DESCENT, Around, LogRange
@@ -61,7 +62,9 @@ def fedprox(
 
     recipe, fast = None, Fast()
     if passes == 1 and not mu and not model.buffers and not set(split_names(model, globs)) & set(model.rows):
-        fast = Fast(one_step_kernel(mean_losses(model), lr, tuple), one_batch=True)
+        of_ncf = model.kind == "ncf" and globs == model.private
+        kernel = neumf_kernel(lr) if of_ncf else one_step_kernel(mean_losses(model), lr, tuple)
+        fast = Fast(kernel, one_batch=True)
     if model.design is not None and not mu and globs == model.private:  # a device that takes part and sends nothing
         recipe = Recipe("descent", loss=recipe_loss(model), lr=lr, passes=passes, first=1, moves=True)
     cohort = CohortClient(model, (Phase(lr, lr, mu, passes),)).fast(globs)

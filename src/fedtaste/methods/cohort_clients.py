@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from fedtaste.core import Cohort, Download, Fast, Model, Params, Upload
 from fedtaste.kernels import cohort_descent as kernels
 from fedtaste.kernels.row_pages import WORKERS, PagedStore
-from fedtaste.kernels.touched_rows import blocks, distinct
+from fedtaste.kernels.touched_rows import row_blocks
 from fedtaste.methods.compiled_descent import COMPILED
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+REFUSALS = ("non-finite", "too large", "weight")  # the reasons that kernels count, in their order
 
 
 class Phase(NamedTuple):
@@ -77,22 +78,17 @@ class CohortClient:
         moved = np.zeros((WORKERS, *table.shape), np.float32)
         reached = np.zeros((WORKERS if self.reach else 0, len(table)), np.float32)
         weights, refused = np.zeros(WORKERS), np.zeros((WORKERS, 3), np.int64)
-        people = np.asarray(cohort.people, np.int64)
         batch = 0 if self.one_batch else examples.batch
-        for begin, end in blocks(examples.starts):
-            first, last = examples.starts[begin], examples.starts[end]
-            starts = examples.starts[begin : end + 1] - first
-            local, wanted, counts = distinct(starts, examples.inputs[first:last], len(table))
-            firsts, who = np.append(0, np.cumsum(counts)), people[begin:end]
+        for who, starts, local, targets, firsts, wanted in row_blocks(cohort.people, examples, len(table)):
             kernels.run_clients(
-                who, (starts, local, examples.targets[first:last], batch), (firsts, wanted), table,
-                self._vectors(store.stacked), self._copies(store, who, firsts, wanted), *self._numbers(),
-                self.equal_weights, self.model.loss_name == "squared", moved, reached, weights, refused,
+                who, (starts, local, targets, batch), (firsts, wanted), table, self._vectors(store.stacked),
+                self._copies(store, who, firsts, wanted), *self._numbers(), self.equal_weights,
+                self.model.loss_name == "squared", moved, reached, weights, refused,
             )  # fmt: skip
         total = {"item": torch.from_numpy(moved.sum(0))}
         total |= {"reach": torch.from_numpy(reached.sum(0))} if self.reach else {}
         upload = Upload(total, torch.tensor(weights.sum(), dtype=torch.float32))
-        return upload, dict(zip(("non-finite", "too large", "weight"), refused.sum(0).tolist()))
+        return upload, dict(zip(REFUSALS, refused.sum(0).tolist()))
 
     def _vectors(self, stacked: Params) -> tuple[Floats, Floats]:
         return stacked["user"].numpy(), stacked["bias"].numpy() if "bias" in stacked else np.zeros(0, np.float32)

@@ -10,15 +10,20 @@ LG-Mix   a person's model takes a part c of its own change and 1 - c of everybod
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
+import numpy as np
 import torch
 from annotated_types import Le
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtaste.core import Download, Examples, Method, Model, Params, Upload
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, People, PrivateStore, Upload
 from fedtaste.errors import SettingError
-from fedtaste.methods.cohort_clients import CohortClient, Copy
+from fedtaste.kernels import lgmix as kernels
+from fedtaste.kernels.row_pages import WORKERS, PagedStore
+from fedtaste.kernels.touched_rows import row_blocks
+from fedtaste.methods.cohort_clients import REFUSALS, CohortClient, Copy
 from fedtaste.methods.descent import batch_gradient, batches, change, descend, flat_examples, step, touched
 from fedtaste.methods.personal_rows import PersonalRows
 from fedtaste.methods.registry import define
@@ -91,7 +96,9 @@ class LGMix:
                 "lgmix needs the inputs of the model's last layer, and this model has no `features`. Use another model."
             )
         rows = (*self.model.rows, *(f"{leaf}.{name}" for leaf in LEAVES for name in self.model.rows))
-        return Method(self.init, self.client, personalize=self.personalize, rows=rows)
+        compiled = self.model.kind == "factorization"
+        fast = Fast(self.kernel, scores=self.scores) if compiled else Fast()
+        return Method(self.init, self.client, personalize=self.personalize, rows=rows, fast=fast)
 
     def init(self, params: Params) -> tuple[Params, Params]:
         shared, personal = split(params, self.model.private)
@@ -137,6 +144,28 @@ class LGMix:
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         return self.mix(shared, own) | self.personal(own)
+
+    def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
+        """`client` for a cohort, on a factorisation."""
+        store, examples, table = cast(PagedStore, cohort.private), cohort.examples, download.params["item"].numpy()
+        moved, weights = np.zeros((WORKERS, *table.shape), np.float32), np.zeros(WORKERS)
+        refused = np.zeros((WORKERS, 3), np.int64)
+        squared, centred = self.model.loss_name == "squared", self.trace == "covariance"
+        rule = kernels.Rule(np.float32(self.lr), self.passes, examples.batch, squared, self.share < 0, centred)
+        vectors = tuple(store.stacked[name].numpy() for name in ("user", "ratio", "turns"))
+        for block in row_blocks(cohort.people, examples, len(table)):
+            pages = [store.touched[name] for name in kernels.TABLES]
+            slots = [part.place(block.people, block.firsts, block.items) for part in pages]
+            leaves = (*(part.rows for part in pages), *slots)
+            kernels.run_clients(tuple(block), table, vectors, leaves, tuple(rule), moved, weights, refused)
+        upload = Upload({"item": torch.from_numpy(moved.sum(0))}, torch.tensor(weights.sum(), dtype=torch.float32))
+        return upload, dict(zip(REFUSALS, refused.sum(0).tolist()))
+
+    def scores(
+        self, shared: Params, store: PrivateStore, people: People, candidates: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """The scores of candidates under `personalize`, on a factorisation."""
+        return kernels.scores(shared["item"].numpy(), cast(PagedStore, store), people, candidates)
 
 
 lgmix = define(
