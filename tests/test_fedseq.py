@@ -90,7 +90,7 @@ def test_loss_equals_the_formula_by_loops(backend):
     if backend == "kernel":
         loss, weight = algorithm.cohort_loss(download, {}, examples)
     else:
-        context, weight = algorithm.context(download, examples, (losses.negative_trail, losses.target_trail))
+        context, weight = algorithm.context(download, examples)
         loss = losses.sampled_softmax(algorithm.shape, shared, context)
     drawn = losses.shared_negatives(shared["items"], 20, int(shared["key"] * 2**24), 5)
     x = shared["item"][torch.tensor(items[:-1])] * (0.5 * 2.0)
@@ -118,9 +118,7 @@ def test_upload_is_the_gradient_by_finite_differences(network):
     shared, examples = done[-1].state.shared, one_person(histories().of(2).tolist())
     upload, _ = method.client(Download(shared, torch.tensor(4.0)), {}, examples)
     algorithm = FedSeq(model, network=network, **SMALL)
-    context, _ = algorithm.context(
-        Download(shared, torch.tensor(4.0)), examples, (losses.negative_trail, losses.target_trail)
-    )
+    context, _ = algorithm.context(Download(shared, torch.tensor(4.0)), examples)
 
     def loss(params):
         wide = {name: value.double() for name, value in params.items()}

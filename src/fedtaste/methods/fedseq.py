@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range
-from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail, fused_softmax
+from fedtaste.methods.sequence_fast import Batch, cohort_losses, packed_factors
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.models.sequence import Network, network_params, network_states
 from fedtaste.params import nest, select, unnest
@@ -43,7 +43,8 @@ COHORT = 32  # people in a round of training, where the caller gives no number
 FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps")  # shared parameters that training does not move
 THETA = 0.175  # at the start
 KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
-AT_ONCE = 2048  # positions in a sub-batch of the fast path
+SKIPPED = 8  # random bytes of a person before those of dropout
+AT_ONCE = 8192  # positions in a sub-batch of the fast path
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +176,7 @@ class FedSeq:
         if int(download.round) < self.counting:
             return Upload(self.count(flat_examples(examples)), torch.ones(())), {}
         params = download.params
-        context, weight = self.context(download, examples, (losses.negative_trail, losses.target_trail))
+        context, weight = self.context(download, examples)
         gradient, _ = gradient_and_value(
             lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, moving(params))
         )
@@ -187,26 +188,34 @@ class FedSeq:
             return {"items": item_counts(history, self.items)}
         return self.counter.count(history, torch.zeros(()))
 
-    def context(
-        self, download: Download, examples: Examples, trail: tuple[losses.NegativeTrail, losses.TargetTrail]
-    ) -> tuple[losses.Context, Tensor]:
+    def context(self, download: Download, examples: Examples) -> tuple[losses.Context, Tensor]:
         """(input of the loss, weight) of one person or of people along a leading axis."""
+        params, drawn = download.params, self.draw(download, examples)
+        steps, dropped = drawn.window.mask.shape[-1], self.dropped
+        keep = target = negative = None
+        if dropped:
+            count = SKIPPED + steps * self.shape.sites * self.width
+            keep = losses.keep_factors(losses.random_bytes(drawn.seeds, count)[..., SKIPPED:], self.shape, dropped)
+        if self.trail:
+            target = (losses.target_trail(params, drawn.window) + params["eps"]).log()
+            negative = losses.negative_trail(params, drawn.window, drawn.negatives.items, drawn.places)
+            negative = (negative + params["eps"]).log()
+        context = losses.Context(drawn.window, keep, drawn.negatives, drawn.places, target, negative)
+        return context, drawn.window.mask.sum(-1).clamp(min=1)
+
+    def draw(self, download: Download, examples: Examples) -> Draw:
+        """What a round draws for one person or for people along a leading axis."""
         params, number = download.params, int(download.round)
         inputs, mask, key = examples.inputs.flatten(-2), examples.mask.flatten(-2), int(params["key"] * KEYS)
         negatives = losses.shared_negatives(params["items"], self.negatives, key, number)
-        dropped = round(256 * self.hidden_dropout)
-        most = min(self.length, inputs.shape[-1]) * self.shape.sites * self.width if dropped else 0
-        drawn = losses.random_bytes(losses.person_seeds(inputs, mask, key, number), 8 + most)
-        window = losses.draw_window(inputs, mask, self.length, drawn)
-        steps = window.mask.shape[-1]
-        keep = losses.keep_factors(drawn[..., 8:], self.shape, steps, dropped) if dropped else None
-        places = losses.first_places(inputs, mask, self.items)[..., negatives.items]
-        target = negative = None
-        if self.trail:
-            target = (trail[1](params, window) + params["eps"]).log()
-            negative = trail[0](params, window, negatives.items, places).add_(params["eps"]).log_()
-        context = losses.Context(window, keep, negatives, places, target, negative)
-        return context, window.mask.sum(-1).clamp(min=1)
+        seeds = losses.person_seeds(inputs, mask, key, number)
+        window = losses.draw_window(inputs, mask, self.length, losses.random_bytes(seeds, SKIPPED))
+        return Draw(seeds, window, negatives, losses.first_places(inputs, mask, self.items)[..., negatives.items])
+
+    @property
+    def dropped(self) -> int:
+        """Of 256 random bytes, how many values drop a number."""
+        return round(256 * self.hidden_dropout)
 
     def server_with(self, step: ServerStep) -> ServerStep:
         """The server with this optimiser."""
@@ -255,7 +264,7 @@ class FedSeq:
     def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort: compiled counts, or one batched backward pass."""
         if int(download.round) >= self.counting:
-            return one_step_kernel(self.cohort_loss, 1.0, moving, AT_ONCE)(download, cohort)
+            return one_step_kernel(self.cohort_loss, 1.0, moving, AT_ONCE, self.length + 1)(download, cohort)
         people = torch.tensor(float(len(cohort.people)))
         if not self.trail and self.start == "items":
             counts = np.bincount(cohort.examples.inputs, minlength=self.items).astype(np.float32)
@@ -264,9 +273,21 @@ class FedSeq:
         return Upload(self.counter.cohort_counts(cohort.examples, nothing, everybody), people), {}
 
     def cohort_loss(self, download: Download, own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
-        """(losses, weights) [people] of a cohort, with compiled trail features."""
-        context, weights = self.context(download, examples, (compiled_trail, compiled_target_trail))
-        return fused_softmax(self.shape, download.params, context), weights
+        """(losses, weights) [people] of a cohort."""
+        drawn, keep = self.draw(download, examples), None
+        if self.dropped:
+            keep = packed_factors(drawn.seeds, SKIPPED, drawn.window, self.shape, self.dropped)
+        batch = Batch(drawn.window, keep, drawn.negatives, drawn.places.int())
+        return cohort_losses(self.shape, download.params, batch), drawn.window.mask.sum(1).clamp(min=1)
+
+
+class Draw(NamedTuple):
+    """What a round draws for people, by the names of losses.Context."""
+
+    seeds: Tensor  # of each person's random bytes; the first SKIPPED are for the window, the others for dropout
+    window: losses.Window
+    negatives: losses.Negatives
+    places: Tensor
 
 
 def moving(params: Params) -> list[str]:
