@@ -1,8 +1,8 @@
 """FedSeq's sampled softmax and its trail features for one person, compiled by Numba.
 
 methods/sequence_loss.py has the formulas and the readable equivalents (`negative_trail`, `target_trail`,
-`sampled_softmax`). Exponentials and logarithms are polynomials (Cephes, single precision), so that LLVM computes eight at
-once; calls of the mathematical library would be one after the other.
+`sampled_softmax`). Exponentials and logarithms are polynomials (Cephes, single precision), so that LLVM computes
+eight at once; calls of the mathematical library would be one after the other.
 """
 
 from __future__ import annotations

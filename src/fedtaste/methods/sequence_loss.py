@@ -143,8 +143,8 @@ def first_places(inputs: Tensor, mask: Tensor, catalogue: int) -> Tensor:
 
 
 def keep_factors(drawn: Tensor, network: Network, dropped: int) -> Tensor:
-    """[..., T, sites, d] from bytes [..., T x sites x d]: 0 where a number is dropped, with probability `dropped` / 256,
-    otherwise the factor that keeps the mean."""
+    """[..., T, sites, d] from bytes [..., T x sites x d]: 0 where a number is dropped, with probability `dropped` /
+    256, otherwise the factor that keeps the mean."""
     factors: Tensor = (drawn >= dropped) * (256 / (256 - dropped))
     return factors.reshape(*drawn.shape[:-1], -1, network.sites, network.width)
 
