@@ -71,11 +71,14 @@ class Rows(NamedTuple):
 
     def pad(self, packed: Tensor) -> Tensor:
         """[people, steps, ...] with zeros after the last row of each."""
+        if len(packed) == self.people * self.steps:
+            return packed.unflatten(0, (self.people, self.steps))
         out = packed.new_zeros(self.people * self.steps, *packed.shape[1:])
         return out.index_copy_(0, self.places, packed).unflatten(0, (self.people, self.steps))
 
     def pack(self, padded: Tensor) -> Tensor:
-        return padded.flatten(0, 1).index_select(0, self.places)
+        flat = padded.flatten(0, 1)
+        return flat if len(flat) == len(self.places) else flat.index_select(0, self.places)
 
 
 def chunks(lengths: list[int], size: int) -> list[Rows]:
@@ -123,10 +126,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, qkv: Tensor, rel: Tensor, heads: int, groups: list[Rows]) -> Tensor:
         saved, mixed = [], []
+        bias = distance_bias(rel, max(rows.steps for rows in groups))
         for rows, part in zip(groups, qkv.split([len(rows.places) for rows in groups])):
             q, k, v = _by_head(part, 3, heads, rows)
             scores = torch.bmm(q.mul_(q.shape[-1] ** -0.5), k.mT)
-            scores.view(-1, heads, rows.steps, rows.steps).add_(distance_bias(rel, rows.steps))
+            scores.view(-1, heads, rows.steps, rows.steps).add_(bias[:, : rows.steps, : rows.steps])
             weights = scores.softmax(-1)
             mixed.append(_by_row(torch.bmm(weights, v)[None], heads, rows))
             saved += [q, k, v, weights]
@@ -138,7 +142,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:
         rel, *saved = ctx.saved_tensors  # type: ignore[attr-defined]
         groups: list[Rows] = ctx.groups  # type: ignore[attr-defined]
-        by_rel, by_qkv, heads = torch.zeros_like(rel), [], len(rel)
+        heads, longest, by_qkv = len(rel), max(rows.steps for rows in groups), []
+        pairs = rel.new_zeros(heads, longest, longest)  # zero where s > t
         for number, (rows, part) in enumerate(zip(groups, slope.split([len(rows.places) for rows in groups]))):
             q, k, v, weights = saved[4 * number : 4 * number + 4]
             (out,) = _by_head(part, 1, heads, rows)
@@ -146,9 +151,9 @@ class _Attention(torch.autograd.Function):
             by_q = torch.bmm(inner, k).mul_(q.shape[-1] ** -0.5)
             slopes = torch.stack([by_q, torch.bmm(inner.mT, q), torch.bmm(weights.mT, out)])
             by_qkv.append(_by_row(slopes, heads, rows))
-            back = torch.arange(rows.steps)[:, None] - torch.arange(rows.steps)
-            pairs = inner.view(rows.people, heads, -1).sum(0)  # [heads, T x T], zero where s > t
-            by_rel.index_add_(1, back.clamp(min=0).flatten(), pairs)
+            pairs[:, : rows.steps, : rows.steps] += inner.view(rows.people, heads, rows.steps, rows.steps).sum(0)
+        back = (torch.arange(longest)[:, None] - torch.arange(longest)).clamp(min=0)
+        by_rel = torch.zeros_like(rel).index_add_(1, back.flatten(), pairs.flatten(1))
         return torch.cat(by_qkv), by_rel, None, None
 
 
