@@ -188,12 +188,13 @@ def test_only_the_newest_items_are_seen():
     assert torch.allclose(long, short, atol=1e-6)
 
 
-def test_histories_of_one_item_send_zeros_and_change_nothing():
-    data = history([1, 2, 3, 4], [5], [2, 3, 1])
+@pytest.mark.parametrize("others", [([1, 2, 3, 4], [2, 3, 1]), ()])
+def test_histories_of_one_item_send_zeros_and_change_nothing(others):
+    data = history([5], *others, [1])
     ends = []
     for backend in ("loop", "vmap", "kernel"):
         _, _, done = train({}, data, 8, backend=backend)
-        assert done[-1].answered == 3 and not done[-1].rejected
+        assert done[-1].answered == 2 + len(others) and not done[-1].rejected
         ends.append(done[-1].state.shared)
     assert_close(ends[0], ends[1]), assert_close(ends[0], ends[2])
 

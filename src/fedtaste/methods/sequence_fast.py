@@ -129,8 +129,9 @@ class _Attention(torch.autograd.Function):
         bias = distance_bias(rel, max(rows.steps for rows in groups))
         for rows, part in zip(groups, qkv.split([len(rows.places) for rows in groups])):
             q, k, v = _by_head(part, 3, heads, rows)
-            scores = torch.bmm(q.mul_(q.shape[-1] ** -0.5), k.mT)
-            scores.view(-1, heads, rows.steps, rows.steps).add_(bias[:, : rows.steps, : rows.steps])
+            q = q * q.shape[-1] ** -0.5
+            scores = torch.bmm(q, k.mT)
+            scores.view(rows.people, heads, rows.steps, rows.steps).add_(bias[:, : rows.steps, : rows.steps])
             weights = scores.softmax(-1)
             mixed.append(_by_row(torch.bmm(weights, v)[None], heads, rows))
             saved += [q, k, v, weights]
@@ -159,14 +160,16 @@ class _Attention(torch.autograd.Function):
 
 def _by_head(packed: Tensor, parts: int, heads: int, rows: Rows) -> Tensor:
     """[parts, people x heads, T, d / heads] from packed rows [n, parts x d]."""
-    split = rows.pad(packed).view(rows.people, rows.steps, parts, heads, -1)
-    return split.permute(2, 0, 3, 1, 4).reshape(parts, rows.people * heads, rows.steps, -1)
+    each = packed.shape[1] // (parts * heads)
+    split = rows.pad(packed).view(rows.people, rows.steps, parts, heads, each)
+    return split.permute(2, 0, 3, 1, 4).reshape(parts, rows.people * heads, rows.steps, each)
 
 
 def _by_row(parted: Tensor, heads: int, rows: Rows) -> Tensor:
     """The reverse of `_by_head`."""
-    split = parted.view(len(parted), rows.people, heads, rows.steps, -1).permute(1, 3, 0, 2, 4)
-    return rows.pack(split.reshape(rows.people, rows.steps, -1))
+    parts, each = len(parted), parted.shape[-1]
+    split = parted.view(parts, rows.people, heads, rows.steps, each).permute(1, 3, 0, 2, 4)
+    return rows.pack(split.reshape(rows.people, rows.steps, parts * heads * each))
 
 
 class _SampledSoftmax(torch.autograd.Function):
