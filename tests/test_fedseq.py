@@ -18,8 +18,9 @@ from fedtaste.evaluation.scoring import personal_scores
 from fedtaste.experiment.continuation import continue_from, shortened
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.plan import plan
+from fedtaste.experiment.progress import Silent
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import checked_plan, execute, make_task, prepare
+from fedtaste.experiment.train import Training, checked_plan, make_task, prepare
 from fedtaste.federation import of_histories
 from fedtaste.methods import build
 from fedtaste.methods import sequence_loss as losses
@@ -383,9 +384,9 @@ def test_validations_add_a_search_whose_last_round_is_taken(tmp_path):
     settings = Settings(method="fedseq", data="synthetic:30x20x300", validations=1, set=chosen)
     prepared = prepare(settings, load(settings.data))
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), prepared.data, "0", "run")
-    result = execute(prepared, folder)
-    assert result.best_round == prepared.plan.rounds == 4
-    assert [bool(point.valid) for point in result.curve] == [False, False, False, True]
+    training = Training(prepared, folder, Silent(), None)
+    assert training.run().round == training.progress.best_round == prepared.plan.rounds == 4
+    assert [bool(point["valid"]) for point in training.progress.curve] == [False, False, False, True]
 
 
 def test_an_update_keeps_the_network_and_counts_again():

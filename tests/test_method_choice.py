@@ -65,7 +65,7 @@ def test_the_cheapest_of_those_that_keep_the_gain_is_taken(monkeypatch, figures,
 
 
 def test_auto_advises_by_validation_and_stays_in_its_budget(tmp_path: Path, monkeypatch):
-    seconds = {"popularity": 1.0, "fedals": 1.0, "fedtrail": 1.0, "fedseq": 1.0}  # others would take an hour
+    seconds = {"popularity": 1.0, "fedals": 1.0, "fedtrail": 1.0}  # others would take an hour
     monkeypatch.setattr(compare_auto, "estimate_seconds", lambda p: seconds.get(p.settings.method, 3600.0))
     result = fedtaste("compare", *WORLD, "--methods", "auto", "--json", "--out", tmp_path / "auto").json
     choice = result["choice"]

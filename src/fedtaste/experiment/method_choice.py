@@ -110,9 +110,9 @@ def candidates(facts: Facts) -> tuple[Reasons, Reasons]:
     }
     if facts.items**2 / 2 > MOST_PAIRS:
         for name in ("fedtrail", "fedseq"):
-            if tried.pop(name, None):
+            if tried.pop(name, ""):
                 left_out[name] = f"it would send counts of pairs of {facts.items:,} items, too many bytes"
-    if not facts.timed and tried.pop("fedseq", None):
+    if not facts.timed and tried.pop("fedseq", ""):
         left_out["fedseq"] = "it learns from the order of items, and these data have no time"
     return tried, left_out
 

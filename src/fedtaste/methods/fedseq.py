@@ -347,7 +347,8 @@ class Draw(NamedTuple):
 
 def embeddings(factors: Tensor, noise: Tensor) -> Tensor:
     """Embeddings at the start: factors [m, k] with rows of similar length, and half of a random table."""
-    return 0.5 * factors / (factors.norm(dim=1, keepdim=True) + 0.05) + noise / 2
+    size: Tensor = torch.linalg.vector_norm(factors, dim=1, keepdim=True)
+    return 0.5 * factors / (size + 0.05) + noise / 2
 
 
 def moving(params: Params) -> list[str]:

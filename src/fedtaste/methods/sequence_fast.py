@@ -72,9 +72,9 @@ class Rows(NamedTuple):
     def pad(self, packed: Tensor) -> Tensor:
         """[people, steps, ...] with zeros after the last row of each."""
         if len(packed) == self.people * self.steps:
-            return packed.unflatten(0, (self.people, self.steps))
+            return packed.reshape(self.people, self.steps, *packed.shape[1:])
         out = packed.new_zeros(self.people * self.steps, *packed.shape[1:])
-        return out.index_copy_(0, self.places, packed).unflatten(0, (self.people, self.steps))
+        return out.index_copy_(0, self.places, packed).reshape(self.people, self.steps, *packed.shape[1:])
 
     def pack(self, padded: Tensor) -> Tensor:
         flat = padded.flatten(0, 1)
@@ -102,7 +102,7 @@ def cohort_losses(network: Network, params: Params, batch: Batch) -> Tensor:
         h = rows.pack(network_states(network, params, rows.pad(x), keep))
     else:
         groups = chunks(lengths, AT_ONCE // network.heads)
-        h = network_states(network, params, x, batch.keep, lambda *block: _attend(*block, groups))
+        h = network_states(network, params, x, batch.keep, lambda *part: _attend(groups, *part))
     theta = params.get("theta", torch.zeros(()))
     return _SampledSoftmax.apply(h, params["item"], params["bias"], theta, params, batch)  # type: ignore
 
@@ -114,7 +114,7 @@ def packed_factors(seeds: Tensor, skip: int, window: Window, network: Network, d
     return keep_factors(torch.from_numpy(np.concatenate(drawn)), network, dropped)
 
 
-def _attend(block: Params, x: Tensor, heads: int, groups: list[Rows]) -> Tensor:
+def _attend(groups: list[Rows], block: Params, x: Tensor, heads: int) -> Tensor:
     """Causal attention of packed rows."""
     mixed: Tensor = _Attention.apply(x @ block["qkv"], block["rel"], heads, groups)  # type: ignore[no-untyped-call]
     return mixed @ block["o"]
@@ -127,7 +127,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: FunctionCtx, qkv: Tensor, rel: Tensor, heads: int, groups: list[Rows]) -> Tensor:
         saved, mixed = [], []
         bias = distance_bias(rel, max(rows.steps for rows in groups))
-        for rows, part in zip(groups, qkv.split([len(rows.places) for rows in groups])):
+        for rows, part in zip(groups, torch.split(qkv, [len(rows.places) for rows in groups])):
             q, k, v = _by_head(part, 3, heads, rows)
             q = q * q.shape[-1] ** -0.5
             scores = torch.bmm(q, k.mT)
@@ -145,7 +145,7 @@ class _Attention(torch.autograd.Function):
         groups: list[Rows] = ctx.groups  # type: ignore[attr-defined]
         heads, longest, by_qkv = len(rel), max(rows.steps for rows in groups), []
         pairs = rel.new_zeros(heads, longest, longest)  # zero where s > t
-        for number, (rows, part) in enumerate(zip(groups, slope.split([len(rows.places) for rows in groups]))):
+        for number, (rows, part) in enumerate(zip(groups, torch.split(slope, [len(rows.places) for rows in groups]))):
             q, k, v, weights = saved[4 * number : 4 * number + 4]
             (out,) = _by_head(part, 1, heads, rows)
             inner = torch.ops.aten._softmax_backward_data(torch.bmm(out, v.mT), weights, -1, weights.dtype)
@@ -206,7 +206,7 @@ class _SampledSoftmax(torch.autograd.Function):
         by_item.index_add_(0, next_items, by_positive[:, None] * h)
         by_bias = torch.zeros_like(bias).index_add_(0, drawn, by_offset).index_add_(0, next_items, by_positive)
         ctx.save_for_backward(by_h, by_item, by_bias, ALPHA * (by_alpha + torch.dot(by_positive, features)))
-        return torch.stack([part.sum() for part in (totals - positive).split(lengths)])
+        return torch.stack([part.sum() for part in torch.split(totals - positive, lengths)])
 
     @staticmethod
     def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:
@@ -228,9 +228,10 @@ class _Trail(NamedTuple):
         out = torch.zeros(sum(batch.lengths))
         if not self.tables:
             return out
+        table, from_scale, to_scale = self.tables
         for person, part in enumerate(_slices(batch.lengths)):
             items = batch.window.items[person, : part.stop - part.start + 1].numpy()
-            kernels.target_trail(*self.tables, items, POWERS, SPEEDS, out[part].numpy())
+            kernels.target_trail(table, from_scale, to_scale, items, POWERS, SPEEDS, out[part].numpy())
         return out.add_(self.eps).log_()
 
     def negatives(self, batch: Batch, person: int, length: int) -> Tensor | None:
@@ -240,7 +241,9 @@ class _Trail(NamedTuple):
         out = torch.empty(length, len(batch.negatives.items))
         pairs, items = out.numpy(), batch.window.items[person, : length + 1].numpy()
         drawn, places = batch.negatives.items.numpy(), batch.places[person].numpy()
-        kernels.gather_pairs(*self.tables, items, int(batch.window.first[person]), drawn, places, POWERS, pairs)
+        table, from_scale, to_scale = self.tables
+        first = int(batch.window.first[person])
+        kernels.gather_pairs(table, from_scale, to_scale, items, first, drawn, places, POWERS, pairs)
         kernels.trail_logarithms(pairs, SPEEDS, np.float32(self.eps))
         return out
 
