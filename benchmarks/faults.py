@@ -3,6 +3,7 @@
 `python benchmarks/faults.py [--quick] [part ...]` runs all parts or some:
 
     runs      200 times kill -9 at a random moment of a run or of its resumption; the final bytes must be the same
+    runs-fedseq   20 times the same with fedseq
     saving    500 times kill -9 while checkpoints are written; no checkpoint may be incomplete
     machine   10,000 steps of the state machine of tests/support/rounds_machine.py
     fuzz-...  ten minutes of damaged bytes for each decoder: message, checkpoint, run-folder, text, parquet
@@ -33,9 +34,10 @@ SLOW, HUGE, SILENT = 5.0, 500.0, 120.0  # seconds of CPU, MB, seconds without pr
 sys.path.insert(0, str(ROOT / "tests"))
 
 
-def kills(how: str, times: int) -> dict[str, Any]:
+def kills(how: str, times: int, *method: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "tests" / "support" / "killing.py"), how, str(times), "1", folder]
+        command += method
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -129,6 +131,7 @@ def main() -> None:
     divisor = 50 if arguments.quick else 1
     jobs: dict[str, Any] = {
         "runs": lambda: kills("runs", 200 // divisor),
+        "runs-fedseq": lambda: kills("runs", max(20 // divisor, 1), "fedseq"),
         "saving": lambda: kills("saving", 500 // divisor),
         "machine": lambda: machine(10_000 // divisor),
     }

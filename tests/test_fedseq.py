@@ -15,14 +15,17 @@ from fedtaste.data.sources import load
 from fedtaste.engine.run import begin, run
 from fedtaste.errors import SettingError
 from fedtaste.evaluation.scoring import personal_scores
+from fedtaste.experiment.continuation import continue_from, shortened
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.plan import plan
+from fedtaste.experiment.progress import Silent
 from fedtaste.experiment.settings import Settings
-from fedtaste.experiment.train import checked_plan, make_task
+from fedtaste.experiment.train import Training, checked_plan, make_task, prepare
 from fedtaste.federation import of_histories
 from fedtaste.methods import build
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.fedseq import FedSeq
-from fedtaste.methods.server_optimizers import server_step
+from fedtaste.methods.server_optimizers import scheduled_rate, server_step, with_server
 from fedtaste.models import factorization
 from fedtaste.models.sequence import Network, network_params, network_states
 from fedtaste.tasks.base import Facts
@@ -90,7 +93,7 @@ def test_loss_equals_the_formula_by_loops(backend):
     if backend == "kernel":
         loss, weight = algorithm.cohort_loss(download, {}, examples)
     else:
-        context, weight = algorithm.context(download, examples, (losses.negative_trail, losses.target_trail))
+        context, weight = algorithm.context(download, examples)
         loss = losses.sampled_softmax(algorithm.shape, shared, context)
     drawn = losses.shared_negatives(shared["items"], 20, int(shared["key"] * 2**24), 5)
     x = shared["item"][torch.tensor(items[:-1])] * (0.5 * 2.0)
@@ -118,9 +121,7 @@ def test_upload_is_the_gradient_by_finite_differences(network):
     shared, examples = done[-1].state.shared, one_person(histories().of(2).tolist())
     upload, _ = method.client(Download(shared, torch.tensor(4.0)), {}, examples)
     algorithm = FedSeq(model, network=network, **SMALL)
-    context, _ = algorithm.context(
-        Download(shared, torch.tensor(4.0)), examples, (losses.negative_trail, losses.target_trail)
-    )
+    context, _ = algorithm.context(Download(shared, torch.tensor(4.0)), examples)
 
     def loss(params):
         wide = {name: value.double() for name, value in params.items()}
@@ -188,12 +189,13 @@ def test_only_the_newest_items_are_seen():
     assert torch.allclose(long, short, atol=1e-6)
 
 
-def test_histories_of_one_item_send_zeros_and_change_nothing():
-    data = history([1, 2, 3, 4], [5], [2, 3, 1])
+@pytest.mark.parametrize("others", [([1, 2, 3, 4], [2, 3, 1]), ()])
+def test_histories_of_one_item_send_zeros_and_change_nothing(others):
+    data = history([5], *others, [1])
     ends = []
     for backend in ("loop", "vmap", "kernel"):
         _, _, done = train({}, data, 8, backend=backend)
-        assert done[-1].answered == 3 and not done[-1].rejected
+        assert done[-1].answered == 2 + len(others) and not done[-1].rejected
         ends.append(done[-1].state.shared)
     assert_close(ends[0], ends[1]), assert_close(ends[0], ends[2])
 
@@ -254,6 +256,8 @@ def test_rounds_follow_from_participations_people_and_cohort():
     "options, message",
     [
         ({"set": {"upload_mb": "0.0001"}}, "does not allow one participation"),
+        ({"set": {"cpu_minutes": "0.0001"}}, "does not allow one participation"),
+        ({"set": {"participations": "0"}}, "at least 1"),
         ({"rounds": 2, "cohort": 8}, "does not let everybody take part once"),
         ({"rounds": 50, "set": {"participations": "2"}}, "Give one of them"),
         ({"set": {"k": "5"}}, "heads must divide k"),
@@ -267,6 +271,38 @@ def test_rounds_follow_from_participations_people_and_cohort():
 def test_settings_that_cannot_work_are_refused(options, message):
     with pytest.raises(SettingError, match=message):
         plan(Settings(method="fedseq", **options), RANKING)
+
+
+def test_auto_takes_what_the_budgets_allow():
+    def used(people=24, **chosen):
+        return FedSeq(factorization(3706, k=64), learners=people, **chosen).used_participations
+
+    step = 24 * FedSeq(factorization(3706, k=64)).step_seconds / 60
+    assert used() == used(6000) == 16 and used(participations=40) == 40
+    assert used(upload_mb=5.0) == 4 and used(upload_mb=1000.0) == 16 and used(6000, upload_mb=1000.0) == 64
+    assert used(cpu_minutes=3.5 * step) == 3 and used(cpu_minutes=3.5 * step, upload_mb=2.5) == 2
+    assert used(6000, participations=2, cpu_minutes=1000.0) == 2
+
+
+def test_eigen_start_gives_the_embeddings_of_the_gram_matrix():
+    model = factorization(ITEMS, k=4, spread=0.0)  # no noise in the embeddings
+    products = []
+    for start, rounds in (("gram", 1), ("eigen", 4)):
+        method = build("fedseq", model, SMALL | {"start": start})
+        item = list(run(method, model, of_histories(histories(), ITEMS), rounds=rounds))[-1].state.shared["item"]
+        products.append(item @ item.T)
+    assert torch.allclose(*products, atol=2e-2) and products[0].diagonal().min() > 0.1
+
+
+def test_eigen_start_is_equal_in_all_backends_and_sends_no_pairs():
+    chosen = {"start": "eigen", "trail": False, "cohort": 12}
+    ends = [train(chosen, rounds=6, backend=backend)[2] for backend in ("loop", "vmap", "kernel")]
+    for other in ends[1:]:
+        assert_close(ends[0][-1].state.shared, other[-1].state.shared)
+    table = 4 * ITEMS * (4 + 16)
+    sent = [done.up_bytes // done.requested for done in ends[0]]
+    assert sent[0] < 4 * ITEMS + 300 and all(table <= size < table + 300 for size in sent[1:4])
+    assert [done.requested for done in ends[0]] == [PEOPLE] * 4 + [12, 12]
 
 
 def test_a_private_run_from_a_random_start_is_possible():
@@ -301,6 +337,56 @@ def test_adam_with_a_schedule_equals_torch():
         adam.step()
         shared, memory = step(shared, memory, Upload({"w": -4 * gradient}, torch.tensor(4.0)))
     assert torch.allclose(shared["w"], value.detach(), atol=1e-6)
+
+
+def test_an_update_begins_the_schedule_again():
+    settings = {"start": "random", "trail": False, "server": "adam-unbiased", "server_lr": 0.01, "tau": 1e-8}
+    settings |= {"final_rate": 0.02, "learners": PEOPLE, "participations": 3}
+    method, model, done = train(settings, rounds=3)
+    old, federation = done[-1].state, of_histories(histories(), ITEMS)
+    state = continue_from(old, ITEMS, ITEMS)(begin(method, model, federation))
+    assert state.memory.keys() == {"begun"} and torch.equal(state.shared["item"], old.shared["item"])
+    moved = next(run(method, model, federation, rounds=1, state=state, seed=1)).state.shared["item"]
+    share = scheduled_rate(1, 0, 0.02, 3)  # the first step of Adam has the length of the rate
+    assert float((moved - old.shared["item"]).abs().max()) == pytest.approx(0.01 * share, rel=1e-3)
+
+
+def test_an_update_trains_for_a_third_of_the_participations():
+    settings = Settings(method="fedseq", set={"participations": "12", "k": "4"})
+    shorter = shortened(settings, plan(settings, RANKING).settings, 13, {})
+    assert shorter.set["participations"] == "4" and plan(shorter, RANKING).rounds == 1 + 4
+    chosen = shortened(settings, plan(settings, RANKING).settings, 13, {"rounds": 9})
+    assert plan(chosen.model_copy(update={"rounds": 9}), RANKING).rounds == 9
+    assert shortened(Settings(), plan(Settings(), RANKING).settings, 8, {}).rounds == 3
+
+
+def test_the_schedule_ends_with_the_rounds_that_are_asked_for():
+    """--rounds in place of participations: the last step has the lowest rate."""
+    settings = {"start": "random", "trail": False, "server": "adam-unbiased", "server_lr": 0.01, "tau": 1e-8}
+    model = factorization(ITEMS, k=4)
+    method = with_server(FedSeq(model, start="random", trail=False, learners=PEOPLE).method(), "fedseq",
+                         settings | {"final_rate": 0.0}, rounds=2)  # fmt: skip
+    done = list(run(method, model, of_histories(histories(), ITEMS), rounds=2, seed=1))
+    assert torch.equal(done[0].state.shared["item"], done[1].state.shared["item"])
+
+
+def test_histories_without_a_second_item_are_refused():
+    settings = Settings(method="fedseq", data="synthetic:30x20x300", new_people=0.0)
+    data = load("synthetic:30x20x300")
+    task = make_task(settings, data)
+    task.train = history(*[[1]] * task.people)
+    with pytest.raises(SettingError, match="two items"):
+        prepare(settings, data, task=task)
+
+
+def test_validations_add_a_search_whose_last_round_is_taken(tmp_path):
+    chosen = {"k": "4", "length": "6", "negatives": "20", "participations": "3"}
+    settings = Settings(method="fedseq", data="synthetic:30x20x300", validations=1, set=chosen)
+    prepared = prepare(settings, load(settings.data))
+    folder = RunFolder.create(tmp_path / "run", settings.model_dump(), prepared.data, "0", "run")
+    training = Training(prepared, folder, Silent(), None)
+    assert training.run().round == training.progress.best_round == prepared.plan.rounds == 4
+    assert [bool(point["valid"]) for point in training.progress.curve] == [False, False, False, True]
 
 
 def test_an_update_keeps_the_network_and_counts_again():

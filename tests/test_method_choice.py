@@ -21,6 +21,10 @@ from support.reports import Page, make_result
 TASKS = {
     "ranking": (
         Facts("ranking", items=50, timed=True),
+        ["popularity", "fedals", "fedeigen", "fedtrail", "fedseq", "fedrecon", "fedmf"],
+    ),
+    "no time": (
+        Facts("ranking", items=50, timed=False),
         ["popularity", "fedals", "fedeigen", "fedtrail", "fedrecon", "fedmf"],
     ),
     "many items": (Facts("ranking", items=30_000), ["popularity", "fedals", "fedeigen", "fedrecon", "fedmf"]),

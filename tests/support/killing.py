@@ -1,6 +1,6 @@
 """Kill processes with kill -9 at random moments and check the files on the disk, for tests and benchmarks/faults.py.
 
-`python killing.py saving|runs HOW_OFTEN SEED FOLDER` prints a report as JSON:
+`python killing.py saving|runs HOW_OFTEN SEED FOLDER [METHOD]` prints a report as JSON:
 
     saving   a process only writes checkpoints; after every kill the file must be one of those written
     runs     `fedtaste run` is killed, and `fedtaste resume` continues it (and may be killed too); the result must have
@@ -40,6 +40,13 @@ RUN = (
     "--data", "synthetic:60x50x900", "--method", "fedals", "--rounds", "40", "--patience", "0", "--threads", "1",
     "--new-people", "folds", "--set", "k=8", "--set", "spread=0.1", "--json",
 )  # fmt: skip
+RUNS = {
+    "fedals": RUN,
+    "fedseq": (
+        "--data", "synthetic:60x50x900", "--method", "fedseq", "--cohort", "8", "--threads", "1", "--set", "k=8",
+        "--set", "length=12", "--set", "negatives=20", "--set", "participations=12", "--json",
+    ),
+}  # fmt: skip
 FAST = 50  # the clock of killed runs is this many times faster
 WEIGHTS = ("model.safetensors", "final.safetensors")
 
@@ -220,4 +227,8 @@ def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -
 if __name__ == "__main__":
     torch.set_num_threads(1)
     how, times, seed, where = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    print(json.dumps({"saving": kill_while_saving, "runs": kill_runs}[how](times, seed, where)))
+    if how == "runs":
+        report_of_kills = kill_runs(times, seed, where, RUNS[sys.argv[5] if len(sys.argv) > 5 else "fedals"])
+    else:
+        report_of_kills = kill_while_saving(times, seed, where)
+    print(json.dumps(report_of_kills))

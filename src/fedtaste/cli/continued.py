@@ -14,7 +14,7 @@ from fedtaste.data.interactions import Interactions
 from fedtaste.data.supervised import Supervised
 from fedtaste.engine.run import State
 from fedtaste.errors import SettingError
-from fedtaste.experiment.continuation import continue_from, join, rounds_of_update
+from fedtaste.experiment.continuation import continue_from, join, shortened
 from fedtaste.experiment.folder import Data, RunFolder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.result import FitResult
@@ -56,9 +56,9 @@ def open_continued(path: Path, given: Settings, new: Data, *, resumed: bool = Fa
     data = join(model.data, joined(new))
     settings = given
     if not resumed:
-        changes: dict[str, object] = {"rounds": rounds_of_update(model.result.rounds), "new_people": None}
-        changes |= {name: getattr(given, name) for name in given.model_fields_set}
-        settings = model.lasting_settings.model_copy(update=changes)
+        changes = {name: getattr(given, name) for name in given.model_fields_set}
+        shorter = shortened(model.lasting_settings, model.result.settings, model.result.rounds, changes)
+        settings = shorter.model_copy(update={"new_people": None} | changes)
     start = continue_from(model.trained_state(), model.facts.items, len(data.items))
     before = model.result if isinstance(model.result, FitResult) else None
     return Continued(settings, data, model.data, start, before, model.result.privacy is not None)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtaste.core import People
+from fedtaste.core import Params, People
 from fedtaste.data.interactions import Interactions, hash_pairs
 from fedtaste.data.vocabulary import UNKNOWN, PeopleGroups
 from fedtaste.engine.run import State
 from fedtaste.errors import DataError
+from fedtaste.experiment.settings import Settings
+from fedtaste.signature import Values
 
 SHARE = 1 / 3  # of the rounds of the first training: so many are run for an update
 
@@ -27,6 +30,17 @@ SHARE = 1 / 3  # of the rounds of the first training: so many are run for an upd
 def rounds_of_update(rounds: int) -> int:
     """The number of rounds of an update, where none is given: a third of the rounds of the model, rounded up."""
     return math.ceil(SHARE * rounds)
+
+
+def shortened(settings: Settings, before: Values, rounds: int, changes: Values) -> Settings:
+    """The settings of an update of a model that was trained with `before` for `rounds` rounds: a third of the rounds,
+    or of the participations where the method counts these; unless `changes` have another number."""
+    if "participations" not in before:
+        return settings.model_copy(update={"rounds": rounds_of_update(rounds)})
+    others = {name: value for name, value in settings.set.items() if name != "participations"}
+    if changes.get("rounds") is None:
+        others["participations"] = str(rounds_of_update(cast(int, before["participations"])))
+    return settings.model_copy(update={"rounds": None, "set": others})
 
 
 def join(old: Interactions, new: Interactions) -> Interactions:
@@ -95,17 +109,27 @@ def _described(items: Sequence[str], *tables: tuple[Sequence[str], Sequence[str]
 
 def continue_from(old: State, old_items: int, items: int) -> Callable[[State], State]:
     """A function that puts what `old` has learnt about `old_items` items into a fresh state of at least as many people
-    and of `items` items. Rounds are counted from 0 again, as people send their counts in the first one."""
+    and of `items` items. Rounds are counted from 0 again, as people send their counts in the first one, and a server
+    optimiser with a schedule begins again: the old one has ended at its lowest rate."""
+
+    restarted = _without_schedule(old.memory)
 
     def start(fresh: State) -> State:
         shared = {name: _grow(old.shared[name], fresh.shared[name]) for name in fresh.shared}
-        memory = {name: _grow_memory(name, value, old, fresh, (old_items, items)) for name, value in old.memory.items()}
+        memory = {name: _grow_memory(name, value, old, fresh, (old_items, items)) for name, value in restarted.items()}
         everybody = np.arange(old.store.people)
         if old.store.initial:
             fresh.store.unpack_part(everybody, old.store.part(everybody))
         return State(shared, memory, fresh.store, 0)
 
     return start
+
+
+def _without_schedule(memory: Params) -> Params:
+    """The server's memory without that of optimisers that count their steps (methods/server_optimizers.py)."""
+    counted = [name.removesuffix("steps") for name in memory if name.split(".")[-1] == "steps"]
+    parts = tuple(f"{place}{part}" for place in counted for part in ("steps", "m.", "v."))
+    return {name: value for name, value in memory.items() if not name.startswith(parts)}
 
 
 def _grow_memory(name: str, value: Tensor, old: State, fresh: State, items: tuple[int, int]) -> Tensor:

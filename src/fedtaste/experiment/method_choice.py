@@ -35,6 +35,7 @@ RANKING = {
     "fedals": "the default: exact solves, few rounds",
     "fedeigen": "item factors from eigenvectors of counts; a hundredth of the bytes of fedals",
     "fedtrail": "counts which items are taken together, and in which order where there is time; one round",
+    "fedseq": "a small network that reads items in their order; it takes longer than all others",
     "fedrecon": "rebuilds a person from their own items and stores nothing; good where histories are short",
     "fedmf": "the plain federated factorisation, by gradients",
 }
@@ -107,9 +108,12 @@ def candidates(facts: Facts) -> tuple[Reasons, Reasons]:
         for name in METHODS
         if name not in tried
     }
-    if "fedtrail" in tried and facts.items**2 / 2 > MOST_PAIRS:
-        del tried["fedtrail"]
-        left_out["fedtrail"] = f"it would send counts of pairs of {facts.items:,} items, too many bytes"
+    if facts.items**2 / 2 > MOST_PAIRS:
+        for name in ("fedtrail", "fedseq"):
+            if tried.pop(name, ""):
+                left_out[name] = f"it would send counts of pairs of {facts.items:,} items, too many bytes"
+    if not facts.timed and tried.pop("fedseq", ""):
+        left_out["fedseq"] = "it learns from the order of items, and these data have no time"
     return tried, left_out
 
 
@@ -135,7 +139,7 @@ def plan_choice(settings: Settings, data: Data, task: Task) -> ChoicePlan:
     runs = {}
     for method in tried:
         try:
-            runs[method] = prepare(settings.model_copy(update={"method": method}), data, task=task)
+            runs[method] = prepare(_validated(settings, method), data, task=task)
         except SettingError as error:
             left_out[method] = str(error)
     if not runs:
@@ -143,16 +147,28 @@ def plan_choice(settings: Settings, data: Data, task: Task) -> ChoicePlan:
     return ChoicePlan(task, runs, {method: tried[method] for method in runs}, left_out)
 
 
+def _validated(settings: Settings, method: str) -> Settings:
+    """The settings of a candidate. One that plans its rounds is validated at their end, for the choice."""
+    changes: dict[str, object] = {"method": method}
+    if method == "fedseq" and settings.validations is None:
+        changes["validations"] = 1
+    return settings.model_copy(update=changes)
+
+
 def estimate_seconds(prepared: Prepared) -> float:
     """About how long this run would take if no phase ended early, from one round and one validation."""
     plan, task, settings = prepared.plan, prepared.task, prepared.settings
     federation = task.federation("search", plan.method, plan.sampling, None)
-    options = RunOptions(rounds=1, seed=plan.seed, backend=settings.backend, wire=plan.wire.stage)
+    first = plan.method.schedule.counting if plan.method.schedule else 0  # rounds that are not like the others
+    options = RunOptions(rounds=first + 1, seed=plan.seed, backend=settings.backend, wire=plan.wire.stage)
     few = replace(federation, members=federation.members[:WARM_UP])
     if plan.wire.stage.secure_sum is None:  # so few people could not open a sum
         list(run(plan.method, plan.model, few, **options))
+    training = run(plan.method, plan.model, federation, **options)
+    for _ in range(first):
+        next(training)
     began = time.perf_counter()
-    *_, done = run(plan.method, plan.model, federation, **options)
+    *_, done = training
     lap, served = time.perf_counter() - began, Served(plan.method, plan.model, done.state, plan.sampling)
     task.validation(served)  # the first one may compile, too
     began = time.perf_counter()

@@ -77,6 +77,8 @@ class Plan:
     """What the user of the run should know, in sentences."""
     wire: Wire
     delta: float
+    validated: bool = False
+    """The user gave a number of validations."""
     scaled: dict[str, object] = field(default_factory=dict)
     """The settings whose values the method's rule chose by the size of the data."""
 
@@ -89,8 +91,10 @@ class Plan:
     def searches(self) -> bool:
         """Whether validation chooses the best round. Not in a private run, because a search releases more than one
         model; and not where the method plans its rounds: where every round releases another part of one model, or
-        learning rates follow a schedule that is only good at its end."""
-        return self.wire.mechanism is None and not self.method.privacy.bounds and not self.method.schedule
+        learning rates follow a schedule that is only good at its end. With --validations such a schedule is validated,
+        and all of its rounds are run again on training and validation data."""
+        planned = bool(self.method.privacy.bounds) or self.method.schedule is not None and not self.validated
+        return self.wire.mechanism is None and not planned
 
 
 def task_kind(task: Facts) -> str:
@@ -135,6 +139,7 @@ def plan(settings: Settings, task: Facts, elsewhere: bool = False) -> Plan:
         notes=draft.notes + size_notes + wire_notes(settings, task, wire, rounds, elsewhere),
         wire=wire,
         delta=delta_of(settings, task),
+        validated=settings.validations is not None,
         scaled={name: in_force[name] for name in draft.scaled if name in in_force},
     )
 

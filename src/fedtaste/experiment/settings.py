@@ -122,7 +122,8 @@ class Settings(ReadSettings, DataSettings):
     """The strength of the ridge in the map from features to vectors of new items; larger values give lists that differ
     less between people."""
     validations: Annotated[int, Ge(1)] | None = None
-    """How often the search is validated at most (default 50, or 5 where the method plans its rounds)."""
+    """How often the search is validated at most (default 50). A method that plans its rounds has a search only where
+    this is given (5 in `fedtaste tune`), and trains all of its rounds again after it."""
     tolerance: Share | None = None
     """Stop when a round changes the shared parameters by less than this, relative to their size."""
     patience: Annotated[int, Ge(0), Le(2**31)] | None = None

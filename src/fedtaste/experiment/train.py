@@ -105,6 +105,7 @@ def prepare(
     refuse_tuned_noise(settings, data)
     task = task or make_task(settings, data)
     run_plan = checked_plan(settings, task)
+    _require_sequences(settings, task, run_plan)
     set_threads(settings.threads)
     choose_backend(settings.backend, run_plan.method, run_plan.wire.stage)
     if settings.new_items:
@@ -119,6 +120,19 @@ def prepare(
     if strict:
         _refuse_idle_options(settings, run_plan)
     return Prepared(settings, data, task, run_plan, time.perf_counter() - began)
+
+
+def _require_sequences(settings: Settings, task: Task, run_plan: Plan) -> None:
+    """Raise SettingError where a method learns from the order of histories and nobody has two items to learn from."""
+    if not run_plan.method.ordered:
+        return
+    federation = task.federation("search", run_plan.method, run_plan.sampling, None)
+    lengths = federation.examples(federation.members, 0, "history").lengths
+    if not len(lengths) or lengths.max() < 2:
+        raise SettingError(
+            f"{settings.method} predicts the next item of a history, and nobody has two items to learn from. Use "
+            "--method popularity, or bring longer histories."
+        )
 
 
 def refuse_tuned_noise(settings: Settings, data: Data) -> None:
@@ -288,6 +302,8 @@ class Phase:
         if self.searching:
             scores = [(score, -n) for n, score in enumerate(self._scores(), 1) if score is not None]
             self.progress.best_round = -max(scores)[1] if scores else self.state.round  # the first of equally good ones
+            if self.plan.method.schedule:  # which is only good at its end
+                self.progress.best_round = self.state.round
         if self.searching or not self.progress.stopped:
             self.progress.stopped = reason
         return self.state

@@ -1,7 +1,8 @@
 """FedSeq: a small sequence network (attention or GRU) trained by federated rounds, on top of counts that are sent once.
 
     counting   in the first round everybody sends FedTrail's counts: the items n, the pairs C for the trail table N
-               (`trail`), and the Gram matrix x x' for the embeddings at the start (`start=gram`)
+               (`trail`), and the Gram matrix x x' for the embeddings at the start (`start=gram`). With `start=eigen`
+               everybody takes part in ITERATIONS rounds of FedEigen instead, whose uploads are items x (k + EXTRA)
     training   in every later round a cohort takes one gradient step each on the loss of sequence_loss.py, and sends the
                sum of gradients over the positions of one window of its history, and their number
     server     adds by Adam with warm-up, cosine and a bound on the norm of the mean gradient (server_optimizers.py)
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +29,13 @@ from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Param
 from fedtaste.errors import SettingError
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.descent import ages, flat_examples, item_counts
+from fedtaste.methods.fedeigen import FedEigen
 from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
 from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
 from fedtaste.methods.registry import define
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range
-from fedtaste.methods.sequence_fast import compiled_target_trail, compiled_trail, fused_softmax
+from fedtaste.methods.sequence_fast import Batch, cohort_losses, packed_factors
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.models.sequence import Network, network_params, network_states
 from fedtaste.params import nest, select, unnest
@@ -41,10 +43,16 @@ from fedtaste.recipe import Recipe, SequenceRecipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 
 COHORT = 32  # people in a round of training, where the caller gives no number
-FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps")  # shared parameters that training does not move
+# Shared parameters that training does not move.
+FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
+ITERATIONS, EXTRA = 3, 16  # of FedEigen, for the embeddings at the start
+USUAL, MOST = 16, 64  # participations: without a budget or with few people; within a budget
+MANY_PEOPLE = 2_000  # from which more than USUAL participations gain: not on ML-100K, but on 6,040 people
+RATE = 2e10  # multiplications and additions in a CPU second of the fast path (benchmarks/sequences.py speed)
 THETA = 0.175  # at the start
 KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
-AT_ONCE = 2048  # positions in a sub-batch of the fast path
+SKIPPED = 8  # random bytes of a person before those of dropout
+AT_ONCE = 8192  # positions in a sub-batch of the fast path
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +61,10 @@ class FedSeq:
 
     model: Model
     _: KW_ONLY
-    participations: Count = 16  # rounds of training in which each person takes part
-    start: Literal["gram", "items", "random"] = "gram"  # embeddings from the Gram matrix; at random, with n or without
+    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: 16, or
+    # what `upload_mb` and `cpu_minutes` allow
+    start: Literal["gram", "eigen", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from FedEigen's
+    # rounds; at random, with n or without
     trail: bool = True  # whether the logit has FedTrail's term
     network: Literal["attention", "gru"] = "attention"
     layers: Count = 2  # attention blocks
@@ -63,6 +73,7 @@ class FedSeq:
     negatives: Count = 768  # expected number of negatives that everybody shares in a round
     hidden_dropout: Share = 0.2  # share of the network's numbers that a client drops while it trains
     upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB of 32-bit numbers; 0: no limit
+    cpu_minutes: NonNegative = 0.0  # about how many CPU minutes all of the training may take on one machine; 0: any
     learners: CountOrNone = 0  # public number of people who learn, for the number of rounds; 0: the caller's rounds
     cohort: CountOrNone = 0  # people in a round of training; 0: 32
     noise: NonNegative = 0.0  # standard deviation of the noise on sums, as a multiple of the largest upload
@@ -79,7 +90,7 @@ class FedSeq:
             server_with=self.server_with,
             schedule=self.schedule,
             ordered=True,
-            resolved={"participations": self.used_participations} if self.upload_mb else {},
+            resolved={"participations": self.used_participations},
             recipe=self.recipe,
             tables=self.tables,
         )
@@ -95,7 +106,7 @@ class FedSeq:
             raise SettingError(f"heads must divide k, got heads={self.heads} and k={self.width}. Use heads=1 or 2.")
         if self.trail and self.start == "random":
             raise SettingError(
-                "trail=true needs counts, and start=random sends none. Use trail=false, or start=items or start=gram."
+                "trail=true needs counts, and start=random sends none. Use trail=false, or start=items, eigen or gram."
             )
         if self.hidden_dropout == 1:
             raise SettingError("hidden_dropout must be below 1, got 1: nothing would be left.")
@@ -121,8 +132,8 @@ class FedSeq:
 
     @property
     def counting(self) -> int:
-        """Rounds of counting."""
-        return 0 if self.start == "random" else 1
+        """Rounds of counting, in which everybody takes part."""
+        return {"random": 0, "eigen": 1 + ITERATIONS}.get(self.start, 1)
 
     @property
     def schedule(self) -> Schedule:
@@ -133,16 +144,32 @@ class FedSeq:
 
     @cached_property
     def used_participations(self) -> int:
-        """Participations within the limit of `upload_mb`."""
-        if not self.upload_mb:
-            return self.participations
-        megabytes = 4e-6 * (self.items * (self.width + 1) + self.network_size)
-        if megabytes > self.upload_mb:
-            raise SettingError(
-                f"upload_mb={self.upload_mb:g} does not allow one participation, which takes {megabytes:.3g} MB. Use a "
-                "smaller k, or fedtrail, which needs no rounds of training."
-            )
-        return min(self.participations, int(self.upload_mb / megabytes))
+        """Participations within the limits of `upload_mb` and `cpu_minutes`."""
+        units = {"upload_mb": self.upload_size, "cpu_minutes": self.learners * self.step_seconds / 60}
+        budgets = {name: (getattr(self, name), unit) for name, unit in units.items() if getattr(self, name)}
+        for name, (budget, unit) in budgets.items():
+            if budget < unit:
+                raise SettingError(
+                    f"{name}={budget:g} does not allow one participation, which takes about {unit:.3g}. Give more, use "
+                    "a smaller k, or fedtrail, which needs no rounds of training."
+                )
+        most = MOST if budgets and self.learners >= MANY_PEOPLE else USUAL
+        allowed = [int(budget / unit) for budget, unit in budgets.values() if unit]
+        return min(most if self.participations == "auto" else self.participations, *allowed, 2**31)
+
+    @property
+    def upload_size(self) -> float:
+        """MB of the upload of one participation."""
+        return 4e-6 * (self.items * (self.width + 1) + self.network_size)
+
+    @property
+    def step_seconds(self) -> float:
+        """About how many CPU seconds one participation takes, with a window of full length: products of every parameter
+        and every negative with every position, and attention; each once forwards and twice backwards."""
+        length = min(self.length, self.items)
+        products = length * (self.network_size + min(self.negatives, self.items) * self.width)
+        attention = 2 * length**2 * self.width * self.layers if self.network == "attention" else 0
+        return 6 * (products + attention) / RATE
 
     @property
     def network_size(self) -> int:
@@ -162,6 +189,11 @@ class FedSeq:
         if not (self.trail and self.start == "gram"):
             parts = "trail" if self.trail else "factors"
         return FedTrail(self.model, parts=parts, window=losses.WINDOW, fade=losses.FADE)
+
+    @property
+    def eigen(self) -> FedEigen:
+        """FedEigen, for `start=eigen`. Its uploads are not rounded."""
+        return FedEigen(self.model, extra=EXTRA, bits=32)
 
     @property
     def recipe(self) -> Recipe:
@@ -187,13 +219,17 @@ class FedSeq:
             shared |= {"theta": torch.tensor(THETA), "eps": torch.ones(())}
             shared |= {"trail": torch.zeros(self.items, self.items)}
             shared |= {"from_scale": torch.zeros(self.items), "to_scale": torch.zeros(self.items)}
+        if self.start == "eigen":
+            shared["basis"] = torch.zeros(self.items, min(self.width + EXTRA, self.items))
         return shared, {}
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
+        if 0 < int(download.round) < self.counting:
+            return self.eigen.client(download, own, examples)
         if int(download.round) < self.counting:
             return Upload(self.count(flat_examples(examples)), torch.ones(())), {}
         params = download.params
-        context, weight = self.context(download, examples, (losses.negative_trail, losses.target_trail))
+        context, weight = self.context(download, examples)
         gradient, _ = gradient_and_value(
             lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, moving(params))
         )
@@ -201,39 +237,55 @@ class FedSeq:
 
     def count(self, history: Examples) -> Params:
         """The counts of one person's history."""
-        if not self.trail and self.start == "items":
+        if not self.trail and self.start != "gram":
             return {"items": item_counts(history, self.items)}
         return self.counter.count(history, torch.zeros(()))
 
-    def context(
-        self, download: Download, examples: Examples, trail: tuple[losses.NegativeTrail, losses.TargetTrail]
-    ) -> tuple[losses.Context, Tensor]:
+    def context(self, download: Download, examples: Examples) -> tuple[losses.Context, Tensor]:
         """(input of the loss, weight) of one person or of people along a leading axis."""
+        params, drawn = download.params, self.draw(download, examples)
+        steps, dropped = drawn.window.mask.shape[-1], self.dropped
+        keep = target = negative = None
+        if dropped:
+            count = SKIPPED + steps * self.shape.sites * self.width
+            keep = losses.keep_factors(losses.random_bytes(drawn.seeds, count)[..., SKIPPED:], self.shape, dropped)
+        if self.trail:
+            target = (losses.target_trail(params, drawn.window) + params["eps"]).log()
+            negative = losses.negative_trail(params, drawn.window, drawn.negatives.items, drawn.places)
+            negative = (negative + params["eps"]).log()
+        context = losses.Context(drawn.window, keep, drawn.negatives, drawn.places, target, negative)
+        return context, drawn.window.mask.sum(-1).clamp(min=1)
+
+    def draw(self, download: Download, examples: Examples) -> Draw:
+        """What a round draws for one person or for people along a leading axis."""
         params, number = download.params, int(download.round)
         inputs, mask, key = examples.inputs.flatten(-2), examples.mask.flatten(-2), int(params["key"] * KEYS)
         negatives = losses.shared_negatives(params["items"], self.negatives, key, number)
-        dropped = round(256 * self.hidden_dropout)
-        most = min(self.length, inputs.shape[-1]) * self.shape.sites * self.width if dropped else 0
-        drawn = losses.random_bytes(losses.person_seeds(inputs, mask, key, number), 8 + most)
-        window = losses.draw_window(inputs, mask, self.length, drawn)
-        steps = window.mask.shape[-1]
-        keep = losses.keep_factors(drawn[..., 8:], self.shape, steps, dropped) if dropped else None
-        places = losses.first_places(inputs, mask, self.items)[..., negatives.items]
-        target = negative = None
-        if self.trail:
-            target = (trail[1](params, window) + params["eps"]).log()
-            negative = trail[0](params, window, negatives.items, places).add_(params["eps"]).log_()
-        context = losses.Context(window, keep, negatives, places, target, negative)
-        return context, window.mask.sum(-1).clamp(min=1)
+        seeds = losses.person_seeds(inputs, mask, key, number)
+        window = losses.draw_window(inputs, mask, self.length, losses.random_bytes(seeds, SKIPPED))
+        return Draw(seeds, window, negatives, losses.first_places(inputs, mask, self.items)[..., negatives.items])
+
+    @property
+    def dropped(self) -> int:
+        """Of 256 random bytes, how many values drop a number."""
+        return round(256 * self.hidden_dropout)
 
     def server_with(self, step: ServerStep) -> ServerStep:
         """The server with this optimiser."""
 
         def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+            begun = {"begun": torch.ones(())}
             if "items" in upload.total:  # in an update the schedule of the optimiser begins again
-                return self.learn_counts(shared, upload.total, begun=bool(memory)), {"begun": torch.ones(())}
+                after = self.learn_counts(shared, upload.total, begun=bool(memory))
+                if self.start != "eigen":
+                    return after, begun
+                found, eigen = self.eigen.server(self.eigen.init(shared)[0], {}, upload)
+                eigen |= {} if memory else {"start": shared["item"]}  # a model that has begun keeps its embeddings
+                return after | {"basis": found["basis"]}, begun | nest("eigen", eigen)
+            if "table" in upload.total:
+                return self.learn_eigenvectors(shared, unnest("eigen", memory), upload)
             moved, inner = step(select(shared, moving(shared)), unnest("optimizer", memory), upload)
-            return shared | moved, {"begun": torch.ones(())} | nest("optimizer", inner)
+            return shared | moved, begun | nest("optimizer", inner)
 
         return server
 
@@ -253,8 +305,18 @@ class FedSeq:
         if self.start == "gram":
             factors = eigenfactors(counts, min(self.width, self.items))
             factors = torch.nn.functional.pad(factors.flip(1), (0, self.width - factors.shape[1]))
-            after["item"] = 0.5 * factors / (factors.norm(dim=1, keepdim=True) + 0.05) + shared["item"] / 2
+            after["item"] = embeddings(factors, shared["item"])
         return after
+
+    def learn_eigenvectors(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+        """The server's step of FedEigen: the next basis, and embeddings from the factors so far."""
+        state = self.eigen.init(shared)[0] | {"basis": shared["basis"]}
+        found, after = self.eigen.server(state, memory, upload)
+        shared = shared | {"basis": found["basis"]}
+        if "start" in memory:
+            after["start"] = memory["start"]
+            shared["item"] = embeddings(found["item"], memory["start"])
+        return shared, {"begun": torch.ones(())} | nest("eigen", after)
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         inputs, _, mask = flat_examples(examples)
@@ -272,19 +334,39 @@ class FedSeq:
 
     def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort: compiled counts, or one batched backward pass."""
+        if 0 < int(download.round) < self.counting:
+            return self.eigen.kernel(download, cohort)
         if int(download.round) >= self.counting:
-            return one_step_kernel(self.cohort_loss, 1.0, moving, AT_ONCE)(download, cohort)
+            return one_step_kernel(self.cohort_loss, 1.0, moving, AT_ONCE, self.length + 1)(download, cohort)
         people = torch.tensor(float(len(cohort.people)))
-        if not self.trail and self.start == "items":
+        if not self.trail and self.start != "gram":
             counts = np.bincount(cohort.examples.inputs, minlength=self.items).astype(np.float32)
             return Upload({"items": torch.from_numpy(counts)}, people), {}
         nothing, everybody = np.zeros(len(cohort.people), np.float32), np.ones(len(cohort.people), bool)
         return Upload(self.counter.cohort_counts(cohort.examples, nothing, everybody), people), {}
 
     def cohort_loss(self, download: Download, own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
-        """(losses, weights) [people] of a cohort, with compiled trail features."""
-        context, weights = self.context(download, examples, (compiled_trail, compiled_target_trail))
-        return fused_softmax(self.shape, download.params, context), weights
+        """(losses, weights) [people] of a cohort."""
+        drawn, keep = self.draw(download, examples), None
+        if self.dropped:
+            keep = packed_factors(drawn.seeds, SKIPPED, drawn.window, self.shape, self.dropped)
+        batch = Batch(drawn.window, keep, drawn.negatives, drawn.places.int())
+        return cohort_losses(self.shape, download.params, batch), drawn.window.mask.sum(1).clamp(min=1)
+
+
+class Draw(NamedTuple):
+    """What a round draws for people, by the names of losses.Context."""
+
+    seeds: Tensor  # of each person's random bytes; the first SKIPPED are for the window, the others for dropout
+    window: losses.Window
+    negatives: losses.Negatives
+    places: Tensor
+
+
+def embeddings(factors: Tensor, noise: Tensor) -> Tensor:
+    """Embeddings at the start: factors [m, k] with rows of similar length, and half of a random table."""
+    size: Tensor = torch.linalg.vector_norm(factors, dim=1, keepdim=True)
+    return 0.5 * factors / (size + 0.05) + noise / 2
 
 
 def moving(params: Params) -> list[str]:

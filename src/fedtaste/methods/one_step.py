@@ -24,16 +24,17 @@ AT_ONCE = 32_768  # examples in a sub-batch, padding included
 
 
 def one_step_kernel(
-    loss: CohortLoss, lr: float, moves: Callable[[Params], Iterable[str]], at_once: int = AT_ONCE
+    loss: CohortLoss, lr: float, moves: Callable[[Params], Iterable[str]], at_once: int = AT_ONCE, longest: int = 0
 ) -> Kernel:
     """The kernel of a client that takes one step of rate `lr` on its mean loss and uploads weight x change. `moves`
-    names the shared parameters that are descended; all private ones are."""
+    names the shared parameters that are descended; all private ones are. The loss takes at most `longest` of a person's
+    examples (0: all), and sub-batches have about `at_once` of them."""
 
     def kernel(download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         moving = _leaves(select(download.params, moves(download.params)))
         total, weight, refused = {name: torch.zeros_like(value) for name, value in moving.items()}, torch.zeros(()), 0
         current = Download(download.params | moving, download.round)
-        for places in by_length(cohort.examples, at_once):
+        for places in by_length(cohort.examples, at_once, longest):
             own = _leaves(cohort.private.gather(cohort.people[places]))
             losses, weights = loss(current, own, cohort.examples.pad(places))
             finite = torch.isfinite(losses.detach())
@@ -75,13 +76,15 @@ def mean_losses(model: Model) -> CohortLoss:
     return loss
 
 
-def by_length(examples: CohortExamples, at_once: int) -> Iterator[People]:
-    """Places of people in groups of similar length, with at most `at_once` padded examples each."""
-    order = np.argsort(examples.lengths, kind="stable")
+def by_length(examples: CohortExamples, at_once: int, longest: int = 0) -> Iterator[People]:
+    """Places of people in groups of similar length, with at most `at_once` padded examples each, where a person has at
+    most `longest` (0: any number)."""
+    lengths = np.minimum(examples.lengths, longest or np.inf)
+    order = np.argsort(lengths, kind="stable")
     begin = 0
     while begin < len(order):
         end = begin + 1
-        while end < len(order) and (end + 1 - begin) * examples.lengths[order[end]] <= at_once:
+        while end < len(order) and (end + 1 - begin) * lengths[order[end]] <= at_once:
             end += 1
         yield order[begin:end]
         begin = end

@@ -14,7 +14,6 @@ Everything random follows from the run's key, the round and the person's own his
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -75,14 +74,19 @@ def shared_negatives(counts: Tensor, number: int, key: int, round: int) -> Negat
     return Negatives(torch.from_numpy(drawn), torch.from_numpy(np.log(chance[drawn]).astype(np.float32)))
 
 
+def generate(seed: int, count: int) -> NDArray[np.uint8]:
+    """Random bytes; the first ones do not depend on `count`."""
+    words = np.random.Philox(key=seed % 2**64).random_raw(-(-count // 8))
+    return words.astype("<u8", copy=False).view(np.uint8)[:count]
+
+
 class _RandomBytes(torch.autograd.Function):
     """Random bytes from seeds, for one person in `forward` and for many in `vmap`. There is no backward pass."""
 
     @staticmethod
     def forward(seeds: Tensor, count: int) -> Tensor:
-        words = -(-count // 8)
-        rows = [np.random.Philox(key=seed % 2**64).random_raw(words) for seed in seeds.flatten().tolist()]
-        return torch.from_numpy(np.stack(rows).astype("<u8").view(np.uint8)[:, :count].reshape(*seeds.shape, count))
+        rows = [generate(seed, count) for seed in seeds.flatten().tolist()]
+        return torch.from_numpy(np.stack(rows).reshape(*seeds.shape, count))
 
     @staticmethod
     def setup_context(ctx: object, inputs: object, output: object) -> None:
@@ -138,12 +142,11 @@ def first_places(inputs: Tensor, mask: Tensor, catalogue: int) -> Tensor:
     return start.scatter_reduce(-1, inputs, place, "amin")
 
 
-def keep_factors(drawn: Tensor, network: Network, steps: int, dropped: int) -> Tensor:
-    """[..., T, sites, d]: 0 where a number is dropped, with probability `dropped` / 256, otherwise the factor that
-    keeps the mean."""
-    drawn = drawn[..., : steps * network.sites * network.width]
+def keep_factors(drawn: Tensor, network: Network, dropped: int) -> Tensor:
+    """[..., T, sites, d] from bytes [..., T x sites x d]: 0 where a number is dropped, with probability `dropped` /
+    256, otherwise the factor that keeps the mean."""
     factors: Tensor = (drawn >= dropped) * (256 / (256 - dropped))
-    return factors.reshape(*drawn.shape[:-1], steps, network.sites, network.width)
+    return factors.reshape(*drawn.shape[:-1], -1, network.sites, network.width)
 
 
 def age_weights(steps: int) -> Tensor:
@@ -173,10 +176,6 @@ def target_trail(fixed: Params, window: Window) -> Tensor:
     distance = steps[:, None] + 1 - steps  # [t, s]: from the item at s to the one after t
     rows = _without_own(fixed, window.items[..., None, :-1], window.items[..., 1:, None], distance)
     return (age_weights(len(steps)) * rows).sum(-1)
-
-
-NegativeTrail = Callable[[Params, Window, Tensor, Tensor], Tensor]  # `negative_trail`, or a compiled equivalent
-TargetTrail = Callable[[Params, Window], Tensor]
 
 
 class Context(NamedTuple):

@@ -110,7 +110,7 @@ def with_server(method: Method, name: str, settings: Values, rounds: int = 0) ->
             f"{name} has no use for a server optimiser ({keys}): its server step is exact. Leave it out."
         )
     if method.schedule:
-        rounds = max(method.schedule.rounds - method.schedule.counting, 0)
+        rounds = max((rounds or method.schedule.rounds) - method.schedule.counting, 0)
     step = server_step(**{"name": "sgd", "rounds": rounds, **choice})  # type: ignore[arg-type]
     return method.replace(server=method.server_with(step) if method.server_with else step)
 

@@ -31,7 +31,7 @@ from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
 from fedtaste.errors import DataError, SettingError
 from fedtaste.evaluation.ranking import rank_items
-from fedtaste.experiment.continuation import continue_from, join, rounds_of_update, without_people
+from fedtaste.experiment.continuation import continue_from, join, shortened, without_people
 from fedtaste.experiment.evaluate_method import measure
 from fedtaste.experiment.fit import fit, prepare_fit
 from fedtaste.experiment.folder import RunFolder
@@ -153,7 +153,7 @@ def update_model(
             "fitted, or use `fedtaste run --from`."
         )
     data = join(model.data, joined(as_interactions(new, model.data)))
-    settings = changed_settings(model.lasting_settings, {"rounds": rounds_of_update(result.rounds), **changes})
+    settings = changed_settings(shortened(model.lasting_settings, result.settings, result.rounds, changes), changes)
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")
     enter_run(folder, prepared, ledger)
