@@ -284,7 +284,10 @@ class FedSeq:
                 return after | {"basis": found["basis"]}, begun | nest("eigen", eigen)
             if "table" in upload.total:
                 return self.learn_eigenvectors(shared, unnest("eigen", memory), upload)
-            moved, inner = step(select(shared, moving(shared)), unnest("optimizer", memory), upload)
+            # Row by row, as a checkpoint has them: sums over numbers in another order would differ in the last bit.
+            total = {name: value.contiguous() for name, value in upload.total.items()}
+            before = {name: shared[name].contiguous() for name in moving(shared)}
+            moved, inner = step(before, unnest("optimizer", memory), Upload(total, upload.weight))
             return shared | moved, begun | nest("optimizer", inner)
 
         return server
@@ -366,7 +369,7 @@ class Draw(NamedTuple):
 def embeddings(factors: Tensor, noise: Tensor) -> Tensor:
     """Embeddings at the start: factors [m, k] with rows of similar length, and half of a random table."""
     size: Tensor = torch.linalg.vector_norm(factors, dim=1, keepdim=True)
-    return 0.5 * factors / (size + 0.05) + noise / 2
+    return (0.5 * factors / (size + 0.05) + noise / 2).contiguous()
 
 
 def moving(params: Params) -> list[str]:
