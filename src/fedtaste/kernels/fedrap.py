@@ -23,7 +23,7 @@ from torch import Tensor
 from fedtaste.core import CohortExamples, People, Upload
 from fedtaste.kernels.lanes import FAST, LANES, load, prefetch, signed, spread, store, total, transpose, where_less
 from fedtaste.kernels.row_pages import PAGE, WORKERS, PagedStore, Pages
-from fedtaste.kernels.touched_rows import blocks, distinct
+from fedtaste.kernels.touched_rows import row_blocks
 from fedtaste.wire.validation import LIMIT
 
 GROUP = 4  # blocks whose steps are interleaved
@@ -46,19 +46,13 @@ def clients(
     common = np.zeros((0, k), np.float32) if item is None else item.numpy()
     moved = np.zeros((WORKERS, *common.shape), np.float32)
     sums, refused = np.zeros((WORKERS, 3)), np.zeros((WORKERS, 2), np.int64)  # kept, loss, weight
-    people = np.asarray(people, np.int64)
     # The sign of a number of C is its sign bit, unless it is zero; components are padded with zeros.
     plain = mode == BOTH and own_lr == table_lr and not square and k % LANES == 0 and bool(common.all())
-    for begin, end in blocks(examples.starts):
-        starts = examples.starts[begin : end + 1]
-        inputs, targets = examples.inputs[starts[0] : starts[-1]], examples.targets[starts[0] : starts[-1]]
-        local, wanted, counts = distinct(starts - starts[0], inputs, catalogue)
-        firsts = np.append(0, np.cumsum(counts))
-        who = people[begin:end]
+    for who, starts, local, targets, firsts, wanted in row_blocks(people, examples, catalogue):
         slots = pages.place(who, firsts, wanted, fill=False) if mode != COMMON else np.zeros(0, np.int64)
         rows = pages.rows if mode != COMMON else np.zeros((0, k), np.float32)
         descend(
-            who, starts - starts[0], local, targets, examples.batch, firsts, wanted, slots, common, pages.initial, rows,
+            who, starts, local, targets, examples.batch, firsts, wanted, slots, common, pages.initial, rows,
             stacked["user"], stacked["bias"], stacked["scale"], moved, sums, refused, mode, passes, np.float32(lr),
             np.float32(table_lr), np.float32(own_lr), np.float32(lam), np.float32(mu), square, np.float32(shrink),
             np.float32(step_decay), np.float32(bound), by_examples, plain,
