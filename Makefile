@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Compile the kernels into their cache once. Otherwise every test process would compile them, for more than a minute.
 KERNELS := $(wildcard src/fedtaste/kernels/*.py) src/fedtaste/data/sampling.py src/fedtaste/data/synthetic.py
 .venv/kernels: .venv/ready $(KERNELS)
-	@echo "Compiling the kernels, once: about a minute"
+	@echo "Compiling the kernels, once: one to two minutes"
 	@PYTHONPATH=tests $(BIN)/python -m support.compile_kernels
 	@touch $@
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from fedtaste.data.synthetic import synthetic
-from support.states import trained
+from support.command import WORLD, fedtaste
 
 HALVES = (  # of about the same length, one for each core: methods and tasks that use all kernels
-    {"ranking": ("fedals", "fedrecon", "fedeigen"), "ratings": ("fedals", "fedrecon")},
+    {"ranking": ("fedals", "fedrecon", "fedeigen", "fedseq", "lgmix", "fedncf"), "ratings": ("fedals", "fedrecon")},
     {"ranking": ("fedrap", "fedavg", "fedtrail", "fedveil")},
 )
 
 
 def compile_half(half: dict[str, tuple[str, ...]]) -> None:
+    """Run every method of a half as a user does, and recommend to everybody."""
     for task, names in half.items():
         for name in names:
-            trained(name, {}, task, rounds=2)
+            with tempfile.TemporaryDirectory() as folder:
+                run = fedtaste("run", *WORLD, "--rounds", 3, "--method", name, "--task", task, "--out", f"{folder}/run")
+                lists = fedtaste("recommend", f"{folder}/run", "--all", "--out", f"{folder}/lists.csv")
+                assert not run.code and not lists.code, run.err + lists.err
 
 
 if __name__ == "__main__":
