@@ -81,9 +81,6 @@ class Pages:
         shape = (capacity, PAGE, self.initial.shape[1])
         self.follows = np.resize(self.follows, capacity)
         self.ids.resize((capacity, PAGE), refcheck=False)
-        if self._file is None and not present:
-            self.values = np.zeros(shape, np.float32)  # large pages of memory, which grow with `resize`
-            return
         if self._file is None:
             self.values.resize(shape, refcheck=False)
             return
