@@ -30,6 +30,7 @@ OUT = ROOT / "docs" / "evidence"
 INDEX = OUT / "index.json"
 SOURCE = ("src", "constraints.txt")  # a change of these, or of a step's own program, makes figures outdated
 AMAZON = "../shared/data/amazon-video.csv.gz"  # from the project's root; steps are skipped if it is missing
+TWEETINGS = "../shared/data/movietweetings.csv.gz"
 PROTOCOLS = ("published", "clean")
 STUDY = "popularity,fedmf,fedncf,fcf,pfedrec,fedrap,fedrecon,fedals,fedtrail,centralised"
 COMPARE = "popularity,local,fedavg,fedrecon,fedals,centralised"
@@ -62,6 +63,15 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "run --method fedtrail --new-people folds",
         *(f"run --method fedtrail --set parts={parts}" for parts in ("trail", "factors", "trail+als")),
         "run --method fedtrail --set keep=300 --set bits=8",
+    ],
+    "fedseq": [
+        "compare --methods popularity,fedals,fedtrail,fedseq --data ml-100k --seeds 3 --threads 1 --jobs 1",
+        *(
+            f"compare --methods popularity,fedals,fedtrail,fedseq --data {data} --threads 1 --jobs 1"
+            for data in (AMAZON, TWEETINGS)
+        ),
+        "run --method fedseq --data ml-100k --new-people folds --threads 1",
+        "run --method fedseq --data ml-100k --wire quantise=8,secure --threads 1",
     ],
     "sparsity": [
         f"run --method fedrap --protocol published --rounds {rounds} {form}"
@@ -104,6 +114,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
 }
 FUZZED = tuple(f"fuzz-{decoder}" for decoder in ("message", "checkpoint", "run-folder", "text", "parquet"))
 SCRIPTS = {  # name -> programs that write their own evidence, one step each
+    "sequences": ["sequences.py study"],
     "degree": ["degree.py"],
     "shift": ["shift.py"],
     "privacy": [f"privacy.py {part}" for part in ("choose", "ml-100k", "integers", "fedavg", "synthetic")],
@@ -139,7 +150,8 @@ class Step:
     @property
     def missing_data(self) -> str | None:
         """The file that this step needs and that does not exist here."""
-        return AMAZON if AMAZON in self.command and not (ROOT / AMAZON).exists() else None
+        files = [data for data in (AMAZON, TWEETINGS) if data in self.command]
+        return next((data for data in files if not (ROOT / data).exists()), None)
 
     @property
     def commit(self) -> str:

@@ -2,17 +2,25 @@
 
     python benchmarks/sequences.py validation --data ml-100k --set participations=48 --set hidden_dropout=0.3
     python benchmarks/sequences.py validation --data ml-100k --method fedtrail
+    python benchmarks/sequences.py study          all of STUDY, into docs/evidence/sequences.json
     python benchmarks/sequences.py speed --backends kernel,vmap
 
 `validation` trains on the training part and ranks everybody's validation item among 99 and among all items; test data
-are not read. `speed` trains on a generated world of the size of a film set: 3,706 items, histories of 18 to 1,500.
+are not read. `study` does that for every configuration of STUDY; one that was stopped continues. `speed` trains on a
+generated world of the size of a film set: 3,706 items, histories of 18 to 1,500.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import resource
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +38,51 @@ from fedtaste.models import factorization
 from fedtaste.tasks.base import Served
 from fedtaste.tasks.serve import personalise
 
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "docs" / "evidence" / "sequences.json"
 ITEMS, PEOPLE = 3_706, 640
+AMAZON, TWEETINGS = "../shared/data/amazon-video.csv.gz", "../shared/data/movietweetings.csv.gz"
+STUDY = (  # options of `validation`
+    "--data ml-100k --method fedtrail",
+    *(f"--data ml-100k --set participations={n}" for n in (1, 2, 4, 8, 16, 32)),
+    *(f"--data ml-100k --set network=gru --set participations={n}" for n in (4, 16)),
+    *(f"--data ml-100k --set start={start}" for start in ("eigen", "items")),
+    "--data ml-100k --set trail=false", "--data ml-100k --set trail=false --set start=eigen",
+    "--data ml-100k --set trail=false --set start=random",
+    *(f"--data ml-100k --seed {seed} --method {method}" for seed in (1, 2) for method in ("fedtrail", "fedseq")),
+    *(f"--data {data} {words}" for data in (AMAZON, TWEETINGS) for words in (
+        "--method fedtrail", "--set participations=1", "--set participations=4", "--method fedseq",
+    )),
+)  # fmt: skip
 
 
-def validation(data: str, method: str, seed: int, chosen: dict[str, str]) -> None:
-    """Print HR@10 and NDCG@10 of validation at the end of training, with the CPU seconds of training and the memory."""
+def study() -> None:
+    """Run what has no figures yet, each in a process of its own, and write them."""
+    figures: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for words in STUDY:
+        if words in figures or (words.split()[1].startswith("..") and not (ROOT / words.split()[1]).exists()):
+            continue
+        command = [sys.executable, __file__, "validation", *words.split(), "--json"]
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        commit = subprocess.run(
+            ["git", "log", "-1", "--format=%h", "--", "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        )
+        about = {"commit": commit.stdout.strip(), "date": datetime.date.today().isoformat()}
+        figures[words] = json.loads(done.stdout.splitlines()[-1]) | about
+        OUT.write_text(json.dumps(figures, indent=1) + "\n")
+        print(f"{words}: {figures[words]}", flush=True)
+
+
+def validation(data: str, method: str, seed: int, chosen: dict[str, str]) -> dict[str, Any]:
+    """HR@10 and NDCG@10 of validation at the end of training, with its CPU seconds, a person's uploads, and memory."""
     prepared = prepare(settings_from(method, data, {"seed": seed, "threads": 1, **chosen}), load(data, seed=seed))
     plan, task = prepared.plan, prepared.task
     federation = task.federation("search", plan.method, plan.sampling, None)
-    began = time.process_time()
+    began, sent = time.process_time(), 0
     for done in run(
         plan.method, plan.model, federation, rounds=plan.rounds, cohort=prepared.settings.cohort, seed=seed
     ):
+        sent += done.up_bytes
         if done.number in (1, plan.rounds // 2):
             print(f"after {done.number} of {plan.rounds} rounds: {time.process_time() - began:.1f} CPU s", flush=True)
     seconds, people = time.process_time() - began, task.choosers
@@ -50,10 +91,15 @@ def validation(data: str, method: str, seed: int, chosen: dict[str, str]) -> Non
     positives, negatives = (part.take(people) for part in (task.choosing.positives, task.choosing.negatives))
     full = rank_full(ready, task.train.take(people), positives, task.catalogue)[0]
     values = RankingMetrics.of_ranks(rank_sampled(ready, positives, negatives), full).values
-    figures = [f"{kind} {values[kind]['hr@10']:.3f}/{values[kind]['ndcg@10']:.3f}" for kind in ("sampled", "full")]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"{data} {method} {chosen} seed {seed}: {', '.join(figures)}")
-    print(f"{plan.rounds} rounds, {seconds:.0f} CPU s, {peak:.1f} GB")
+    return {
+        "people": len(federation.members),
+        "choosers": len(people),
+        **{kind: [round(values[kind][name], 4) for name in ("hr@10", "ndcg@10")] for kind in ("sampled", "full")},
+        "rounds": plan.rounds,
+        "upload_mb": round(sent / len(federation.members) / 1e6, 2),
+        "cpu_seconds": round(seconds),
+        "gigabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1),
+    }
 
 
 def speed(backends: list[str], rounds: int) -> None:
@@ -85,20 +131,25 @@ def speed(backends: list[str], rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["validation", "speed"])
+    parser.add_argument("what", choices=["validation", "study", "speed"])
     parser.add_argument("--data", default="ml-100k")
     parser.add_argument("--method", default="fedseq")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--backends", default="kernel,vmap")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "speed":
         speed(options.backends.split(","), options.rounds)
+    elif options.what == "study":
+        study()
     else:
-        chosen = dict(pair.split("=", 1) for pair in options.set)
-        validation(options.data, options.method, options.seed, chosen)
+        figures = validation(
+            options.data, options.method, options.seed, dict(pair.split("=", 1) for pair in options.set)
+        )
+        print(json.dumps(figures) if options.json else "\n".join(f"{name}: {value}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":
