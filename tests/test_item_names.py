@@ -13,6 +13,7 @@ import fedtaste as ft
 from fedtaste.errors import SettingError
 from fedtaste.serving.api import Api
 from fedtaste.serving.bundle_recommender import BundleRecommender
+from fedtaste.serving.item_lists import find_items
 from fedtaste.serving.titles import Titles
 from support.browser import Site
 from support.command import fedtaste
@@ -168,3 +169,9 @@ def test_the_page_names_items_alike(chromium):
         )
         page.close()
     assert dict(zip(CASES, answers)) == CASES
+
+
+def test_an_item_that_is_named_twice_is_at_its_last_place():
+    titles = Titles(["a", "b"], ["Alien (1979)", "Brazil (1985)"])
+    assert find_items(titles, ["a", "b", "Alien"], "likes") == [1, 0]
+    assert find_items(titles, ["b", "a"], "likes") == [1, 0]

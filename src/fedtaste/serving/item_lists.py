@@ -89,8 +89,8 @@ def check_on_unknown(value: str) -> None:
 
 
 def find_items(titles: Titles, texts: Iterable[object], argument: str, on_unknown: OnUnknown = "raise") -> list[int]:
-    """The numbers of items by name or title, in their order, each once. Texts that name no item, or several, raise
-    ItemListError, or are left out with a warning or without."""
+    """The numbers of items by name or title, in their order; an item that is named twice is at its last place. Texts
+    that name no item, or several, raise ItemListError, or are left out with a warning or without."""
     check_on_unknown(on_unknown)
     names = [text if isinstance(text, str) else str(text) for text in as_list(texts, argument)]
     numbers = [titles.get(name) for name in names]
@@ -100,7 +100,7 @@ def find_items(titles: Titles, texts: Iterable[object], argument: str, on_unknow
         raise ItemListError(f"{argument}: {_not_found(titles, unknown[0])}{more}", argument)
     if unknown and on_unknown == "warn":
         warnings.warn(f"{argument}: {describe(unknown)} no one item of the catalogue and left out.", stacklevel=3)
-    return list(dict.fromkeys(number for number in numbers if number is not None))
+    return list(dict.fromkeys(number for number in reversed(numbers) if number is not None))[::-1]
 
 
 def _not_found(titles: Titles, name: str) -> str:
