@@ -71,7 +71,12 @@ JOBS = {  # name -> commands, each of which prints one JSON object
             for data in (AMAZON, TWEETINGS)
         ),
         "run --method fedseq --data ml-100k --new-people folds --threads 1",
-        "run --method fedseq --data ml-100k --wire quantise=8,secure --threads 1",
+        "run --method fedseq --data ml-100k --set bits=8 --wire secure --threads 1",
+        *(
+            "run --method fedseq --data ml-100k --set start=random --set trail=false --wire clip=1 --cohort 256 "
+            f"--epsilon {epsilon} --threads 1"
+            for epsilon in (3, 10)
+        ),
     ],
     "sparsity": [
         f"run --method fedrap --protocol published --rounds {rounds} {form}"

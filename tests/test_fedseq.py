@@ -22,7 +22,7 @@ from fedtaste.experiment.progress import Silent
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Training, checked_plan, make_task, prepare
 from fedtaste.federation import of_histories
-from fedtaste.methods import build
+from fedtaste.methods import announced_steps, build
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.fedseq import FedSeq
 from fedtaste.methods.server_optimizers import scheduled_rate, server_step, with_server
@@ -234,6 +234,39 @@ def test_wires_carry_the_uploads(wire):
     ]  # fmt: skip
     assert not ends[0].rejected and ends[0].answered == 6
     assert_close(ends[0].state.shared, ends[1].state.shared, 1e-4)
+
+
+def test_whole_numbers_have_the_right_mean_and_the_next_step_follows_from_the_sum():
+    steps, gradient = torch.tensor([0.5, 2.0]), {"b": torch.full((1000,), 0.5), "a": torch.full((1000,), -0.3)}
+    sent = announced_steps.to_whole_numbers(gradient, steps, 8, torch.tensor(7))
+    assert {*sent["b"].tolist()} == {0.0, 1.0} and abs(sent["b"].mean() - 0.25) < 0.06  # 4 standard deviations
+    assert {*sent["a"].tolist()} == {-1.0, 0.0} and abs(sent["a"].mean() + 0.6) < 0.06
+    far = announced_steps.to_whole_numbers(
+        {"a": torch.tensor([1e3]), "b": torch.tensor([-1e4])}, steps, 8, torch.tensor(7)
+    )
+    assert far == {"a": torch.tensor([127.0]), "b": torch.tensor([-127.0])}
+    sums, after = announced_steps.from_whole_numbers(
+        {"a": torch.tensor([254.0, 0]), "b": torch.tensor([-1.0])}, steps, 8
+    )
+    assert sums["a"].tolist() == [127, 0] and sums["b"].tolist() == [-2]
+    assert torch.allclose(after, torch.tensor([1.0, 1.8]))  # 127 / 127, and FADE x 2
+
+
+@pytest.mark.parametrize("wire", ["", "secure"])
+def test_whole_numbers_are_added_alike_by_all_backends_and_in_secure_sums(wire):
+    settings = Settings(method="fedseq", wire=wire, set={"k": "4", "length": "6", "negatives": "20", "bits": "8"})
+    run_plan, data = plan(settings, replace(RANKING, people=6)), histories(people=6)
+    ends = [
+        list(run(run_plan.method, run_plan.model, of_histories(data, ITEMS), rounds=3, wire=run_plan.wire.stage,
+                 backend=backend, seed=1))
+        for backend in ("loop", "vmap")
+    ]  # fmt: skip
+    assert not any(done.rejected for done in ends[0])
+    assert_close(ends[0][-1].state.shared, ends[1][-1].state.shared, 1e-4)
+    sent = {name: ends[0][-1].state.shared[name] for name in run_plan.wire.stage.leaves}
+    layout = run_plan.wire.stage.message_layout(sent)
+    written = sum(value.numel() * value.element_size() for name, value in layout.items() if name != "secure")
+    assert written == (2 if wire else 1) * sum(value.numel() for value in sent.values())
 
 
 def test_rounds_follow_from_participations_people_and_cohort():

@@ -6,6 +6,7 @@
     training   in every later round a cohort takes one gradient step each on the loss of sequence_loss.py, and sends the
                sum of gradients over the positions of one window of its history, and their number
     server     adds by Adam with warm-up, cosine and a bound on the norm of the mean gradient (server_optimizers.py)
+    bits       below 32, gradients are sent as whole numbers with announced steps (announced_steps.py)
     served     s_q = h.E_q + b_q + alpha log(t_q + eps) after the newest items of the own history, on the device
 Cohorts are drawn in passes: everybody takes part once before anybody takes part again, `participations` times in all.
 Item embeddings E have the width k of the model, and are the input and the output of the network (as in SASRec, Kang and
@@ -25,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Schedule, ServerStep, Upload
+from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Schedule, ServerStep, Stage, Upload
 from fedtaste.errors import SettingError
+from fedtaste.methods import announced_steps
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.descent import ages, flat_examples, item_counts
 from fedtaste.methods.fedeigen import FedEigen
@@ -45,6 +47,7 @@ from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 COHORT = 32  # people in a round of training, where the caller gives no number
 # Shared parameters that training does not move.
 FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
+STEPS = "steps"  # shared, of `bits` below 32: the announced steps, by trained parameter
 ITERATIONS, EXTRA = 3, 16  # of FedEigen, for the embeddings at the start
 USUAL, MOST = 16, 64  # participations: without a budget or with few people; within a budget
 MANY_PEOPLE = 2_000  # from which more than USUAL participations gain: not on ML-100K, but on 6,040 people
@@ -72,7 +75,8 @@ class FedSeq:
     length: Count = 128  # L, the newest items that the network sees
     negatives: Count = 768  # expected number of negatives that everybody shares in a round
     hidden_dropout: Share = 0.2  # share of the network's numbers that a client drops while it trains
-    upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB of 32-bit numbers; 0: no limit
+    bits: Literal[4, 8, 16, 32] = 32  # of every number of an upload of gradients; 32: not rounded
+    upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB; 0: no limit
     cpu_minutes: NonNegative = 0.0  # about how many CPU minutes all of the training may take on one machine; 0: any
     learners: CountOrNone = 0  # public number of people who learn, for the number of rounds; 0: the caller's rounds
     cohort: CountOrNone = 0  # people in a round of training; 0: 32
@@ -86,13 +90,14 @@ class FedSeq:
             self.server_with(server_step("adam-unbiased", lr=2e-3, tau=1e-8, warmup=100, max_norm=1.0)),
             self.personalize,
             examples="history",
-            fast=Fast(self.kernel, bulk=self.bulk),
+            fast=Fast(self.kernel if self.bits == 32 else None, bulk=self.bulk),
             server_with=self.server_with,
             schedule=self.schedule,
             ordered=True,
             resolved={"participations": self.used_participations},
             recipe=self.recipe,
             tables=self.tables,
+            stage=self.stage,
         )
 
     def check(self) -> None:
@@ -110,6 +115,8 @@ class FedSeq:
             )
         if self.hidden_dropout == 1:
             raise SettingError("hidden_dropout must be below 1, got 1: nothing would be left.")
+        if self.noise and self.bits < 32:
+            raise SettingError("bits must be 32 in a private run, whose noise has a grid of its own. Leave it out.")
         if self.noise and (self.counting or not self.cohort):
             raise SettingError(
                 "A private run of fedseq needs start=random and trail=false, because counts of item pairs do not "
@@ -160,7 +167,7 @@ class FedSeq:
     @property
     def upload_size(self) -> float:
         """MB of the upload of one participation."""
-        return 4e-6 * (self.items * (self.width + 1) + self.network_size)
+        return self.bits / 8e6 * (self.items * (self.width + 1) + self.network_size)
 
     @property
     def step_seconds(self) -> float:
@@ -196,6 +203,21 @@ class FedSeq:
         return FedEigen(self.model, extra=EXTRA, bits=32)
 
     @property
+    def stage(self) -> Stage | None:
+        """What is known of uploads of whole numbers."""
+        if self.bits == 32:
+            return None
+        trained = tuple(moving(self.init(self.model.init(torch.Generator()))[0]))
+        largest = float(announced_steps.levels(self.bits))
+        return Stage(message_layout=self.message_layout, bound=largest, step=1.0, leaves=trained)
+
+    def message_layout(self, total: Params) -> Params:
+        """Tensors like those of a message: `bits` bits for every number of a gradient, and counts as they are."""
+        if "items" in total or "table" in total:
+            return total
+        return {n: torch.zeros(-(-v.numel() * self.bits // 8), dtype=torch.uint8) for n, v in total.items()}
+
+    @property
     def recipe(self) -> Recipe:
         """How a bundle serves somebody, from the tables that `tables` gives."""
         trail = TrailRecipe(losses.MIX, losses.FAST, losses.SLOW, self.length) if self.trail else None
@@ -221,6 +243,8 @@ class FedSeq:
             shared |= {"from_scale": torch.zeros(self.items), "to_scale": torch.zeros(self.items)}
         if self.start == "eigen":
             shared["basis"] = torch.zeros(self.items, min(self.width + EXTRA, self.items))
+        if self.bits < 32:
+            shared[STEPS] = announced_steps.first_steps(len(moving(shared)), self.bits)
         return shared, {}
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
@@ -233,7 +257,12 @@ class FedSeq:
         gradient, _ = gradient_and_value(
             lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, moving(params))
         )
-        return Upload({name: -value for name, value in gradient.items()}, weight), {}
+        total = {name: -value for name, value in gradient.items()}
+        if self.bits == 32:
+            return Upload(total, weight), {}
+        seeds = losses.person_seeds(*self.history(examples), self.key(params), int(download.round))
+        total = announced_steps.to_whole_numbers(total, params[STEPS], self.bits, seeds)
+        return Upload(total, weight / self.length), {}
 
     def count(self, history: Examples) -> Params:
         """The counts of one person's history."""
@@ -259,11 +288,19 @@ class FedSeq:
     def draw(self, download: Download, examples: Examples) -> Draw:
         """What a round draws for one person or for people along a leading axis."""
         params, number = download.params, int(download.round)
-        inputs, mask, key = examples.inputs.flatten(-2), examples.mask.flatten(-2), int(params["key"] * KEYS)
+        (inputs, mask), key = self.history(examples), self.key(params)
         negatives = losses.shared_negatives(params["items"], self.negatives, key, number)
         seeds = losses.person_seeds(inputs, mask, key, number)
         window = losses.draw_window(inputs, mask, self.length, losses.random_bytes(seeds, SKIPPED))
         return Draw(seeds, window, negatives, losses.first_places(inputs, mask, self.items)[..., negatives.items])
+
+    def history(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        """(items, mask) [..., n]."""
+        return examples.inputs.flatten(-2), examples.mask.flatten(-2)
+
+    def key(self, params: Params) -> int:
+        """The key of the run's public draws."""
+        return int(params["key"] * KEYS)
 
     @property
     def dropped(self) -> int:
@@ -285,10 +322,14 @@ class FedSeq:
             if "table" in upload.total:
                 return self.learn_eigenvectors(shared, unnest("eigen", memory), upload)
             # Row by row, as a checkpoint has them: sums over numbers in another order would differ in the last bit.
-            total = {name: value.contiguous() for name, value in upload.total.items()}
+            total, weight = {name: value.contiguous() for name, value in upload.total.items()}, upload.weight
             before = {name: shared[name].contiguous() for name in moving(shared)}
-            moved, inner = step(before, unnest("optimizer", memory), Upload(total, upload.weight))
-            return shared | moved, begun | nest("optimizer", inner)
+            announced: Params = {}
+            if self.bits < 32:
+                weight = weight * self.length
+                total, announced[STEPS] = announced_steps.from_whole_numbers(total, shared[STEPS], self.bits)
+            moved, inner = step(before, unnest("optimizer", memory), Upload(total, weight))
+            return shared | moved | announced, begun | nest("optimizer", inner)
 
         return server
 
@@ -374,7 +415,7 @@ def embeddings(factors: Tensor, noise: Tensor) -> Tensor:
 
 def moving(params: Params) -> list[str]:
     """Names of the shared parameters that are trained."""
-    return [name for name in params if name not in FIXED]
+    return [name for name in params if name not in (*FIXED, STEPS)]
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:

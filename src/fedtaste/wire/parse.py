@@ -265,6 +265,10 @@ class _Protection:
         if self.bits:  # a sum has at most so many bits more than one number
             words = self.bits + math.ceil(math.log2(people))
             return SecureSum(group, most=people, words=words if words <= 32 else 64), None
+        if not self.noise and self.sent.leaves and not self.limit:  # rounds of counting have other numbers
+            cohort = self.method.schedule.cohort if self.method.schedule else people
+            training = SecureSum(group, clip=self.sent.bound, most=cohort, unit=self.sent.step)
+            return SecureSum(group, most=people, training=training, leaves=self.sent.leaves), None
         if not self.noise:
             return SecureSum(group, clip=self.limit or self.sent.bound, most=people, unit=self.sent.step), None
         if self.local:

@@ -9,7 +9,8 @@ Integers. With noise, uploads are integers already, on the grid of wire/noise.py
 wrap modulo 2^`words`. Without noise a number is cut, towards zero, to a multiple of a step. Sums are then modulo 2^32
 where a clip bounds every number, with the smallest step at which `most` people's numbers cannot wrap; otherwise modulo
 2^64 with a step of 2^-32, and a number of 2^31 / most or beyond is an error. Uploads that are whole multiples of a
-public unit already are not cut, and sums of them are modulo 2^16 where that is enough. A scale of a person's own, as
+public unit already are not cut, and sums of them are modulo 2^16 where that is enough; where that holds for some rounds
+alone, by the names of what is sent, these rounds have a `training` sum of their own. A scale of a person's own, as
 `quantise` has it, is not such a unit: then rounded numbers are summed like any others. Numbers that the server would
 refuse anyway (NaN, infinity, beyond its limit) become 0.
 
@@ -52,7 +53,7 @@ class SecureSum:
     `clip`: no number of an upload is larger, and its weight is at most 1. `most`: the largest cohort. `neighbours`: of
     each person on the ring, in place of the default. `words`: uploads are integers already, and their sums do not wrap
     modulo 2^`words`, at most 32 or 64. Masked numbers modulo 2^18 are sent as 18 bits. `unit`: every number of an
-    upload is a whole multiple of it, a power of two.
+    upload is a whole multiple of it, a power of two. `training`: for uploads of `leaves` alone.
     """
 
     group: int | None = None
@@ -62,6 +63,8 @@ class SecureSum:
     neighbours: int | None = None
     words: int | None = None
     unit: float | None = None
+    training: SecureSum | None = None
+    leaves: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         even = self.neighbours is None or (self.neighbours >= 4 and self.neighbours % 2 == 0)
@@ -80,6 +83,10 @@ class SecureSum:
     def stage(self) -> Stage:
         """This secure sum as a stage."""
         return Stage(secure_sum=self, message_layout=self.message_layout)
+
+    def fitting(self, total: Params) -> SecureSum:
+        """The secure sum for uploads of this form."""
+        return self.training if self.training and total.keys() <= {*self.leaves} else self
 
     # Integers
 
@@ -105,6 +112,8 @@ class SecureSum:
 
     def encode(self, upload: Upload) -> Upload:
         """The upload as whole numbers (int64); of one device, or of many stacked."""
+        if (other := self.fitting(upload.total)) is not self:
+            return other.encode(upload)
         total = {name: self._integers(name, value) for name, value in upload.total.items()}
         weight = upload.weight.detach().double()
         weight = torch.where(torch.isfinite(weight) & (weight.abs() <= MAX_WEIGHT), weight, 0.0)
@@ -133,6 +142,8 @@ class SecureSum:
 
     def decode(self, total: Upload) -> Upload:
         """The numbers of a sum of encoded uploads; with `words` they stay integers."""
+        if (other := self.fitting(total.total)) is not self:
+            return other.decode(total)
 
         def signed(value: Tensor) -> Tensor:
             half = 2 ** (self.bits - 1)
@@ -196,7 +207,8 @@ class SecureSum:
         self, uploads: dict[int, Upload], cohort: People, context: StageContext, silent: Collection[int] = ()
     ) -> list[Server]:
         """Every group's server after the protocol: what it saw, and the sum or why it failed."""
-        kind = WORD[next(width for width in WORD if self.bits <= width)]
+        bits = min((self.fitting(upload.total).bits for upload in uploads.values()), default=self.bits)
+        kind = WORD[next(width for width in WORD if bits <= width)]
         vectors = {person: to_words(self.encode(upload), kind) for person, upload in uploads.items()}
         return [
             run_session(group, {person: vectors[person] for person in group.people if person in vectors}, silent)
@@ -213,6 +225,8 @@ class SecureSum:
     def message_layout(self, total: Params) -> Params:
         """Tensors like those of a device's messages: integers, and the protocol's own bytes for a group of the
         requested size (the whole cohort: of `most`)."""
+        if (other := self.fitting(total)) is not self:
+            return other.message_layout(total)
         if self.bits < 32:
             written = {n: torch.zeros(-(-v.numel() * self.bits // 8), dtype=torch.uint8) for n, v in total.items()}
         else:
