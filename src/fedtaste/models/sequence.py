@@ -1,4 +1,4 @@
-"""Sequence networks as plain functions: causal attention with relative positions, and a GRU as the cheaper choice.
+"""Sequence networks as plain functions: causal attention with relative positions, and a GRU.
 
 Both map the embeddings of a history x [..., T, d], oldest item first, to states h [..., T, d], where h_t depends on the
 items up to t alone; leading axes are people. Parameters are flat and named. Padding must follow the last real item.
