@@ -307,11 +307,12 @@ def test_settings_that_cannot_work_are_refused(options, message):
 
 
 def test_auto_takes_what_the_budgets_allow():
-    def used(people=24, **chosen):
+    def used(people=1500, **chosen):
         return FedSeq(factorization(3706, k=64), learners=people, **chosen).used_participations
 
-    step = 24 * FedSeq(factorization(3706, k=64)).step_seconds / 60
+    step = 1500 * FedSeq(factorization(3706, k=64)).step_seconds / 60
     assert used() == used(6000) == 16 and used(participations=40) == 40
+    assert used(1235) == used(1235, upload_mb=1000.0) == 4 and used(1236) == 16  # 3 x 1,235 people < items
     assert used(upload_mb=5.0) == 4 and used(upload_mb=1000.0) == 16 and used(6000, upload_mb=1000.0) == 64
     assert used(cpu_minutes=3.5 * step) == 3 and used(cpu_minutes=3.5 * step, upload_mb=2.5) == 2
     assert used(6000, participations=2, cpu_minutes=1000.0) == 2
