@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parents[1] / "docs"
-NAMES = {"ml-100k": "ML-100K", "../shared/data/amazon-video.csv.gz": "Amazon Video"}
+NAMES = {"ml-100k": "ML-100K", "amazon-video.csv.gz": "Amazon Video"}
 FOUR = {"fedrap": "#c44e52", "pfedrec": "#4c72b0", "fedmf": "#55a868", "fedncf": "#8172b2"}
 
 
