@@ -20,13 +20,14 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import execute, prepare
+from fedtaste.methods import METHODS
 from fedtaste.report import curves as plots
 from fedtaste.report import html as report
 from fedtaste.report import item_scatter, numbers, pareto
 from fedtaste.report.curves import DataShape
 from fedtaste.report.html import write_report
 from fedtaste.report.numbers import human_bytes
-from fedtaste.report.tables import columns, labels, text_table
+from fedtaste.report.tables import columns, labels, method_name, text_table
 from support.reports import EVIL, RATINGS, Page, changed, make_result, page_of, ranking
 
 REGRESSION = make_result(
@@ -393,3 +394,7 @@ def test_docstring_examples_of_numbers_and_pareto():
 
     for module in (numbers, pareto):
         assert doctest.testmod(module).failed == 0
+
+
+def test_every_method_has_a_spelling_for_people():
+    assert [name for name in METHODS if method_name(name) == name] == []
