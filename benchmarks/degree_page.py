@@ -97,9 +97,9 @@ def chosen(rows: list[Table]) -> list[str]:
         "than 10 % off at R = .1 and .3. The loss is small compared with local models "
         f"(R = {rows[0]['R']:g}: {rows[0]['auto']['error']:.4f} with auto, {rows[0]['error']['0.01']:.3f} local).",
         "- The rule of the released code takes the distance between fitted models for R. That distance includes "
-        "the error of every model, so it is never small, and the rule shares too little where sharing helps most: its error is up to "
-        f"{worst['pilot']:.0f} times the best. With the true R, which is unknown in practice, it is up to "
-        f"{worst['true R']:.2f} times the best.",
+        "the error of every model, so it is never small, and the rule shares too little where sharing helps most: its "
+        f"error is up to {worst['pilot']:.0f} times the best. With the true R, which is unknown in practice, it is up "
+        f"to {worst['true R']:.2f} times the best.",
     ]
 
 
