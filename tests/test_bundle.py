@@ -390,7 +390,9 @@ def test_export_refuses_foreign_folders_and_leaves_them_unchanged(tmp_path):
 
 def test_export_says_what_to_check_before_own_data_are_published(tmp_path):
     run_folder = tmp_path / "run"
-    (tmp_path / "own.csv").write_text("user,item\n" + "".join(f"{u},{(u + i) % 6}\n" for u in range(6) for i in range(4)))
+    (tmp_path / "own.csv").write_text(
+        "user,item\n" + "".join(f"{u},{(u + i) % 6}\n" for u in range(6) for i in range(4))
+    )
     fedtaste("fit", "--data", tmp_path / "own.csv", "--rounds", "1", "--set", "k=2", "--out", run_folder)
     printed = fedtaste("export", run_folder, tmp_path / "site").out
     assert "Before you publish it: The data are your own: make sure that you may publish" in " ".join(printed.split())
