@@ -105,8 +105,8 @@ def advice(r: float, features: bool = False) -> str:
     if r <= 0.1:
         return f"{found}. From 0.02 to 0.1, some taste survives the noise: {compare}."
     return (
-        f"{found}. Above 0.1 there are too few people for this catalogue and epsilon, and private popularity is the safe "
-        f"choice ({compare}). More people, fewer items or a larger epsilon change that."
+        f"{found}. Above 0.1 there are too few people for this catalogue and epsilon, and private popularity is the "
+        f"safe choice ({compare}). More people, fewer items or a larger epsilon change that."
     )
 
 
