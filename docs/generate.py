@@ -165,6 +165,9 @@ FACTS = {
 }
 
 
+SHORT_RUNS = {"fedveil": "", "fedseq": ", participations=1"}  # methods that plan their own rounds
+
+
 def usage(name: str) -> str:
     """The command of a method, and a few lines of Python where it recommends."""
     data = "" if _prepared(name) is not None else " --data shifted-digits"
@@ -172,7 +175,8 @@ def usage(name: str) -> str:
     text = f"{reason}\n```bash\nfedtaste run --method {name}{data}\n```\n\n`--set NAME=VALUE` changes a setting below."
     if data:
         return text
-    code = f'import fedtaste as ft\n\nmodel = ft.Recommender("{name}", rounds=1).fit(ft.load("{SMALL}"))'
+    short = SHORT_RUNS.get(name, ", rounds=1")
+    code = f'import fedtaste as ft\n\nmodel = ft.Recommender("{name}"{short}).fit(ft.load("{SMALL}"))'
     return f"{text}\n\n```python\n{code}\nprint(model.recommend(['1'], n=3))\n```"
 
 
