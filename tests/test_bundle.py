@@ -388,6 +388,16 @@ def test_export_refuses_foreign_folders_and_leaves_them_unchanged(tmp_path):
     assert (folder / "thesis.txt").read_text() == "mine" and not (tmp_path / "out").exists()
 
 
+def test_export_says_what_to_check_before_own_data_are_published(tmp_path):
+    run_folder = tmp_path / "run"
+    (tmp_path / "own.csv").write_text(
+        "user,item\n" + "".join(f"{u},{(u + i) % 6}\n" for u in range(6) for i in range(4))
+    )
+    fedtaste("fit", "--data", tmp_path / "own.csv", "--rounds", "1", "--set", "k=2", "--out", run_folder)
+    printed = fedtaste("export", run_folder, tmp_path / "site").out
+    assert "Before you publish it: The data are your own: make sure that you may publish" in " ".join(printed.split())
+
+
 def test_export_replaces_an_older_bundle_completely(bundle):
     manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["files"]["left-over.js"] = {"bytes": 3, "sha256": "0" * 64}
@@ -456,7 +466,7 @@ def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
     settings = Settings(data=DATA, method="fedper", set={"k": "8"}, rounds=1)
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), load(DATA), "0")
     execute(prepare(settings, load(DATA)), folder)
-    with pytest.raises(SettingError, match=r"fedper cannot be rebuilt.*fedals.*fedmf.*fedrap.*fedrecon.*fedtrail"):
+    with pytest.raises(SettingError, match=r"fedper cannot be exported.*fedals.*fedmf.*fedrap.*fedrecon.*fedtrail"):
         export(tmp_path / "run", tmp_path / "out")
 
 
