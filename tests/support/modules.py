@@ -1,4 +1,4 @@
-"""Which test modules are integration tests, and which modules need real plots. Used by conftest.py."""
+"""Which test modules are integration tests, and which need real plots or a real map. Used by conftest.py."""
 
 # Modules with processes, browsers, federations, or long trainings. The longest come first: the workers take them in
 # this order, and the short ones at the end fill the gaps between the workers.
@@ -20,3 +20,4 @@ PLOTTED = (
     "test_audit", "test_axes", "test_federate", "test_fedveil", "test_labels", "test_membership", "test_list_metrics",
     "test_tune",
 )  # fmt: skip
+MAPPED = ("test_taste",)  # place items on the map by t-SNE; elsewhere two numbers of an item are its place
