@@ -14,7 +14,7 @@ INTEGRATION = (
     "test_cluster", "test_item_names", "test_people_groups", "test_comparisons", "test_paired", "test_tune",
     "test_peers",
 )  # fmt: skip
-DRAWN = ("test_report", "test_tradeoff", "test_narrow_pages")  # need rendered plots; elsewhere a plot is one pixel
+DRAWN = ("test_report", "test_narrow_pages")  # need rendered plots; elsewhere a plot is one pixel
 # Modules whose plots are drawn on real axes, though not rendered: plots or labels that the others do not have.
 PLOTTED = (
     "test_audit", "test_axes", "test_federate", "test_fedveil", "test_labels", "test_membership", "test_list_metrics",
