@@ -329,7 +329,8 @@ def test_the_page_shows_the_advice_the_fronts_and_the_clients(tmp_path, real_plo
     assert table.rows[0][2][2] == ("0.840", True)
     for name in ("gradients", "tradeoff", "sweep"):
         assert (tmp_path / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    page, _ = page_of([LOCAL, FEDAVG], tmp_path)  # without a trade-off: no advice, no marks, and earlier plots are removed
+    # Without a trade-off there is no advice and no mark, and earlier plots are removed.
+    page, _ = page_of([LOCAL, FEDAVG], tmp_path)
     assert "Choose" not in page.text and not (tmp_path / "plots" / "sweep.png").exists()
 
 
