@@ -29,7 +29,7 @@ from support import browser
 from support.bundles import MODELS, export_source
 
 WORKER = (resources.files("fedtaste.serving") / "web" / "worker.js").read_bytes()
-PEOPLE, SHOWN = 60, 20
+PEOPLE, SHOWN = 30, 20
 LONGER = {  # recipes as after a longer training in batches
     "fedrecon": {"batch": 37},
     "fedmf": {"rounds": 25},
@@ -138,7 +138,7 @@ def test_lists_equal_those_of_python(page, site, name, precision):
     assert ready["cases"] >= 6
     assert ready["worst"] < 1e-9
     rng, items = np.random.default_rng(5), python.bundle.manifest.items
-    count = 200 if name.startswith(("fedtrail", "fedseq")) else PEOPLE
+    count = 2 * PEOPLE if name.startswith(("fedtrail", "fedseq")) else PEOPLE
     names = python.bundle.items.genre_names
     genres = [np.flatnonzero(rng.random(len(names)) < 0.4).tolist() if at % 3 else [] for at in range(count)]
     people = [(*random_taste(rng, items, python.scale), wanted) for wanted in genres]
