@@ -50,8 +50,8 @@ FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
 STEPS = "steps"  # shared, of `bits` below 32: the announced steps, by trained parameter
 ITERATIONS, EXTRA = 3, 16  # of FedEigen, for the embeddings at the start
 USUAL, MOST = 16, 64  # participations: without a budget or with few people; within a budget
-# Where there are more items than so many times the people, a network learns single people by heart: fewer participations
-# are better on validation of Amazon Video and MovieTweetings (docs/sequences.md).
+# Where there are more items than so many times the people, a network learns single people by heart: fewer
+# participations are better on validation of Amazon Video and MovieTweetings (docs/sequences.md).
 SPARSE, FEW = 3, 4
 MANY_PEOPLE = 2_000  # from which more than USUAL participations gain: not on ML-100K, but on 6,040 people
 RATE = 2e10  # multiplications and additions in a CPU second of the fast path (benchmarks/sequences.py speed)
@@ -67,8 +67,8 @@ class FedSeq:
 
     model: Model
     _: KW_ONLY
-    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: 16, or 4
-    # where items are more than 3 x people, or what `upload_mb` and `cpu_minutes` allow
+    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: 16, or
+    # 4 where items are more than 3 x people, or what `upload_mb` and `cpu_minutes` allow
     start: Literal["gram", "eigen", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from FedEigen's
     # rounds; at random, with n or without
     trail: bool = True  # whether the logit has FedTrail's term
