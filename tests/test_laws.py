@@ -29,6 +29,7 @@ SEQUENCE = {"length": 6, "negatives": 20, "heads": 1, "learners": PEOPLE, "serve
 SEQUENCE |= {"tau": 1e-3, "final_rate": 0.02}
 SEQUENCE_OTHERS = {"participations": 2, "start": "items", "trail": False, "network": "gru", "length": 5, "negatives": 9}
 SEQUENCE_OTHERS |= {"hidden_dropout": 0.5, "upload_mb": 0.005, "cpu_minutes": 3e-6, "learners": 48, "cohort": 8}
+SEQUENCE_OTHERS |= {"bits": 8}
 KINDS = (torch.arange(ITEMS)[:, None] % torch.arange(2, 9) == 0).float()  # public item features
 ITEM_TASKS = ["ranking", "ratings"]
 # name, settings with which a tiny world changes visibly, tasks, and another value of every setting (which must matter)

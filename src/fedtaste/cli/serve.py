@@ -57,26 +57,26 @@ def host(
 ) -> None:
     """Answer until Ctrl-C or SIGTERM; `text` is printed once requests are answered."""
     log = event_log(options.log)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
-    try:
-        with forked(server, processes):
-            thread = threading.Thread(target=server.serve_forever, daemon=True)
-            thread.start()
-            if options.log == "json":
-                log(Event("started", text, facts or {}))
-            if options.as_json:
-                emit({"url": server.url, "pid": os.getpid()})
-            elif options.log == "text":
-                put(text)
-            try:
-                thread.join()
-            finally:
-                server.shutdown()
-                thread.join(5)
-    except KeyboardInterrupt:
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):  # not an exception, which code that prints may swallow
+        signal.signal(number, lambda received, _: signals.append(received))
+    with forked(server, processes):
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         if options.log == "json":
-            log(Event("stopped", "Stopped."))
+            log(Event("started", text, facts or {}))
+        if options.as_json:
+            emit({"url": server.url, "pid": os.getpid()})
+        elif options.log == "text":
+            put(text)
+        try:
+            while thread.is_alive() and not signals:
+                thread.join(0.2)  # a wait without end would not see a signal that arrives just before it
+        finally:
+            server.shutdown()
+            thread.join(5)
+    if options.log == "json":
+        log(Event("stopped", "Stopped."))
 
 
 def run_date(path: Path) -> datetime | None:
