@@ -82,4 +82,4 @@ def show(found: Reproduction, plot: Path) -> None:
 
 
 def _pair(ours: float | None, published: float | None) -> str:
-    return " / ".join("-" if value is None else f"{value:#.3g}" for value in (ours, published))
+    return " / ".join("-" if value is None else f"{value:#.3g}".rstrip(".") for value in (ours, published))

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from fedtaste.cli.options import ListenOptions, ServeOptions
 from fedtaste.cli.output import emit, event_log, put
@@ -58,8 +59,15 @@ def host(
     """Answer until Ctrl-C or SIGTERM; `text` is printed once requests are answered."""
     log = event_log(options.log)
     signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):  # not an exception, which code that prints may swallow
-        signal.signal(number, lambda received, _: signals.append(received))
+
+    def note(number: int, frame: FrameType | None) -> None:
+        """The first signal is no exception, which code that prints might swallow; the second one is."""
+        signals.append(number)
+        if len(signals) > 1:
+            signal.default_int_handler(number, frame)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
     with forked(server, processes):
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -75,6 +83,8 @@ def host(
         finally:
             server.shutdown()
             thread.join(5)
+    if not signals:
+        raise RunError("The server ended by itself. The message above says why. Start it again.")
     if options.log == "json":
         log(Event("stopped", "Stopped."))
 
