@@ -170,6 +170,7 @@ def draw(worlds: dict[str, list[Trial]]) -> None:
                     look = {"color": COLOURS[i % 7], "marker": MARKERS[(i + i // 7) % 7], "label": label}
                     axes.plot(*zip(*((p[3], p[2]) for p in trial.curve)), ms=4, lw=1, alpha=0.8, **look)
         legend(drawing, panels[0])
+        drawing.set_layout_engine("constrained")
         drawing.savefig(PLOT, dpi=110, metadata={"Software": None})
 
 

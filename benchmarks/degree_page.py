@@ -96,10 +96,10 @@ def chosen(rows: list[Table]) -> list[str]:
         "one standard error counts. That rule was added after a first version of this table, in which auto was more "
         "than 10 % off at R = .1 and .3. The loss is small compared with local models "
         f"(R = {rows[0]['R']:g}: {rows[0]['auto']['error']:.4f} with auto, {rows[0]['error']['0.01']:.3f} local).",
-        "- The released rule uses the distance between fitted models as R. That distance includes the error of every "
-        "model, so it is never small, and the rule shares too little where sharing helps most: its error is up to "
-        f"{worst['pilot']:.0f} times the best. With the true R, which is unknown in practice, it is up to "
-        f"{worst['true R']:.2f} times the best.",
+        "- The rule of the released code takes the distance between fitted models for R. That distance includes "
+        "the error of every model, so it is never small, and the rule shares too little where sharing helps most: its "
+        f"error is up to {worst['pilot']:.0f} times the best. With the true R, which is unknown in practice, it is up "
+        f"to {worst['true R']:.2f} times the best.",
     ]
 
 
@@ -208,15 +208,16 @@ def counts(errors: dict[str, Any]) -> list[str]:
 
     local = [name for name in errors if name.startswith("local")]
     claims = {
-        "R = .1: lambda .5 beats .02": beats("0.5", "0.02", 0),
-        "R = .1: FedAvg beats .02": beats("fedavg", "0.02", 0),
-        "R = .1: FedAvg beats .5": beats("fedavg", "0.5", 0),
-        **{f"R = .1: .5 beats {n}": beats("0.5", n, 0) for n in local},
-        "R = 2.678: .02 beats FedAvg and .5": beats("0.02", "fedavg", -1) & beats("0.02", "0.5", -1),
-        **{f"R = 2.678: .02 beats {n}": beats("0.02", n, -1) for n in local},
+        "At R = .1, lambda .5 has a lower error than lambda .02": beats("0.5", "0.02", 0),
+        "At R = .1, FedAvg has a lower error than lambda .02": beats("fedavg", "0.02", 0),
+        "At R = .1, FedAvg has a lower error than lambda .5": beats("fedavg", "0.5", 0),
+        **{f"At R = .1, lambda .5 has a lower error than {n}": beats("0.5", n, 0) for n in local},
+        "At R = 2.678, lambda .02 has a lower error than FedAvg and lambda .5": beats("0.02", "fedavg", -1)
+        & beats("0.02", "0.5", -1),
+        **{f"At R = 2.678, lambda .02 has a lower error than {n}": beats("0.02", n, -1) for n in local},
     }
     totals = {claim.replace("local ", "local at round "): int(holds.sum()) for claim, holds in claims.items()}
-    return [f"- {claim}: {count} of {seeds} seeds" for claim, count in totals.items()]
+    return [f"- {claim} in {count} of {seeds} seeds." for claim, count in totals.items()]
 
 
 def sampled(results: Table) -> str:

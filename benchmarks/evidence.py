@@ -120,6 +120,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
 FUZZED = tuple(f"fuzz-{decoder}" for decoder in ("message", "checkpoint", "run-folder", "text", "parquet"))
 SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "sequences": ["sequences.py study"],
+    "central_sequences": ["central_sequences.py"],  # needs once `python benchmarks/central_sequences.py --install`
     "degree": ["degree.py"],
     "shift": ["shift.py"],
     "privacy": [f"privacy.py {part}" for part in ("choose", "ml-100k", "integers", "fedavg", "synthetic")],

@@ -49,9 +49,10 @@ STUDY = (  # options of `validation`
     *(f"--data ml-100k --set start={start}" for start in ("eigen", "items")),
     "--data ml-100k --set trail=false", "--data ml-100k --set trail=false --set start=eigen",
     "--data ml-100k --set trail=false --set start=random",
+    *(f"--data ml-100k --set bits=8 --set participations={n}" for n in (4, 16)),
     *(f"--data ml-100k --seed {seed} --method {method}" for seed in (1, 2) for method in ("fedtrail", "fedseq")),
     *(f"--data {data} {words}" for data in (AMAZON, TWEETINGS) for words in (
-        "--method fedtrail", "--set participations=1", "--set participations=4", "--method fedseq",
+        "--method fedtrail", *(f"--set participations={n}" for n in (1, 4, 16)),
     )),
 )  # fmt: skip
 

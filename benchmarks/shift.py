@@ -84,7 +84,8 @@ def write_page(evidence: dict[str, Any]) -> None:
     begin, end = "<!-- tables -->", "<!-- end -->"
     parts = []
     for part in evidence["data"].values():
-        title = f"### {part['about']}\n\n`{part['runs'][0]['command']}`, seeds 0 to 2, {evidence['date']}"
+        command = part["runs"][0]["command"].replace(REAL, Path(REAL).name)  # a folder that the page describes
+        title = f"### {part['about']}\n\n`{command}`, seeds 0 to 2, {evidence['date']}"
         parts.append(f"{title}\n\n{table(part['runs'])}")
     head, rest = text.split(begin)[0], text.split(end)[1]
     page.write_text(head + begin + "\n" + "\n\n".join(parts) + "\n" + end + rest)

@@ -34,6 +34,8 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # pages that are read on a code host begin their sections at any level
 
+smartquotes_action = "qe"  # no dashes: --set is an option
+
 html_theme = "furo"
 html_title = f"fedtaste {version}"
 html_static_path = ["_static"]

@@ -14,17 +14,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from support.modules import DRAWN, INTEGRATION, PLOTTED
+from fedtaste.report import style
+from fedtaste.serving import item_map
+from support.modules import DRAWN, INTEGRATION, MAPPED, PLOTTED
 
 settings.register_profile("fedtaste", deadline=None)
 settings.load_profile("fedtaste")
 
 NUMBERS = count()  # of the tests' ledgers
-SAVEFIG, ADD_SUBPLOT = Figure.savefig, Figure.add_subplot
+RENDER, ADD_SUBPLOT, TSNE = style.render, Figure.add_subplot, item_map._tsne
 PIXEL = bytes.fromhex(  # a PNG file
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a4944415478da63600000000200"
     "01e527defc0000000049454e44ae426082"
@@ -75,6 +79,11 @@ def add_subplot(figure: Figure, *place: int, **options: Any) -> Any:
     return ADD_SUBPLOT(figure, *place, **options) if place else NoAxes()
 
 
+def one_pixel(_: Figure) -> tuple[bytes, bytes]:
+    """A figure as PNG and as SVG, without rendering it."""
+    return PIXEL, b"<svg xmlns='http://www.w3.org/2000/svg'></svg>"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_plots(request: pytest.FixtureRequest) -> Iterator[None]:
     """Do not render plots where no test looks at them: rendering is nine tenths of the time of a small run, and
@@ -87,21 +96,47 @@ def quick_plots(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
 
-    def savefig(figure: Figure, file: Any, format: str, **_: object) -> None:
-        file.write(PIXEL if format == "png" else b"<svg xmlns='http://www.w3.org/2000/svg'></svg>")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", savefig)
+        patch.setattr(style, "render", one_pixel)
         if request.path.stem not in PLOTTED:
             patch.setattr(Figure, "add_subplot", add_subplot)
         yield
 
 
 @pytest.fixture
+def plain_plots() -> Iterator[None]:
+    """Do not render plots in this test, in a module of DRAWN."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "render", one_pixel)
+        yield
+
+
+@pytest.fixture
 def real_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Render plots in this test."""
-    monkeypatch.setattr(Figure, "savefig", SAVEFIG)
+    monkeypatch.setattr(style, "render", RENDER)
     monkeypatch.setattr(Figure, "add_subplot", ADD_SUBPLOT)
+
+
+def first_coordinates(direction: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Places of items on the map, by two of their numbers."""
+    return np.pad(direction.astype(np.float64), ((0, 0), (0, 2)))[:, :2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_maps(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Do not compute t-SNE where no test looks at the map: it is nine tenths of the time of an export. The modules
+    named in MAPPED, and tests that ask for `real_maps`, have the map that a user has."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem not in MAPPED:
+            patch.setattr(item_map, "_tsne", first_coordinates)
+        yield
+
+
+@pytest.fixture
+def real_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Place items by t-SNE in this test."""
+    monkeypatch.setattr(item_map, "_tsne", TSNE)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -89,10 +89,10 @@ def test_test_vectors_equal_the_ranking_of_the_loaded_bundle(name):
         assert [films.bundle.names.index(one.item) for one in found.items] == case["items"]
 
 
-def test_export_twice_gives_the_same_bytes(tmp_path):
-    export(run_of("fedals"), tmp_path / "again")
-    _, first = read_bundle(bundle_of("fedals"))
-    _, second = read_bundle(tmp_path / "again")
+def test_export_twice_gives_the_same_bytes(tmp_path, real_maps):
+    for name in ("first", "second"):
+        export(run_of("fedals"), tmp_path / name)
+    (_, first), (_, second) = (read_bundle(tmp_path / name) for name in ("first", "second"))
     assert first == second
 
 
@@ -353,7 +353,7 @@ def test_a_private_export_does_not_depend_on_exact_counts():
     assert "no counts" in note
 
 
-def test_similar_items_are_close_on_the_map():
+def test_similar_items_are_close_on_the_map(real_maps):
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(4, 6)) * 3
     item = np.concatenate([c + 0.1 * rng.normal(size=(30, 6)) for c in centres]).astype(np.float32)
@@ -364,11 +364,11 @@ def test_similar_items_are_close_on_the_map():
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 6])
-def test_tiny_catalogues_have_a_map(m):
+def test_tiny_catalogues_have_a_map(m, real_maps):
     assert place(np.eye(m, 3, dtype=np.float32), np.zeros(m, np.uint8)).shape == (m, 2)
 
 
-def test_unpopular_items_of_large_catalogues_are_placed_near_their_neighbours(monkeypatch):
+def test_unpopular_items_of_large_catalogues_are_placed_near_their_neighbours(monkeypatch, real_maps):
     monkeypatch.setattr("fedtaste.serving.item_map.MAPPED", 60)
     rng = np.random.default_rng(0)
     side = np.repeat([0, 1], 60)
@@ -386,6 +386,16 @@ def test_export_refuses_foreign_folders_and_leaves_them_unchanged(tmp_path):
     fedtaste("export", run, folder / "thesis.txt").refused("is not a folder")
     fedtaste("export", tmp_path, tmp_path / "out").refused("is not a run folder")
     assert (folder / "thesis.txt").read_text() == "mine" and not (tmp_path / "out").exists()
+
+
+def test_export_says_what_to_check_before_own_data_are_published(tmp_path):
+    run_folder = tmp_path / "run"
+    (tmp_path / "own.csv").write_text(
+        "user,item\n" + "".join(f"{u},{(u + i) % 6}\n" for u in range(6) for i in range(4))
+    )
+    fedtaste("fit", "--data", tmp_path / "own.csv", "--rounds", "1", "--set", "k=2", "--out", run_folder)
+    printed = fedtaste("export", run_folder, tmp_path / "site").out
+    assert "Before you publish it: The data are your own: make sure that you may publish" in " ".join(printed.split())
 
 
 def test_export_replaces_an_older_bundle_completely(bundle):
@@ -456,7 +466,7 @@ def test_export_of_a_method_without_a_recipe_is_refused(tmp_path):
     settings = Settings(data=DATA, method="fedper", set={"k": "8"}, rounds=1)
     folder = RunFolder.create(tmp_path / "run", settings.model_dump(), load(DATA), "0")
     execute(prepare(settings, load(DATA)), folder)
-    with pytest.raises(SettingError, match=r"fedper cannot be rebuilt.*fedals.*fedmf.*fedrap.*fedrecon.*fedtrail"):
+    with pytest.raises(SettingError, match=r"fedper cannot be exported.*fedals.*fedmf.*fedrap.*fedrecon.*fedtrail"):
         export(tmp_path / "run", tmp_path / "out")
 
 

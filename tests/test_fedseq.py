@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtaste.core import Download, Examples, Upload
+from fedtaste.core import Download, Examples, StageContext, Upload
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sources import load
 from fedtaste.engine.run import begin, run
@@ -245,11 +245,25 @@ def test_whole_numbers_have_the_right_mean_and_the_next_step_follows_from_the_su
         {"a": torch.tensor([1e3]), "b": torch.tensor([-1e4])}, steps, 8, torch.tensor(7)
     )
     assert far == {"a": torch.tensor([127.0]), "b": torch.tensor([-127.0])}
-    sums, after = announced_steps.from_whole_numbers(
-        {"a": torch.tensor([254.0, 0]), "b": torch.tensor([-1.0])}, steps, 8
-    )
+    total = {"a": torch.tensor([254.0, 0]), "b": torch.tensor([-1.0])}
+    sums, after = announced_steps.from_whole_numbers(total, steps, 8, cohort=2)
     assert sums["a"].tolist() == [127, 0] and sums["b"].tolist() == [-2]
     assert torch.allclose(after, torch.tensor([1.0, 1.8]))  # 127 / 127, and FADE x 2
+
+
+def test_a_false_upload_changes_sums_and_steps_little():
+    total = {"a": torch.tensor([1e8, 3.0])}
+    sums, after = announced_steps.from_whole_numbers(total, torch.tensor([0.5]), 8, cohort=4)
+    assert sums["a"].tolist() == [4 * 127 * 0.5, 1.5] and after.tolist() == [1.0]  # GROWTH x 0.5
+
+
+def test_a_training_cohort_larger_than_planned_is_refused_in_secure_sums():
+    settings = Settings(method="fedseq", wire="secure", set={"k": "4", "length": "6", "bits": "8"}, cohort=8)
+    stage = plan(settings, RANKING).wire.stage
+    context = StageContext(bytes(32), round=1, people=9.0)
+    with pytest.raises(SettingError, match="at most 8 people, got 9"):
+        stage.secure_sum.groups(np.arange(9), context)
+    assert stage.secure_sum.groups(np.arange(9), context._replace(round=0))
 
 
 @pytest.mark.parametrize("wire", ["", "secure"])
@@ -299,6 +313,8 @@ def test_rounds_follow_from_participations_people_and_cohort():
         ({"set": {"model": "ncf"}}, "factorization"),
         ({"wire": "clip=1,noise=1"}, "fedveil is made for private runs"),
         ({"wire": "sparsify=0.1"}, "sparsify is not for"),
+        ({"wire": "clip=1", "set": {"bits": "8"}}, "clip is not for uploads of whole numbers"),
+        ({"cohort": 4, "set": {"bits": "8"}}, "a --cohort of 8 people or more"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options, message):

@@ -346,7 +346,11 @@ def test_fedveil_beats_popularity_on_data_with_two_tastes(route):
 
 def test_predictor_advice_and_constants_equal_values_computed_by_hand():
     assert predictor(2.5, 1600, 1000) == pytest.approx(0.1) and predictor(1.0, 2500, 50_000) == pytest.approx(0.001)
-    assert "30 items" in advice(0.019) and "Compare" in advice(0.05) and "popularity" in advice(0.11)
+    assert (
+        "30 items" in advice(0.019)
+        and "compare with --method popularity --wire clip=1" in advice(0.05)
+        and "popularity" in advice(0.11)
+    )
     assert constants(0.0, 3706, 0) == (0.1, 500, 32, 0.25)
     assert constants(2.528, 1682, 849) == pytest.approx((4 * 2.528 * math.sqrt(1682) / 849, 100, 16, 0.0))
     assert constants(2.5, 5000, 100_000) == (0.1, 500, 32, 0.25)
@@ -533,5 +537,5 @@ def test_a_run_with_features_recommends_and_cannot_be_exported(tmp_path):
     liked = recommend(folder.path, likes=[data.titles[3]], n=5)
     member = recommend(folder.path, likes=[], person=data.people[2], n=5)
     assert len(liked.items) == len(member.items) == 5
-    with pytest.raises(SettingError, match="no recipe"):
+    with pytest.raises(SettingError, match=r"fedveil cannot be exported.*fedtaste recommend"):
         export(folder.path, tmp_path / "bundle")

@@ -121,6 +121,12 @@ REFUSED = {
         {},
         ['Is "customer_id" the user column?', "Use --columns user=customer_id."],
     ),
+    "a second column": (
+        "x.csv",
+        "customer,product\na,x\n",
+        {"columns": {"user": "customer"}},
+        ["Use --columns user=customer,item=product."],
+    ),
     "a column with a space": ("x.csv", "Customer ID,item\na,x\n", {}, ["Use --columns 'user=Customer ID'."]),
     "a misspelt column": (
         "x.csv",

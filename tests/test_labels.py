@@ -22,7 +22,7 @@ from fedtaste.methods import METHODS, build
 from fedtaste.models import logistic as softmax
 from fedtaste.tasks.base import Sampling, Served
 from fedtaste.tasks.clients import Clients, _search_mask, predict
-from support.command import CONTRACT, fedtaste, without_times
+from support.command import CONTRACT, WorkerHere, fedtaste, without_times
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -313,8 +313,9 @@ def test_batches_of_features_have_nearly_equal_sizes():
             assert torch.equal(mine, theirs)
 
 
-def test_parallel_runs_equal_sequential_runs():
-    """Every process succeeds, and its result equals that of a single process."""
+def test_parallel_runs_equal_sequential_runs(monkeypatch):
+    """Every worker succeeds, and its result equals that of a comparison without workers."""
+    monkeypatch.setattr("fedtaste.experiment.compare.subprocess.Popen", WorkerHere)
     args = ("compare", "--methods", "fedavg,ditto", "--data", TINY, "--rounds", 2, "--threads", 1, "--json")
     sequential, parallel = (fedtaste(*args, "--jobs", jobs, "--out", f"jobs{jobs}") for jobs in (1, 2))
     assert sequential.json["left_out"] == parallel.json["left_out"] == {} and "left out" not in parallel.err

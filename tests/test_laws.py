@@ -29,12 +29,13 @@ SEQUENCE = {"length": 6, "negatives": 20, "heads": 1, "learners": PEOPLE, "serve
 SEQUENCE |= {"tau": 1e-3, "final_rate": 0.02}
 SEQUENCE_OTHERS = {"participations": 2, "start": "items", "trail": False, "network": "gru", "length": 5, "negatives": 9}
 SEQUENCE_OTHERS |= {"hidden_dropout": 0.5, "upload_mb": 0.005, "cpu_minutes": 3e-6, "learners": 48, "cohort": 8}
+SEQUENCE_OTHERS |= {"bits": 8}
 KINDS = (torch.arange(ITEMS)[:, None] % torch.arange(2, 9) == 0).float()  # public item features
 ITEM_TASKS = ["ranking", "ratings"]
 # name, settings with which a tiny world changes visibly, tasks, and another value of every setting (which must matter)
 TABLE = [
     ("popularity", {}, ITEM_TASKS, {"shrink": 50.0}),
-    ("local", {"lr": 0.1}, ITEM_TASKS, {"lr": 0.2, "passes": 2}),
+    ("local", {"lr": 0.1, "passes": 2}, ITEM_TASKS, {"lr": 0.2, "passes": 3}),
     ("centralised", {}, ITEM_TASKS, SOLVED),
     ("fedsgd", {"lr": 0.1}, ITEM_TASKS, {"lr": 0.2, "private": ()}),
     ("fedavg", {"lr": 0.1}, ITEM_TASKS, {"lr": 0.2, "passes": 2, "private": ()}),
@@ -43,10 +44,10 @@ TABLE = [
     ("fedncf", {"lr": 0.1}, ["ranking"], {"lr": 0.2, "passes": 2}),
     ("fedprox", {"lr": 0.1, "mu": 0.5}, ITEM_TASKS, {"lr": 0.2, "passes": 2, "mu": 2.0, "private": ()}),
     ("fedper", {"lr": 0.1}, ITEM_TASKS, {"lr": 0.2, "passes": 2, "private": ("item_bias",)}),
-    ("fedrep", {"lr": 0.1, "private_lr": 0.1}, ITEM_TASKS,
-     {"lr": 0.2, "private_lr": 0.2, "private_passes": 2, "passes": 2, "private": ("item_bias",)}),
-    ("fedrecon", {"lr": 0.1, "recon_lr": 0.1}, ITEM_TASKS,
-     {"lr": 0.2, "passes": 2, "recon_lr": 0.2, "recon_passes": 2, "support": 0.7, "joint": True, "solver": "exact"}),
+    ("fedrep", {"lr": 0.1, "private_lr": 0.1, "private_passes": 2}, ITEM_TASKS,
+     {"lr": 0.2, "private_lr": 0.2, "private_passes": 3, "passes": 2, "private": ("item_bias",)}),
+    ("fedrecon", {"lr": 0.1, "recon_lr": 0.1, "recon_passes": 2}, ITEM_TASKS,
+     {"lr": 0.2, "passes": 2, "recon_lr": 0.2, "recon_passes": 3, "support": 0.7, "joint": True, "solver": "exact"}),
     ("fedrecon", {"lr": 0.1, "solver": "exact"}, ITEM_TASKS,
      {"lr": 0.2, "passes": 2, "lam": 0.5, "prior": 9.0, "support": 0.7, "joint": True}),
     ("fedals", {}, ITEM_TASKS, SOLVED | {"block": 2}),

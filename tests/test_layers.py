@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from support.modules import DRAWN, INTEGRATION, PLOTTED
+from support.modules import DRAWN, INTEGRATION, MAPPED, PLOTTED
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedtaste"
@@ -44,10 +45,16 @@ def top(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file, as a list: it is read by several tests."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, first name below the package) of every import of the package."""
     targets = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             module = node.module or ""
@@ -76,7 +83,7 @@ def test_every_package_has_a_layer():
 )
 def test_no_test_module_is_imported(path):
     """Code that tests and benchmarks share is in tests/support/."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
         for name in names:
@@ -91,15 +98,13 @@ LATE_IMPORTS = {"cli/main.py", "__init__.py", "flower/__init__.py", "flower/node
 
 def function_imports(path: Path) -> list[int]:
     """Lines of imports of the package inside functions."""
-    functions = [
-        n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lines = []
-    for node in (inner for function in functions for inner in ast.walk(function)):
+    for node in nodes(path):
         module = node.module if isinstance(node, ast.ImportFrom) else None
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [module or ""]
         if any(name.split(".")[0] == "fedtaste" for name in names):
-            lines.append(node.lineno)
+            lines += [node.lineno for f in functions if f.lineno <= node.lineno <= f.end_lineno][:1]
     return lines
 
 
@@ -121,4 +126,4 @@ def test_only_the_command_line_reads_the_environment():
 
 def test_named_integration_modules_exist():
     modules = {path.stem for path in ROOT.glob("tests/test_*.py")}
-    assert {*INTEGRATION, *DRAWN, *PLOTTED} <= modules and len(set(INTEGRATION)) == len(INTEGRATION)
+    assert {*INTEGRATION, *DRAWN, *PLOTTED, *MAPPED} <= modules and len(set(INTEGRATION)) == len(INTEGRATION)

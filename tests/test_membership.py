@@ -173,8 +173,7 @@ def test_the_gaussian_bound_holds_and_detects_a_quarter_of_the_noise():
 
 CLAIMS = [
     ("popularity", "clip=1.0", 1.0, {}),
-    ("fedveil", "", 3.0, {"data": NARROW}),
-    ("fedveil", "", 10.0, {"data": NARROW}),
+    ("fedveil", "", 3.0, {"data": NARROW}),  # at more epsilons in benchmarks/membership.py
     ("fedmf", "clip=1.0", 3.0, {"rounds": 3}),
 ]
 

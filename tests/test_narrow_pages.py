@@ -55,7 +55,7 @@ def write_seeds(folder: Path) -> Path:
 
 
 def write_small_audit(folder: Path) -> Path:
-    settings = Settings(data="synthetic:60x80x900", method="fedmf", wire="clip=1.0,noise=1000.0,secure=10")
+    settings = Settings(data="synthetic:60x80x900", method="fedmf", rounds=2, wire="clip=1.0,noise=1000.0,secure=10")
     data = load(settings.data)
     result = audit(settings, make_task(settings, data), data.titles, AuditScope(people=30))
     return write_audit(result.model_copy(update={"report": ""}), folder)

@@ -21,7 +21,7 @@ from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.folder import fingerprint
 from fedtaste.experiment.privacy_ledger import Entry, PrivacyLedger
 from fedtaste.wire.accounting import Mechanism, epsilons
-from support.command import fedtaste
+from support.command import WorkerHere, fedtaste
 
 DATA = "synthetic:40x40x400"
 WORLD = ("--data", DATA, "--threads", "1", "--json")
@@ -371,8 +371,9 @@ def test_resume_adds_a_run_that_died_before_it_was_in_the_ledger():
     assert not Path("cache/privacy").exists(), "the file that was named is remembered"
 
 
-@pytest.mark.parametrize("jobs, epsilons", [(1, "1,3,none"), (2, "1,3")])  # with two jobs each run is a process
-def test_comparison_counts_every_private_run(jobs, epsilons):
+@pytest.mark.parametrize("jobs, epsilons", [(1, "1,3,none"), (2, "1,3")])  # with two jobs workers train the runs
+def test_comparison_counts_every_private_run(jobs, epsilons, monkeypatch):
+    monkeypatch.setattr("fedtaste.experiment.compare.subprocess.Popen", WorkerHere)
     run_private("earlier")
     options = ("--methods", "popularity", "--wire", "clip=1", "--epsilon", epsilons)
     output = fedtaste("compare", *WORLD, *options, "--jobs", jobs, "--out", "both")

@@ -446,7 +446,7 @@ def test_the_ten_lines_on_a_real_data_frame(library, tmp_path, monkeypatch):
     columns = df[["item", "title", "genres"]]
     products = columns.drop_duplicates("item") if library == "pandas" else columns.unique("item", keep="first")
     data = ft.Interactions.from_frame(first, user="user", item="item", rating=None, time="timestamp", items=products)
-    model = ft.Recommender("fedals", seed=0, rounds=4).fit(data)
+    model = ft.Recommender("fedals", seed=0, k=16, rounds=4).fit(data)
     people = [str(each) for each in first["user"][:2]]
     table = model.recommend(people, n=10, exclude=data.titles[:50])
     assert type(table).__module__.split(".")[0] == library and list(table.columns) == ["user", "item", "rank", "score"]

@@ -20,13 +20,14 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import execute, prepare
+from fedtaste.methods import METHODS
 from fedtaste.report import curves as plots
 from fedtaste.report import html as report
 from fedtaste.report import item_scatter, numbers, pareto
 from fedtaste.report.curves import DataShape
 from fedtaste.report.html import write_report
 from fedtaste.report.numbers import human_bytes
-from fedtaste.report.tables import columns, labels, text_table
+from fedtaste.report.tables import columns, labels, method_name, text_table
 from support.reports import EVIL, RATINGS, Page, changed, make_result, page_of, ranking
 
 REGRESSION = make_result(
@@ -177,7 +178,7 @@ def test_plots_are_non_empty_pictures_with_alternative_texts(six):
     assert "Local sends nothing" in alts[1]
 
 
-def test_curves_count_bytes_per_person():
+def test_curves_count_bytes_per_person(plain_plots):
     assert plots.draw([ranking(rounds=1)], DataShape([3])) == []  # dots
     drawn_plots = plots.draw([ranking(rounds=1), ranking("fedavg", rounds=1)])
     assert [plot.name for plot in drawn_plots] == ["convergence", "bytes"]
@@ -192,7 +193,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
         assert path.read_bytes() == (tmp_path / "b" / "plots" / path.name).read_bytes()
 
 
-def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch, plain_plots):
     path = write_report([ranking()], tmp_path, data=DATA)
     before = path.read_bytes()
 
@@ -277,7 +278,7 @@ def sparse(method: str = "fedrap", share: float = 0.1, **changes) -> RunResult:
     return changed(result, curve=curve)
 
 
-def test_loss_zeros_and_downloads_are_plotted_by_round():
+def test_loss_zeros_and_downloads_are_plotted_by_round(plain_plots):
     by_name = {plot.name: plot for plot in plots.draw([sparse()])}
     assert list(by_name) == ["convergence", "bytes", "loss", "zeros", "down"]
     assert "FedRAP: 0.700 after round 1, -0.050 after round 4." in by_name["loss"].alt
@@ -291,7 +292,7 @@ def test_loss_zeros_and_downloads_are_plotted_by_round():
     assert [curve.place for curve in losses] == [1]  # a method keeps its colour where others are missing
 
 
-def test_accuracy_is_plotted_against_seconds():
+def test_accuracy_is_plotted_against_seconds(plain_plots):
     timed = [ranking(name, seconds={"train": 30.0, "round": lap}) for name, lap in (("fedals", 0.5), ("fcf", 2))]
     by_name = {plot.name: plot for plot in plots.draw([*timed, ranking("local")])}
     assert "FedALS ends at 2.0 s" in by_name["seconds"].alt and "FCF ends at 8.0 s" in by_name["seconds"].alt
@@ -301,7 +302,7 @@ def test_accuracy_is_plotted_against_seconds():
     assert [row["seconds.round"]["shown"] for row in page.rows if "seconds.round" in row] == ["0.50 s", "2.0 s"]
 
 
-def test_the_memoriser_is_plotted_beside_the_method():
+def test_the_memoriser_is_plotted_beside_the_method(plain_plots):
     leak = {"memoriser_hr@10": 0.9, "popularity_hr@10": 0.4, "leaks": True}
     leak |= {"memoriser_curve": [[1, 0.1], [2, 0.2], [10, 0.6], [50, 0.9]]}
     published = ranking(protocol="published", leak=leak)
@@ -355,11 +356,15 @@ def test_common_and_private_items_are_plotted_in_one_plane(fedrap_run, tmp_path)
     (alt,) = [attrs["alt"] for _, attrs in page.tags if attrs.get("alt", "").startswith("Scatter plot")]
     assert "24 common rows spread by" in alt and "% of the variance" in alt
     assert text == page_of([result], tmp_path, runs=[run])[1]  # repeatable
+
+
+def test_items_of_the_first_six_runs_are_plotted(fedrap_run, tmp_path, plain_plots):
+    run, result = fedrap_run
     page, _ = page_of([result] * 8 + [ranking()], tmp_path, runs=[run] * 8 + [tmp_path])
     assert "The first 6 runs are shown" in page.text
 
 
-def test_without_two_readable_tables_there_is_no_item_plot(fedrap_run, tmp_path):
+def test_without_two_readable_tables_there_is_no_item_plot(fedrap_run, tmp_path, plain_plots):
     run, result = fedrap_run
     assert item_scatter.read_plane(tmp_path, 24) is None and item_scatter.read_plane(run, 23) is None
     content = (run / "final.safetensors").read_bytes()
@@ -393,3 +398,7 @@ def test_docstring_examples_of_numbers_and_pareto():
 
     for module in (numbers, pareto):
         assert doctest.testmod(module).failed == 0
+
+
+def test_every_method_has_a_spelling_for_people():
+    assert [name for name in METHODS if method_name(name) == name] == []

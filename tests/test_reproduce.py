@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from fedtaste.experiment.papers import PAPERS, read_figure
+from fedtaste.cli.reproduce import show
+from fedtaste.experiment.papers import PAPERS, ReproducedRow, Reproduction, read_figure
 from fedtaste.experiment.result import CurvePoint, RunResult
 from fedtaste.experiment.settings import Settings
 from support.command import fedtaste
@@ -18,6 +20,7 @@ def test_every_case_has_valid_settings_and_published_figures_of_its_columns(name
     for case in paper.cases:
         assert Settings(**case.settings).method
         assert set(case.published) <= set(paper.figures)
+    assert re.search(r"(more|less) is better", paper.reading, re.I)
     assert paper.differences and any(column.startswith(paper.axis) for column in paper.figures)
 
 
@@ -39,6 +42,25 @@ def test_the_worked_example_is_reproduced(tmp_path):
     assert found["rows"][0]["ours"]["largest error of a weight"] < 1e-5
     assert (tmp_path / "sgd" / "reproduction.png").exists()
     assert json.loads((tmp_path / "sgd" / "reproduction.json").read_text()) == found
+
+
+def test_the_output_explains_the_figures_and_both_values_of_a_cell(tmp_path, capsys):
+    rows = (
+        ReproducedRow(
+            label="a case", command="fedtaste run", ours={"error": 2.4, "other": None}, published={"error": 0.0}
+        ),
+    )
+    found = Reproduction(paper="p", title="P: a paper", reading="Less is better.", rows=rows, differences=("Why.",))
+    show(found, tmp_path / "plot.png")
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "P: a paper Less is better. Every cell is ours / theirs",
+        "2.40 / 0.00",
+        "- / -",
+        "- Why.",
+        "plot.png",
+    ):
+        assert part in printed
 
 
 def test_an_unknown_paper_is_refused_with_a_similar_name():

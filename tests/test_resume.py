@@ -175,7 +175,7 @@ def interrupted_kernel_error() -> SystemError:
 # Killed and interrupted processes
 
 RUN = (
-    "--data", "synthetic:200x150x3000", "--method", "fedals", "--rounds", "600", "--patience", "0", "--threads", "1",
+    "--data", "synthetic:200x150x3000", "--method", "fedals", "--rounds", "200", "--patience", "0", "--threads", "1",
     "--set=k=16", "--set=spread=0.1", "--json",
 )  # fmt: skip
 

@@ -129,9 +129,10 @@ def test_fedals_averages_its_sums_over_rounds():
     ],
 )
 def test_all_backends_train_the_same_state(name, text):
-    loop = train(text, name, backend="loop")[-1]
+    settings = {"passes": 2} if name == "fedrap" else {}  # of 10
+    loop = train(text, name, settings=settings, backend="loop")[-1]
     for backend in ("vmap", "auto"):
-        other = train(text, name, backend=backend)[-1]
+        other = train(text, name, settings=settings, backend=backend)[-1]
         assert_close(everything(other.state), everything(loop.state), 1e-4)
         assert (other.up_bytes, other.answered) == (loop.up_bytes, loop.answered)
 

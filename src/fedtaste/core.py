@@ -288,7 +288,8 @@ class Stage:
     grid: Callable[[int], float] | None = None  # by round: released numbers are whole multiples of this public step
     bound: float | None = None  # no number of an upload is larger
     step: float | None = None  # every number of an upload is a whole multiple of this, a power of two
-    leaves: tuple[str, ...] = ()  # `bound` and `step` hold for uploads of these leaves alone; (): for all
+    weight_step: float | None = None  # a weight is at most 1 and a whole multiple of this, a power of two
+    leaves: tuple[str, ...] = ()  # `bound` and the steps hold for uploads that have these names alone; (): for all
     accepts_plain_sums: bool = False  # `server` also takes a sum in double precision that skipped `client`
 
 
@@ -297,7 +298,7 @@ def chain(*stages: Stage) -> Stage:
     layouts = [stage.message_layout for stage in stages if stage.message_layout]
     clients = [stage for stage in stages if stage.client]
     names = ["combine", "secure_sum", "device_noise", "grid", "turns", "dense", "poisson", "local", "random", "bound"]
-    names += ["step", "leaves"]
+    names += ["step", "weight_step", "leaves"]
 
     def compose(steps: Sequence[UploadStep | None]) -> UploadStep | None:
         present = [step for step in steps if step]

@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import IO
 
 import pytest
 
@@ -58,6 +60,27 @@ def fedtaste(*args: object) -> CommandOutput:
         except SystemExit as stop:
             code = stop.code
     return CommandOutput(code, out.getvalue(), err.getvalue())
+
+
+class WorkerHere:
+    """Replaces `subprocess.Popen` in tests of comparisons that are not about processes: it trains the run of a worker
+    in this process before it returns. tests/test_comparisons.py starts real workers."""
+
+    stdin = stdout = None
+
+    def __init__(self, command: Sequence[str], *, stdin: int, stdout: int, stderr: IO[bytes]) -> None:
+        output = fedtaste(*(word for word in command[3:] if word != "--worker"))
+        stderr.write(output.err.encode())
+        self.returncode = output.code
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def __enter__(self) -> WorkerHere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def without_times(result: dict) -> dict:

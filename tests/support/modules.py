@@ -1,4 +1,4 @@
-"""Which test modules are integration tests, and which modules need real plots. Used by conftest.py."""
+"""Which test modules are integration tests, and which need real plots or a real map. Used by conftest.py."""
 
 # Modules with processes, browsers, federations, or long trainings. The longest come first: the workers take them in
 # this order, and the short ones at the end fill the gaps between the workers.
@@ -14,9 +14,10 @@ INTEGRATION = (
     "test_cluster", "test_item_names", "test_people_groups", "test_comparisons", "test_paired", "test_tune",
     "test_peers",
 )  # fmt: skip
-DRAWN = ("test_report", "test_tradeoff", "test_narrow_pages")  # need rendered plots; elsewhere a plot is one pixel
+DRAWN = ("test_report", "test_narrow_pages")  # need rendered plots; elsewhere a plot is one pixel
 # Modules whose plots are drawn on real axes, though not rendered: plots or labels that the others do not have.
 PLOTTED = (
     "test_audit", "test_axes", "test_federate", "test_fedveil", "test_labels", "test_membership", "test_list_metrics",
     "test_tune",
 )  # fmt: skip
+MAPPED = ("test_taste",)  # place items on the map by t-SNE; elsewhere two numbers of an item are its place

@@ -99,6 +99,7 @@ def to_release_units(total: Params, wire: Stage, round: int) -> Params:
 def enlarge_cohort(wire: Stage, people: int) -> Stage:
     """The same wire for more people than it was planned for: sums of integers must not wrap."""
     secure_sum = wire.secure_sum
-    if not isinstance(secure_sum, SecureSum) or secure_sum.most >= people:
+    if not isinstance(secure_sum, SecureSum):
         return wire
-    return replace(wire, secure_sum=replace(secure_sum, most=people))
+    training = secure_sum.training and replace(secure_sum.training, most=max(people, secure_sum.training.most))
+    return replace(wire, secure_sum=replace(secure_sum, most=max(people, secure_sum.most), training=training))

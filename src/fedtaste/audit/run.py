@@ -19,7 +19,7 @@ from fedtaste.attacks.cross_round import attack_all_rounds
 from fedtaste.attacks.list_recovery import POPULARITY
 from fedtaste.attacks.measure import RoundUploads, StepAttacks, attack_once, attack_round, measure_baselines
 from fedtaste.attacks.membership import MembershipSetup, audit_membership
-from fedtaste.attacks.observed_run import ObservedRun
+from fedtaste.attacks.observed_run import ObservedRun, enlarge_cohort
 from fedtaste.attacks.result import Figures, MembershipResult
 from fedtaste.attacks.uploads import (
     SIZES,
@@ -162,7 +162,8 @@ class _Audit:
             stages = dict(parse(text))
             everybody = people if cohort is None else cohort_size(cohort, people)
             group = int(stages["secure"] or everybody) if "secure" in stages else 1
-            steps.append(Step(stages_label(text), part.wire.stage, min(group, people), part.method))
+            wire = enlarge_cohort(part.wire.stage, people)  # sums of all sizes are attacked
+            steps.append(Step(stages_label(text), wire, min(group, people), part.method))
         return steps
 
     def attack_lists(self) -> list[StepAttacks]:

@@ -7,6 +7,7 @@ from fedtaste.cli.output import emit, put, say
 from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.export import export as export_run
+from fedtaste.serving.model_card import OWN_TERMS
 
 
 def export(options: ExportOptions) -> None:
@@ -20,5 +21,7 @@ def export(options: ExportOptions) -> None:
         return
     table = f"{manifest.items:,} items as {manifest.precision}"
     put(f"{options.to}: {table}, {size / 1e6:.2f} MB in {len(manifest.files) + 3} files, each with its hash.")
-    put(f"Before you publish it: {manifest.about.licence[0]}")
+    terms = manifest.about.licence[0]
+    own = "The data are your own: make sure that you may publish what was learnt from them."
+    put(f"Before you publish it: {own if terms.endswith(OWN_TERMS) else terms}")
     put(f"Look at it: fedtaste serve {options.to}")

@@ -28,7 +28,13 @@ def reproduce(options: ReproduceOptions) -> None:
         raise RunError(f"{path} is there already. Choose another --out.")
     with Bars() as bars:
         rows = [_train(case, number, paper, path, bars, options.seed) for number, case in enumerate(paper.cases, 1)]
-    found = Reproduction(paper=options.paper, title=paper.title, rows=tuple(rows), differences=paper.differences)
+    found = Reproduction(
+        paper=options.paper,
+        title=paper.title,
+        reading=paper.reading,
+        rows=tuple(rows),
+        differences=paper.differences,
+    )
     RunFolder(path).write("reproduction.json", found.dump())
     plot = draw_reproduction(found, paper.axis)
     (path / f"{plot.name}.png").write_bytes(plot.png)
@@ -61,11 +67,14 @@ def _command(settings: Settings) -> str:
 
 
 def show(found: Reproduction, plot: Path) -> None:
-    """Print the table, the reasons for differences, and where the plot is."""
+    """Print what the figures mean, the table, the reasons for differences, and where the plot is."""
     columns = list(found.rows[0].ours)
-    table = Table("", *columns, title=f"{found.title}\nours / theirs")
+    table = Table("", *columns)
     for row in found.rows:
         table.add_row(row.label, *(_pair(row.ours[name], row.published.get(name)) for name in columns))
+    put(found.title, "bold")
+    put(found.reading)
+    put("Every cell is ours / theirs; - is a figure that is not measured or not published.")
     out.print(table)
     for reason in found.differences:
         put(f"- {reason}", "dim")
@@ -73,4 +82,4 @@ def show(found: Reproduction, plot: Path) -> None:
 
 
 def _pair(ours: float | None, published: float | None) -> str:
-    return " / ".join("-" if value is None else f"{value:.3g}" for value in (ours, published))
+    return " / ".join("-" if value is None else f"{value:#.3g}".rstrip(".") for value in (ours, published))

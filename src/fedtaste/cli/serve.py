@@ -8,6 +8,7 @@ import tempfile
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from fedtaste.cli.options import ListenOptions, ServeOptions
 from fedtaste.cli.output import emit, event_log, put
@@ -57,26 +58,35 @@ def host(
 ) -> None:
     """Answer until Ctrl-C or SIGTERM; `text` is printed once requests are answered."""
     log = event_log(options.log)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
-    try:
-        with forked(server, processes):
-            thread = threading.Thread(target=server.serve_forever, daemon=True)
-            thread.start()
-            if options.log == "json":
-                log(Event("started", text, facts or {}))
-            if options.as_json:
-                emit({"url": server.url, "pid": os.getpid()})
-            elif options.log == "text":
-                put(text)
-            try:
-                thread.join()
-            finally:
-                server.shutdown()
-                thread.join(5)
-    except KeyboardInterrupt:
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        """The first signal is no exception, which code that prints might swallow; the second one is."""
+        signals.append(number)
+        if len(signals) > 1:
+            signal.default_int_handler(number, frame)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    with forked(server, processes):
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         if options.log == "json":
-            log(Event("stopped", "Stopped."))
+            log(Event("started", text, facts or {}))
+        if options.as_json:
+            emit({"url": server.url, "pid": os.getpid()})
+        elif options.log == "text":
+            put(text)
+        try:
+            while thread.is_alive() and not signals:
+                thread.join(0.2)  # a wait without end would not see a signal that arrives just before it
+        finally:
+            server.shutdown()
+            thread.join(5)
+    if not signals:
+        raise RunError("The server ended by itself. The message above says why. Start it again.")
+    if options.log == "json":
+        log(Event("stopped", "Stopped."))
 
 
 def run_date(path: Path) -> datetime | None:

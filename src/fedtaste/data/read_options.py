@@ -61,9 +61,11 @@ class ReadOptions:
         return self.columns.get(user_role(role))
 
     def use_column(self, role: str, column: str) -> str:
-        """How to name a column, for errors: `--columns user=customer_id` or `user="customer_id"`."""
-        word = f"{user_role(role)}={column}"
-        return f'{user_role(role)}="{column}"' if self.of_frame else f"--columns {shlex.quote(word)}"
+        """How to name a column, for errors: `--columns user=customer_id` or `user="customer_id"`. The option is
+        repeated with the columns that it already names."""
+        columns = {name: given for name, given in self.columns.items() if given is not None} | {user_role(role): column}
+        words = ",".join(f"{name}={given}" for name, given in columns.items())
+        return f'{user_role(role)}="{column}"' if self.of_frame else f"--columns {shlex.quote(words)}"
 
     def use(self, name: str, value: str | None = None) -> str:
         """How to set another option, for errors: `--decimal ,` or `decimal=","`; without a value, a flag."""

@@ -34,6 +34,7 @@ class Paper:
     cases: tuple[Case, ...]
     differences: tuple[str, ...]
     axis: str  # of the plot: what is on its vertical axis
+    reading: str  # what the labels and figures mean, and whether less is better
 
 
 class ReproducedRow(ResultPart):
@@ -50,6 +51,7 @@ class Reproduction(ResultPart):
 
     paper: str
     title: str
+    reading: str
     rows: tuple[ReproducedRow, ...]
     differences: tuple[str, ...]
 
@@ -99,6 +101,7 @@ PAPERS = {
         ("The data have no noise, so the true weights are the exact answer. The server stops when the parameters move "
          "by less than the tolerance, which leaves an error of about 1e-6.",),
         "largest error of a weight",
+        "The largest distance of a learnt weight from the true one; less is better.",
     ),
     "fedrecon": Paper(
         "FedRecon: ratings of people who took no part in training (Singhal et al., NeurIPS 2021)",
@@ -119,6 +122,8 @@ PAPERS = {
          "Ours have biases, batches of the whole history, an adaptive server, and support and query by example.",
          "Steps are varied in training and in evaluation, where the third party varied evaluation alone."),
         "RMSE of new people",
+        "The root mean squared error of the ratings of people who took no part in training; less is better. A step "
+        "of reconstruction is a gradient step with which a device computes its own vector.",
     ),
     "fedrap": Paper(
         "FedRAP: additive personalisation, and why its published figures are a leak (Li, Long, Zhou; ICLR 2024)",
@@ -137,6 +142,7 @@ PAPERS = {
          "negatives, so that a memory of the drawn negatives finds them: clean evaluation takes that away.",
          "The clean run chooses its round on validation; its curve is of validation items."),
         "NDCG@10",
+        "HR@10 and NDCG@10 of held-out films among 99 sampled ones; more is better. The loss is that of training.",
     ),
     "fedclup": Paper(
         "FedCLUP: the degree of personalisation (Yu, He, Sun, Xue, Li; ICML 2025)",
@@ -147,6 +153,9 @@ PAPERS = {
          "the released code's own draws and agrees within 1 %.",
          "The released program takes one client's curvature for all and omits the server's step (docs/degree.md)."),
         "personal error",
+        "R is how far the clients' true weights are from their mean; lambda pulls each client's model towards the "
+        "shared one. Shared error: distance of the server's model from the mean of the true weights; personal error: "
+        "mean distance of a client's model from its own true weights. Less is better.",
     ),
     "lgmix": Paper(
         "LG-Mix: clients whose features differ (Jiang, Le, Li, Dou; ICLR 2024)",
@@ -166,5 +175,6 @@ PAPERS = {
          "and keeps batches of equal size.",
          "Here LG-Mix is level with local training, and FedBN is ahead of both (docs/shift.md)."),
         "accuracy",
+        "The mean accuracy of every client's own model on its own test images; more is better.",
     ),
 }  # fmt: skip

@@ -50,8 +50,8 @@ FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
 STEPS = "steps"  # shared, of `bits` below 32: the announced steps, by trained parameter
 ITERATIONS, EXTRA = 3, 16  # of FedEigen, for the embeddings at the start
 USUAL, MOST = 16, 64  # participations: without a budget or with few people; within a budget
-# Where there are more items than so many times the people, a network learns single people by heart: fewer participations
-# are better on validation of Amazon Video and MovieTweetings (docs/sequences.md).
+# Where there are more items than so many times the people, a network learns single people by heart: fewer
+# participations are better on validation of Amazon Video and MovieTweetings (docs/sequences.md).
 SPARSE, FEW = 3, 4
 MANY_PEOPLE = 2_000  # from which more than USUAL participations gain: not on ML-100K, but on 6,040 people
 RATE = 2e10  # multiplications and additions in a CPU second of the fast path (benchmarks/sequences.py speed)
@@ -67,8 +67,8 @@ class FedSeq:
 
     model: Model
     _: KW_ONLY
-    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: 16, or 4
-    # where items are more than 3 x people, or what `upload_mb` and `cpu_minutes` allow
+    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: 16, or
+    # 4 where items are more than 3 x people, or what `upload_mb` and `cpu_minutes` allow
     start: Literal["gram", "eigen", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from FedEigen's
     # rounds; at random, with n or without
     trail: bool = True  # whether the logit has FedTrail's term
@@ -79,7 +79,7 @@ class FedSeq:
     negatives: Count = 768  # expected number of negatives that everybody shares in a round
     hidden_dropout: Share = 0.2  # share of the network's numbers that a client drops while it trains
     bits: Literal[4, 8, 16, 32] = 32  # of every number of an upload of gradients; 32: not rounded
-    upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB; 0: no limit
+    upload_mb: NonNegative = 0.0  # largest sum of a person's uploads of gradients, in MB before --wire; 0: any
     cpu_minutes: NonNegative = 0.0  # about how many CPU minutes all of the training may take on one machine; 0: any
     learners: CountOrNone = 0  # public number of people who learn, for the number of rounds; 0: the caller's rounds
     cohort: CountOrNone = 0  # people in a round of training; 0: 32
@@ -118,6 +118,11 @@ class FedSeq:
             )
         if self.hidden_dropout == 1:
             raise SettingError("hidden_dropout must be below 1, got 1: nothing would be left.")
+        if self.bits < 32 and 0 < self.cohort < announced_steps.SMALLEST:
+            raise SettingError(
+                f"bits below 32 need a --cohort of {announced_steps.SMALLEST} people or more, because steps follow "
+                f"from sums; got {self.cohort}. Use --set bits=32."
+            )
         if self.noise and self.bits < 32:
             raise SettingError("bits must be 32 in a private run, whose noise has a grid of its own. Leave it out.")
         if self.noise and (self.counting or not self.cohort):
@@ -212,9 +217,21 @@ class FedSeq:
         """What is known of uploads of whole numbers."""
         if self.bits == 32:
             return None
-        trained = tuple(moving(self.init(self.model.init(torch.Generator()))[0]))
         largest = float(announced_steps.levels(self.bits))
-        return Stage(message_layout=self.message_layout, bound=largest, step=1.0, leaves=trained)
+        return Stage(
+            message_layout=self.message_layout, bound=largest, step=1.0, weight_step=1 / self.full_weight,
+            leaves=tuple(self.trained),
+        )  # fmt: skip
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the shared parameters that are trained."""
+        return ["item", "bias", *network_params(self.shape, torch.Generator()), *(["theta"] if self.trail else [])]
+
+    @property
+    def full_weight(self) -> int:
+        """The weight of as many positions, a power of two, is 1 where gradients are whole numbers."""
+        return 1 << (self.length - 1).bit_length()
 
     def message_layout(self, total: Params) -> Params:
         """Tensors like those of a message: `bits` bits for every number of a gradient, and counts as they are."""
@@ -249,7 +266,7 @@ class FedSeq:
         if self.start == "eigen":
             shared["basis"] = torch.zeros(self.items, min(self.width + EXTRA, self.items))
         if self.bits < 32:
-            shared[STEPS] = announced_steps.first_steps(len(moving(shared)), self.bits)
+            shared[STEPS] = announced_steps.first_steps(len(self.trained), self.bits)
         return shared, {}
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
@@ -267,7 +284,7 @@ class FedSeq:
             return Upload(total, weight), {}
         seeds = losses.person_seeds(*self.history(examples), self.key(params), int(download.round))
         total = announced_steps.to_whole_numbers(total, params[STEPS], self.bits, seeds)
-        return Upload(total, weight / self.length), {}
+        return Upload(total, weight / self.full_weight), {}
 
     def count(self, history: Examples) -> Params:
         """The counts of one person's history."""
@@ -331,8 +348,8 @@ class FedSeq:
             before = {name: shared[name].contiguous() for name in moving(shared)}
             announced: Params = {}
             if self.bits < 32:
-                weight = weight * self.length
-                total, announced[STEPS] = announced_steps.from_whole_numbers(total, shared[STEPS], self.bits)
+                weight, people = weight * self.full_weight, self.cohort or COHORT
+                total, announced[STEPS] = announced_steps.from_whole_numbers(total, shared[STEPS], self.bits, people)
             moved, inner = step(before, unnest("optimizer", memory), Upload(total, weight))
             return shared | moved | announced, begun | nest("optimizer", inner)
 

@@ -93,18 +93,20 @@ def predictor(noise: float, items: int, people: int) -> float:
 
 def advice(r: float, features: bool = False) -> str:
     """What to expect of a private run, before any of the budget is spent."""
+    found = f"Noise x sqrt(items) / people is {r:.3g}"
+    compare = "compare with --method popularity --wire clip=1 and the same --epsilon"
     if features and r >= 0.02:
         return (
-            f"r = {r:.3g}, from 0.02 on: public item features (genres, years) carry most of the taste that survives "
-            "the noise. Compare with private popularity, above all where histories are shorter than 20 items."
+            f"{found}. From 0.02 on, public item features (genres, years) carry most of the taste that survives the "
+            f"noise: {compare}, above all where histories are shorter than 20 items."
         )
     if r < 0.02:
-        return f"r = {r:.3g}, below 0.02: private taste is useful for people with histories of 30 items and more."
+        return f"{found}. Below 0.02, private taste is useful for people with histories of 30 items and more."
     if r <= 0.1:
-        return f"r = {r:.3g}, from 0.02 to 0.1: some taste survives the noise. Compare with private popularity."
+        return f"{found}. From 0.02 to 0.1, some taste survives the noise: {compare}."
     return (
-        f"r = {r:.3g}, above 0.1: too few people for this catalogue and epsilon. Private popularity (method popularity "
-        "with the same epsilon) is the safe choice; more people, fewer items or a larger epsilon change that."
+        f"{found}. Above 0.1 there are too few people for this catalogue and epsilon, and private popularity is the "
+        f"safe choice ({compare}). More people, fewer items or a larger epsilon change that."
     )
 
 

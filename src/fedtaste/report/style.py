@@ -104,7 +104,7 @@ def figure(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 def blank() -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(6.2, 4.2), layout="constrained", facecolor="white")
+    return Figure(figsize=(6.2, 4.2), dpi=160, facecolor="white")
 
 
 def line(axes: Axes, i: int, label: str, x: Sequence[float], y: Sequence[float], **look: Any) -> None:
@@ -145,12 +145,19 @@ def log_axis(axes: Axes, which: str, low: float, high: float, write: Callable[[f
 
 def finish(name: str, figure: Figure, alt: str, caption: str) -> Plot:
     """Render a figure: PNG, and SVG in light and in dark."""
-    png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    figure.set_layout_engine("none")  # placed by the first drawing; the second need not do it again
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    light = svg.getvalue()
+    png, light = render(figure)
     dark = light
     for ours, theirs in DARK.items():
         dark = dark.replace(ours.encode(), theirs.encode())
-    return Plot(name, png.getvalue(), light, dark, alt, caption)
+    return Plot(name, png, light, dark, alt, caption)
+
+
+def render(figure: Figure) -> tuple[bytes, bytes]:
+    """A figure as PNG and as SVG. Its parts are placed once: `savefig` of a figure with a layout draws it twice."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    png, svg = io.BytesIO(), io.BytesIO()
+    ConstrainedLayoutEngine().execute(figure)
+    figure.savefig(png, format="png", metadata={"Software": None})
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return png.getvalue(), svg.getvalue()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SPELLINGS = """
 Centralised Local Popularity FedSGD FedAvg FedProx FedPer FedRep FedBN FCF FedMF FedNCF FedRecon FedALS FedTrail FedVeil
-FedRAP PFedRec Ditto pFedMe FedCLUP APFL LG-Mix
+FedEigen FedSeq FedRAP PFedRec Ditto pFedMe FedCLUP APFL LG-Mix
 """
 NAMES = {name.lower().replace("-", ""): name for name in SPELLINGS.split()}
 

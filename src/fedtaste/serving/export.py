@@ -85,8 +85,8 @@ def gather(path: Path) -> TrainedModel:
     plan, parts = model.plan(timed=True), model.rebuild_parts
     if parts is None:
         raise SettingError(
-            f"{model.settings.method} cannot be rebuilt in a browser with these settings: it has no recipe. Methods "
-            f"that have one: {', '.join(_exportable())}."
+            f"{model.settings.method} cannot be exported with these settings: the page cannot compute its "
+            f"lists. `fedtaste recommend` computes them here. Methods that can be exported: {', '.join(_exportable())}."
         )
     private = plan.wire.mechanism is not None or bool(plan.method.privacy.bounds)
     return TrainedModel(model.settings, model.result, model.items, parts, private)

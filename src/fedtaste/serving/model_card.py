@@ -19,6 +19,7 @@ REBUILT = {
     "sequence": "A small network reads what you pick, in the order in which you picked it.",
     "none": "There is no vector of you.",
 }
+OWN_TERMS = "the publisher's own. Ask the publisher for its terms."
 TRAIL = " What you pick is also looked up in a table of which items people took after which."
 
 
@@ -28,7 +29,7 @@ def describe(
     """What the page shows about the model."""
     source = SOURCES.get(settings.data.partition(":")[0].lower())
     origin = source.about if source else "data of the publisher's own"
-    terms = source.terms if source else "The publisher's own data: ask the publisher for its terms."
+    terms = source.terms if source else OWN_TERMS
     remote = isinstance(result, RunResult) and result.federation
     where = "over a real federation" if remote else "on simulated devices"
     lines = [

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedtaste.core import Download, Examples, Method, Model, Params, Stage, chain
+from fedtaste.core import Download, Examples, Method, Model, Params, Schedule, Stage, chain
 from fedtaste.errors import SettingError
 from fedtaste.text import did_you_mean
 from fedtaste.wire import stages
@@ -217,6 +217,12 @@ def _check_method(values: dict[str, float | None], method: Method, like: Params)
         raise SettingError("--wire means nothing for a method that holds everybody's data. Leave it out.")
     if not like and values:
         raise SettingError("--wire would change nothing: this method sends nothing. Leave it out.")
+    own = next((name for name in ("sparsify", "quantise", "clip", "bound") if name in values), None)
+    if own and method.stage and method.stage.leaves:
+        raise SettingError(
+            f"{own} is not for uploads of whole numbers with announced steps, whose unit changes from round to round. "
+            "Leave it out, or use --set bits=32."
+        )
     if "sparsify" in values and method.schedule and method.schedule.counting:
         raise SettingError(
             "sparsify is not for a method whose first round sends counts: what was not sent of them has no next round. "
@@ -266,9 +272,11 @@ class _Protection:
             words = self.bits + math.ceil(math.log2(people))
             return SecureSum(group, most=people, words=words if words <= 32 else 64), None
         if not self.noise and self.sent.leaves and not self.limit:  # rounds of counting have other numbers
-            cohort = self.method.schedule.cohort if self.method.schedule else people
-            training = SecureSum(group, clip=self.sent.bound, most=cohort, unit=self.sent.step)
-            return SecureSum(group, most=people, training=training, leaves=self.sent.leaves), None
+            plan, sent = self.method.schedule or Schedule(), self.sent
+            most = min(plan.cohort or people, people)
+            training = SecureSum(group, clip=sent.bound, most=most, unit=sent.step, weight_unit=sent.weight_step)
+            first = plan.counting
+            return SecureSum(group, most=people, training=training, training_from=first, leaves=sent.leaves), None
         if not self.noise:
             return SecureSum(group, clip=self.limit or self.sent.bound, most=people, unit=self.sent.step), None
         if self.local:

@@ -53,7 +53,8 @@ class SecureSum:
     `clip`: no number of an upload is larger, and its weight is at most 1. `most`: the largest cohort. `neighbours`: of
     each person on the ring, in place of the default. `words`: uploads are integers already, and their sums do not wrap
     modulo 2^`words`, at most 32 or 64. Masked numbers modulo 2^18 are sent as 18 bits. `unit`: every number of an
-    upload is a whole multiple of it, a power of two. `training`: for uploads of `leaves` alone.
+    upload is a whole multiple of it, a power of two, and so are weights of `weight_unit`. `training`: for uploads that
+    have the names of `leaves` alone, from the round `training_from` on.
     """
 
     group: int | None = None
@@ -63,7 +64,9 @@ class SecureSum:
     neighbours: int | None = None
     words: int | None = None
     unit: float | None = None
+    weight_unit: float | None = None
     training: SecureSum | None = None
+    training_from: int = 0
     leaves: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -86,7 +89,7 @@ class SecureSum:
 
     def fitting(self, total: Params) -> SecureSum:
         """The secure sum for uploads of this form."""
-        return self.training if self.training and total.keys() <= {*self.leaves} else self
+        return self.training if self.training and total and total.keys() <= {*self.leaves} else self
 
     # Integers
 
@@ -94,7 +97,14 @@ class SecureSum:
     def bits(self) -> int:
         if self.words or self.clip is None:
             return self.words or 64
-        return 16 if self.unit and _step(self.clip * SLACK * self.most, 16) <= self.unit else 32
+        if self.unit is None:
+            return 32
+        return next((bits for bits in (16, 32) if self._holds(bits)), 64)
+
+    def _holds(self, bits: int) -> bool:
+        """Whether sums of whole multiples of the units fit into so many bits."""
+        numbers = _step((self.clip or 1) * SLACK * self.most, bits) <= (self.unit or 1)
+        return numbers and (self.weight_unit is None or _step(SLACK * self.most, bits) <= self.weight_unit)
 
     @property
     def step(self) -> float:
@@ -160,9 +170,10 @@ class SecureSum:
     def groups(self, cohort: People, context: StageContext) -> list[Group]:
         """The groups of this cohort; none where it is too small."""
         people = np.asarray(cohort, np.int64)
-        if len(people) > self.most:
+        most = self.training.most if self.training and context.round >= self.training_from else self.most
+        if len(people) > most:
             raise SettingError(
-                f"A cohort of SecureSum must be at most {self.most:,} people, got {len(people):,}: their sum could "
+                f"A cohort of SecureSum must be at most {most:,} people, got {len(people):,}: their sum could "
                 "wrap. Give it the largest cohort as `most`."
             )
         ring = people[np.argsort(coins(context.run_key or bytes(32), people), kind="stable")]
