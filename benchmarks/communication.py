@@ -68,11 +68,13 @@ CONFIGURATIONS = {
         "--method fedals --rounds 8 --wire quantise=4",
         "--method fedtrail --wire quantise=8",
         *(f"{words} --rounds 24" for words in STEPWISE),
-        "--method fedrep --rounds 8",
-        "--method ditto --rounds 8",
-        "--method pfedrec --rounds 8",
+        *(f"--method {name} --rounds 8" for name in ("fedrep", "ditto", "pfedrec", "pfedme", "apfl", "lgmix")),
+        "--method fedncf --rounds 24",
+        "--method fedveil",
+        "--method fedseq",
+        "--method fedseq --set trail=false --set start=eigen",
     ),
-    "movietweetings": (*SOLVED, *(f"{words} --rounds 8" for words in STEPWISE)),
+    "movietweetings": (*SOLVED, "--method fedveil", "--method fedseq", *(f"{words} --rounds 8" for words in STEPWISE)),
 }
 
 
@@ -119,7 +121,7 @@ def train(words: str, data: str, phase: str, rounds: int | None = None) -> tuple
         the_plan.method, the_plan.model, federation, rounds=last, wire=the_plan.wire.stage, download=settings.download
     ):
         up, down = up + done.up_bytes, down + done.down_bytes
-        if done.number in READ or done.number == last:
+        if done.number == last or (done.number in READ and not the_plan.method.schedule):  # good only at its end
             state: State = replace(done.state, shared=pack(done.state.shared, settings.download)[1])
             served = Served(the_plan.method, the_plan.model, state, the_plan.sampling)
             if phase == "search":
