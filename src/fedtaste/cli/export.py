@@ -7,12 +7,13 @@ from fedtaste.cli.output import emit, put, say
 from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.export import export as export_run
-from fedtaste.serving.model_card import OWN_TERMS
+from fedtaste.serving.model_card import public_source
 
 
 def export(options: ExportOptions) -> None:
     """Write a static folder with a page that recommends in the browser."""
-    allow_method_of(RunFolder.open(options.path), options.method)
+    folder = RunFolder.open(options.path)
+    allow_method_of(folder, options.method)
     manifest = export_run(options.path, options.to, float32=options.float32, log=lambda text: say(f"{text} ..."))
     size = sum(entry.bytes for entry in manifest.files.values())
     if options.as_json:
@@ -21,7 +22,6 @@ def export(options: ExportOptions) -> None:
         return
     table = f"{manifest.items:,} items as {manifest.precision}"
     put(f"{options.to}: {table}, {size / 1e6:.2f} MB in {len(manifest.files) + 3} files, each with its hash.")
-    terms = manifest.about.licence[0]
     own = "The data are your own: make sure that you may publish what was learnt from them."
-    put(f"Before you publish it: {own if terms.endswith(OWN_TERMS) else terms}")
+    put(f"Before you publish it: {manifest.about.licence[0] if public_source(folder.settings()) else own}")
     put(f"Look at it: fedtaste serve {options.to}")

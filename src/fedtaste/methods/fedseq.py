@@ -191,8 +191,12 @@ class FedSeq:
     @property
     def network_size(self) -> int:
         """Numbers of the network beside the embeddings and biases of the items."""
-        params = network_params(self.shape, torch.Generator())
-        return sum(value.numel() for value in params.values()) + int(self.trail)
+        return sum(math.prod(shape) for shape in self.network_shapes.values()) + int(self.trail)
+
+    @cached_property
+    def network_shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the network's parameters. `method` needs them first, since nothing can be drawn under vmap."""
+        return {name: value.shape for name, value in network_params(self.shape, torch.Generator()).items()}
 
     @cached_property
     def shape(self) -> Network:
@@ -226,7 +230,7 @@ class FedSeq:
     @property
     def trained(self) -> list[str]:
         """Names of the shared parameters that are trained."""
-        return ["item", "bias", *network_params(self.shape, torch.Generator()), *(["theta"] if self.trail else [])]
+        return ["item", "bias", *self.network_shapes, *(["theta"] if self.trail else [])]
 
     @property
     def full_weight(self) -> int:
@@ -248,8 +252,8 @@ class FedSeq:
 
     def tables(self, shared: Params) -> Params:
         """E as "item", the biases as "offset", N as "trail" with its alpha and eps, and the "network"."""
-        names = network_params(self.shape, torch.Generator())
-        tables = {"item": shared["item"], "offset": shared["bias"]} | nest("network", select(shared, names))
+        network = nest("network", select(shared, self.network_shapes))
+        tables = {"item": shared["item"], "offset": shared["bias"]} | network
         if not self.trail:
             return tables
         return tables | select(shared, ("trail", "eps")) | {"alpha": losses.ALPHA * shared["theta"]}
@@ -277,7 +281,7 @@ class FedSeq:
         params = download.params
         context, weight = self.context(download, examples)
         gradient, _ = gradient_and_value(
-            lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, moving(params))
+            lambda moving: losses.sampled_softmax(self.shape, params | moving, context), select(params, self.trained)
         )
         total = {name: -value for name, value in gradient.items()}
         if self.bits == 32:
@@ -345,7 +349,7 @@ class FedSeq:
                 return self.learn_eigenvectors(shared, unnest("eigen", memory), upload)
             # Row by row, as a checkpoint has them: sums over numbers in another order would differ in the last bit.
             total, weight = {name: value.contiguous() for name, value in upload.total.items()}, upload.weight
-            before = {name: shared[name].contiguous() for name in moving(shared)}
+            before = {name: shared[name].contiguous() for name in self.trained}
             announced: Params = {}
             if self.bits < 32:
                 weight, people = weight * self.full_weight, self.cohort or COHORT
@@ -403,7 +407,8 @@ class FedSeq:
         if 0 < int(download.round) < self.counting:
             return self.eigen.kernel(download, cohort)
         if int(download.round) >= self.counting:
-            return one_step_kernel(self.cohort_loss, 1.0, moving, AT_ONCE, self.length + 1)(download, cohort)
+            descend = one_step_kernel(self.cohort_loss, 1.0, lambda _: self.trained, AT_ONCE, self.length + 1)
+            return descend(download, cohort)
         people = torch.tensor(float(len(cohort.people)))
         if not self.trail and self.start != "gram":
             counts = np.bincount(cohort.examples.inputs, minlength=self.items).astype(np.float32)
@@ -433,11 +438,6 @@ def embeddings(factors: Tensor, noise: Tensor) -> Tensor:
     """Embeddings at the start: factors [m, k] with rows of similar length, and half of a random table."""
     size: Tensor = torch.linalg.vector_norm(factors, dim=1, keepdim=True)
     return (0.5 * factors / (size + 0.05) + noise / 2).contiguous()
-
-
-def moving(params: Params) -> list[str]:
-    """Names of the shared parameters that are trained."""
-    return [name for name in params if name not in (*FIXED, STEPS)]
 
 
 def _unread(task: str, values: Values) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtaste import __version__
-from fedtaste.data.sources import SOURCES
+from fedtaste.data.sources import SOURCES, Source
 from fedtaste.experiment.result import FitResult, RunResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.recipe import Recipe
@@ -19,17 +19,21 @@ REBUILT = {
     "sequence": "A small network reads what you pick, in the order in which you picked it.",
     "none": "There is no vector of you.",
 }
-OWN_TERMS = "the publisher's own. Ask the publisher for its terms."
 TRAIL = " What you pick is also looked up in a table of which items people took after which."
+
+
+def public_source(settings: Settings) -> Source | None:
+    """The public data set that a model was learnt from; None for data of the publisher's own."""
+    return SOURCES.get(settings.data.partition(":")[0].lower())
 
 
 def describe(
     settings: Settings, result: RunResult | FitResult, recipe: Recipe, overlap: float | None, name: str
 ) -> About:
     """What the page shows about the model."""
-    source = SOURCES.get(settings.data.partition(":")[0].lower())
+    source = public_source(settings)
     origin = source.about if source else "data of the publisher's own"
-    terms = source.terms if source else OWN_TERMS
+    terms = source.terms if source else "the publisher's own. Ask the publisher for its terms."
     remote = isinstance(result, RunResult) and result.federation
     where = "over a real federation" if remote else "on simulated devices"
     lines = [
