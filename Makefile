@@ -3,29 +3,37 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --constraint constraints.txt
+# Modules are compiled when they are first imported: compiling all of them here would take half a minute.
+INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 
 # Tests start many processes. Keep compiled modules for them, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check unit test suite lint browser bench evidence notebooks docs snippets package lock clean
 
-.venv/ready: pyproject.toml constraints.txt
+# What a user of the package needs.
+.venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) pip # whose version knows dependency groups
+	$(INSTALL) --editable . pytest # for support/compile_kernels.py
+	@touch $@
+
+# What developers need beside it.
+.venv/ready: .venv/core
 	$(INSTALL) --editable '.[flower,tune,tensorboard,mlflow]' --group dev
 	@touch $@
 
 # Compile the kernels into their cache once. Otherwise every test process would compile them, for more than a minute.
+# The package is found by its path, because .venv/ready may be installing it again at the same time.
 KERNELS := $(wildcard src/fedtaste/kernels/*.py) src/fedtaste/data/sampling.py src/fedtaste/data/synthetic.py
-.venv/kernels: .venv/ready $(KERNELS)
+.venv/kernels: .venv/core $(KERNELS)
 	@echo "Compiling the kernels, once: one to two minutes"
-	@PYTHONPATH=tests $(BIN)/python -m support.compile_kernels
+	@PYTHONPATH=src:tests $(BIN)/python -m support.compile_kernels
 	@touch $@
 
-install: .venv/kernels
+install: .venv/ready .venv/kernels
 
-demo: .venv/ready
+demo: .venv/core
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
 	$(BIN)/fedtaste run --out $$run && \
 	$(BIN)/fedtaste recommend $$run --likes "Toy Story" --likes "Star Wars" -n 5 && \
@@ -36,26 +44,29 @@ demo: .venv/ready
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 # Side by side: mypy takes one core for half a minute.
-check: .venv/kernels
+check: install
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint unit
 
-unit: .venv/kernels
+unit: install
 	$(PYTEST) -n 2 --only unit
 
-# Side by side: chromium and the packages are installed, then lint runs while the kernels compile.
+# Side by side: chromium and the packages of developers are installed and lint runs while the kernels compile.
 test:
 	@$(MAKE) --no-print-directory --jobs 3 lint suite
 
 # Three processes for two cores: real federations and browsers spend much of their time waiting.
-suite: .venv/kernels browser
+suite: install browser
 	$(PYTEST) -n 3
 
-# The page's tests want Debian's chromium. Where it cannot be installed they skip, and say so.
+# The page's tests want Debian's chromium: its headless shell, which takes half of the CPU time, and the whole program for
+# one of them. Without either they skip, and say so.
+BROWSERS := chromium chromium-headless-shell
 browser:
-	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	echo "Installing chromium for the tests of the page" && apt-get update -qq && \
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || \
-	echo "No chromium, and it cannot be installed here: the tests of the page will be skipped."
+	@for program in $(BROWSERS); do \
+	command -v $$program >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	echo "Installing $$program for the tests of the page" && { [ -n "$$updated" ] || apt-get update -qq; } && updated=yes && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$program >/dev/null; } || \
+	echo "No $$program, and it cannot be installed here: tests of the page may be skipped."; done
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -78,7 +89,7 @@ docs: .venv/ready
 	@echo "The site: docs/_build/html/index.html"
 
 # Every code block of README and docs/ that is not marked with a reason; more than half an hour.
-snippets: .venv/kernels
+snippets: install
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/check.py blocks
 

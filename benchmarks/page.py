@@ -49,7 +49,7 @@ from fedtaste.serving.rebuild import Taste  # noqa: E402
 from fedtaste.serving.recommend import recommend  # noqa: E402
 from fedtaste.tasks.base import Served  # noqa: E402
 from fedtaste.tasks.serve import passes  # noqa: E402
-from support.browser import FLAGS, PROGRAMS, Site  # noqa: E402
+from support.browser import FLAGS, FULL_PROGRAMS, Site  # noqa: E402
 
 EVIDENCE = ROOT / "docs" / "evidence" / "page.json"
 PEOPLE, SHOWN, PICKS = 200, 20, 50
@@ -99,7 +99,7 @@ class Browser:
         from playwright.sync_api import sync_playwright
 
         self.playwright = sync_playwright().start()
-        program = next(filter(None, map(shutil.which, PROGRAMS)))
+        program = next(filter(None, map(shutil.which, FULL_PROGRAMS)))
         self.chromium = self.playwright.chromium.launch(executable_path=program, args=FLAGS)
 
     def __enter__(self) -> Browser:

@@ -12,7 +12,7 @@ from support.command import WORLD, fedtaste
 
 HALVES = (  # of about the same length, one for each core: methods and tasks that use all kernels
     {"ranking": ("fedals", "fedrecon", "fedeigen", "fedseq", "lgmix", "fedncf"), "ratings": ("fedals", "fedrecon")},
-    {"ranking": ("fedrap", "fedavg", "fedtrail", "fedveil")},
+    {"ranking": ("fedrap", "fedavg", "fedtrail", "fedveil", "apfl", "popularity")},
 )
 
 
