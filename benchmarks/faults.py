@@ -130,13 +130,13 @@ def main() -> None:
         return
     divisor = 50 if arguments.quick else 1
     jobs: dict[str, Any] = {
-        "runs": lambda: kills("runs", 200 // divisor),
+        "runs": lambda: kills("runs", 50 // divisor),
         "runs-fedseq": lambda: kills("runs", max(20 // divisor, 1), "fedseq"),
         "saving": lambda: kills("saving", 500 // divisor),
         "machine": lambda: machine(10_000 // divisor),
     }
     for name in DECODERS:
-        jobs[f"fuzz-{name.replace(' ', '-')}"] = lambda name=name: fuzz(name, 600 / divisor)
+        jobs[f"fuzz-{name.replace(' ', '-')}"] = lambda name=name: fuzz(name, 120 / divisor)
     if unknown := set(arguments.parts) - set(jobs):
         parser.error(f"{', '.join(sorted(unknown))}: expected {', '.join(jobs)}")
     for name in arguments.parts or jobs:

@@ -186,6 +186,11 @@ def test_curves_count_bytes_per_person(plain_plots):
     assert curve.rounds == [1, 2, 3] and curve.sent == [2000, 4000, 6000] and curve.best_round == 3
 
 
+def test_equal_histories_are_plotted_without_a_warning(plain_plots):
+    drawn = plots.draw([ranking(rounds=1)], DataShape([10] * 40, [10] * 40))
+    assert [plot.name for plot in drawn][-2:] == ["activity", "popularity"]
+
+
 def test_the_same_results_give_the_same_bytes(tmp_path):
     first, second = (write_report([ranking()], tmp_path / name, data=DATA) for name in "ab")
     assert first.read_bytes() == second.read_bytes()

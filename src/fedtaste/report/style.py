@@ -134,13 +134,13 @@ def log_axis(axes: Axes, which: str, low: float, high: float, write: Callable[[f
     steps = (1,) if decades > 3 else (1, 3) if decades > 1.5 else (1, 2, 5) if decades > 0.7 else (1, 1.5, 2, 3, 5, 7)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     axis = getattr(axes, f"{which}axis")
-    getattr(axes, f"set_{which}scale")("log")
     pad = (high / low) ** 0.06
     low, high = low / pad, high * pad
+    getattr(axes, f"set_{which}lim")(low, high)  # before the scale, for which limits are sought that may be equal
+    getattr(axes, f"set_{which}scale")("log")
     axis.set_major_locator(FixedLocator([t for p in powers for s in steps if low <= (t := s * 10.0**p) <= high]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda n, _: write(n)))
-    getattr(axes, f"set_{which}lim")(low, high)
 
 
 def finish(name: str, figure: Figure, alt: str, caption: str) -> Plot:
