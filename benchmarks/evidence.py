@@ -118,6 +118,10 @@ JOBS = {  # name -> commands, each of which prints one JSON object
     ],
 }
 FUZZED = tuple(f"fuzz-{decoder}" for decoder in ("message", "checkpoint", "run-folder", "text", "parquet"))
+POISONED = (
+    *(f"crude-{seed}" for seed in (1, 2, 3)), "adaptive", "profiles", "random", "flip", "crude-others",
+    "adaptive-others", "fedals-crude", "fedals-adaptive",
+)  # fmt: skip
 SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "sequences": ["sequences.py study"],
     "central_sequences": ["central_sequences.py"],  # needs once `python benchmarks/central_sequences.py --install`
@@ -125,7 +129,7 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "shift": ["shift.py"],
     "privacy": [f"privacy.py {part}" for part in ("choose", "ml-100k", "integers", "fedavg", "synthetic")],
     "membership": ["membership.py"],
-    "poisoning": ["poisoning.py"],
+    "poisoning": [f"poisoning.py {part}" for part in POISONED],
     "faults": [f"faults.py {part}" for part in ("runs", "saving", "machine", *FUZZED)],
     "federation": [
         f"federation.py {part}" for part in ("parity", "tls", "deaths", "hostile", "secure", "capture", "scale")
