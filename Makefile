@@ -9,26 +9,27 @@ INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 # Tests start many processes. Keep compiled modules for them, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
+EXTRAS := flower,tune,tensorboard,mlflow
+
 .PHONY: install demo check unit test suite lint browser bench evidence notebooks docs snippets package lock clean
 
-# What a user of the package needs.
+# What a user of the package needs, with all extras of the README's commands.
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) pip # whose version knows dependency groups
-	$(INSTALL) --editable . pytest # for support/compile_kernels.py
+	$(INSTALL) --editable '.[$(EXTRAS)]' pytest # for support/compile_kernels.py
 	@touch $@
 
 # What developers need beside it.
 .venv/ready: .venv/core
-	$(INSTALL) --editable '.[flower,tune,tensorboard,mlflow]' --group dev
+	$(INSTALL) --group dev
 	@touch $@
 
 # Compile the kernels into their cache once. Otherwise every test process would compile them, for more than a minute.
-# The package is found by its path, because .venv/ready may be installing it again at the same time.
 KERNELS := $(wildcard src/fedtaste/kernels/*.py) src/fedtaste/data/sampling.py src/fedtaste/data/synthetic.py
 .venv/kernels: .venv/core $(KERNELS)
 	@echo "Compiling the kernels, once: one to two minutes"
-	@PYTHONPATH=src:tests $(BIN)/python -m support.compile_kernels
+	@PYTHONPATH=tests $(BIN)/python -m support.compile_kernels
 	@touch $@
 
 install: .venv/ready .venv/kernels
