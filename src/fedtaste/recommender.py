@@ -79,7 +79,7 @@ class Recommender:
         shows a bar; it is shown on terminals when it is left out.
         """
         work = _operations()
-        interactions = work.as_interactions(data)
+        interactions = work.as_interactions(data, options=work.read_options(self._values))
         settings = work.settings_of_fit(self._method, interactions.name, self._values)
         self._keep(lambda path, bars: work.fit_model(settings, interactions, path, bars, self._ledger), progress)
         return self
@@ -98,7 +98,7 @@ class Recommender:
         """
         _check_search(trials, space, minutes)
         work = _operations()
-        interactions = work.as_interactions(data)
+        interactions = work.as_interactions(data, options=work.read_options(self._settings))
         settings = work.settings_of_fit(self._method, interactions.name, self._settings)
         with _bars(progress) as bars:
             self.tuning, self._tuned = work.tune_settings(

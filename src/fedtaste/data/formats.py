@@ -233,12 +233,16 @@ def read_separated(file: str, source: Path | bytes, separator: str, header: bool
     """The columns of separated text, as text."""
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        return unguarded(pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False))
+        frame = pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False)
     except pl.exceptions.ComputeError as error:
         if "more fields" in str(error):
             content = source if isinstance(source, bytes) else source.read_bytes()
             raise DataError(f"{file}{long_line(content, separator, header)}") from error
         raise
+    twice = next((name for name in frame.columns if f"{name}_duplicated_0" in frame.columns), None) if header else None
+    if twice is not None:  # polars names the second one so
+        raise DataError(f'{file}: the header names the column "{twice}" twice. Give every column a name of its own.')
+    return unguarded(frame)
 
 
 def long_line(content: bytes, separator: str, header: bool) -> str:

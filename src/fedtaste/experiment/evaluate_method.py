@@ -39,7 +39,9 @@ def evaluate(
     ('popularity', 0.7)
     """
     chosen = settings_from(name_method(method), data if isinstance(data, str) else "data", settings)
-    loaded = data if isinstance(data, Interactions | UserSplit | Supervised) else load(data, seed=chosen.seed)
+    loaded = data
+    if not isinstance(loaded, Interactions | UserSplit | Supervised):
+        loaded = load(data, seed=chosen.seed, options=chosen.read_options)
     if not isinstance(data, str):
         chosen = chosen.model_copy(update={"data": loaded.name})
     return measure(chosen, loaded, listener, ledger, strict=True)

@@ -73,6 +73,8 @@ class RunFolder:
         folder, private = RunFolder(path), adds_noise(Settings(**settings))
         if "data" in settings:
             settings = settings | {"data": absolute_source(str(settings["data"]))}
+        if path.is_symlink():
+            raise RunError(f"{path} is a symbolic link, and nothing is written through it. Give the folder itself.")
         try:
             path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         except OSError as error:
@@ -81,7 +83,8 @@ class RunFolder:
         with lock_folder(path):
             if (path / "settings.json").exists():
                 raise RunError(
-                    f"{path} holds a run already. Continue it with `fedtaste resume {path}`, or choose another --out."
+                    f"{path} holds a run already. `fedtaste resume {path}` continues an interrupted one. Otherwise choose "
+                    "another --out."
                 )
             if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
                 raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")

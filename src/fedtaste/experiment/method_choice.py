@@ -33,11 +33,11 @@ Reasons = dict[str, str]  # by method
 RANKING = {
     "popularity": "the plain baseline, the same list for everybody",
     "fedals": "the default: exact solves, few rounds",
-    "fedeigen": "item factors from eigenvectors of counts; a hundredth of the bytes of fedals",
+    "fedeigen": "item factors from eigenvectors of counts; few bytes where there are many items",
     "fedtrail": "counts which items are taken together, and in which order where there is time; one round",
-    "fedseq": "a small network that reads items in their order; it takes longer than all others",
     "fedrecon": "rebuilds a person from their own items and stores nothing; good where histories are short",
     "fedmf": "the plain federated factorisation, by gradients",
+    "fedseq": "a small network that reads items in their order; it takes longer than all others",
 }
 CANDIDATES: dict[str, Reasons] = {
     "ranking": RANKING,

@@ -119,7 +119,7 @@ def _epsilon_notes(settings: Settings, task: Facts, wire: Wire, rounds: int) -> 
     """The notes about epsilon; SettingError for `--promise` where no meaningful epsilon can be promised."""
     mechanism, repeatable = wire.mechanism, settings.noise_seed is not None
     if settings.promise and (mechanism is None or repeatable):
-        why = REPEATABLE if repeatable else "there is no noise that an epsilon could be computed for"
+        why = REPEATABLE if repeatable else NO_BOUND if wire.noisy else "there is no noise. Add --epsilon 3"
         raise SettingError(f"--promise was asked for, and no epsilon can be promised: {why}.")
     if mechanism is None:
         _refuse_options_without_noise(settings, wire)

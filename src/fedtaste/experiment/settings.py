@@ -19,6 +19,7 @@ from fedtaste.errors import SettingError
 
 TrackerName = Literal["tensorboard", "mlflow"]
 MAX_SEED = 2**63 - 1
+MOST_ROUNDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,13 @@ Seed = Annotated[int, Ge(0), Le(MAX_SEED)]
 Positive = Annotated[float, Gt(0), AllowInfNan(False)]
 
 
+def _columns(value: object) -> object:
+    """Names of columns as text, user=customer,item=sku, or by role as they are."""
+    if not isinstance(value, str):
+        return value
+    return {role.strip(): name.strip() for role, _, name in (part.partition("=") for part in value.split(","))}
+
+
 class Options(BaseModel):
     """Options whose docstrings are their help texts; unknown ones are refused."""
 
@@ -73,7 +81,7 @@ class DataSettings(Options):
 class ReadSettings(Options):
     """How a file of the user is read (data/read_options.py)."""
 
-    columns: Annotated[dict[str, str], Cli(commas=True, metavar="ROLE=NAME,...")] = {}
+    columns: Annotated[dict[str, str], BeforeValidator(_columns), Cli(commas=True, metavar="ROLE=NAME,...")] = {}
     """Names of the file's columns, as in user=customer_id,item=sku,time=when (also rating, title, genres, and group:
     a label of people, such as a country, by which metrics are compared). Columns with usual names, such as userId, are
     found without it."""
@@ -103,7 +111,7 @@ class Settings(ReadSettings, DataSettings):
     """The method to train, or a function of your own as package.module:function. An unknown name lists all methods."""
     set: dict[str, str] = {}
     """A setting of the method, its model, its examples or its server's optimiser, as in --set k=64."""
-    rounds: Annotated[int, Ge(1)] | None = None
+    rounds: Annotated[int, Ge(1), Le(MOST_ROUNDS)] | None = None
     """The largest number of rounds; the method has a default."""
     cohort: Annotated[int | float, BeforeValidator(_cohort)] | None = None
     """Clients per round: a number of people, or a share such as 0.1. Everybody takes part when it is left out."""

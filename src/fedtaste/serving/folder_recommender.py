@@ -6,6 +6,7 @@ this module when it is needed, so that a process which only serves a bundle does
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from fedtaste import __version__
 from fedtaste.core import Download, Examples, People
 from fedtaste.data.interactions import Histories, Interactions
+from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.sources import load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit
@@ -38,7 +40,7 @@ from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.privacy_ledger import LedgerChoice, enter_run
 from fedtaste.experiment.progress import ProgressListener, Silent
 from fedtaste.experiment.result import FitResult, RunResult
-from fedtaste.experiment.settings import Settings, changed_settings, settings_from
+from fedtaste.experiment.settings import ReadSettings, Settings, changed_settings, settings_from
 from fedtaste.experiment.stored_interactions import INTERACTIONS, joined, save_interactions
 from fedtaste.experiment.tune_result import StudyHeader, TuneResult
 from fedtaste.files.folders import check_replaceable, replace_folder
@@ -86,16 +88,29 @@ OF_PEOPLE = (INTERACTIONS, "final.safetensors")
 NOTHING = np.zeros(0, np.int64)
 
 
-def as_interactions(data: object, like: Interactions | None = None) -> Interactions | UserSplit:
-    """The data of a fit or an update: Interactions, a frame, or the name or path of data. A frame of an update is read
-    with the keywords of the first one (`like`)."""
+def as_interactions(
+    data: object, like: Interactions | None = None, options: ReadOptions = DEFAULTS
+) -> Interactions | UserSplit:
+    """The data of a fit or an update: Interactions, a frame, or the name or path of data. A file is read as `options`
+    say, a frame of an update with the keywords of the first one (`like`)."""
+    if options != DEFAULTS and not isinstance(data, str | os.PathLike):
+        raise SettingError(
+            "columns, separator, decimal, date_format, drop_missing and max_gib are for files, and these data are not "
+            "the path of one. Leave them out; Interactions.from_frame has the keywords of a frame."
+        )
     if like is not None and like.frame_keywords and hasattr(data, "columns"):
         keywords = cast("dict[str, Any]", dict(like.frame_keywords))
         return Interactions.from_frame(data, name=like.name, **keywords)
-    loaded = data if isinstance(data, Interactions | UserSplit) else load(data)
+    loaded = data if isinstance(data, Interactions | UserSplit) else load(data, options=options)
     if isinstance(loaded, Supervised):
         raise DataError(f"{loaded.name} has clients with features; a Recommender needs people and items.")
     return loaded
+
+
+def read_options(values: Mapping[str, object]) -> ReadOptions:
+    """How a file is read, from the arguments of a Recommender."""
+    read = {name: value for name, value in values.items() if name in ReadSettings.model_fields}
+    return settings_from("fedals", "file", read).read_options
 
 
 def settings_of_fit(method: str | Factory, data: str, values: Mapping[str, object]) -> Settings:

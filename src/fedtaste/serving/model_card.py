@@ -105,6 +105,7 @@ def model_card(
         "model_card.md.jinja",
         settings=settings,
         result=result,
+        evaluated=isinstance(result, RunResult),
         about=about,
         precision=precision,
         origin=origin,

@@ -36,7 +36,7 @@ def recommend(
     given = sum((bool(likes), person is not None, file is not None))
     if given != 1:
         problem = "Say for whom" if not given else f"Say for whom in one way, got {given}"
-        raise SettingError(f"{problem}: either --likes TITLE (repeatable), or --person NAME, or --from FILE.")
+        raise SettingError(f"{problem}: --likes TITLE (once for every title), --person NAME, --from FILE, or --all.")
     asked = _of_person(model, person, likes, file)
     allowed = allowed_mask(model.titles, filter, asked.dislikes)
     best = model.top(asked.history, n, timed=asked.timed, members=asked.members, allowed=allowed)
