@@ -125,8 +125,8 @@ def rounds(results: Table) -> str:
         f"{results['kappa']:.0f}, R = 1, seed 0. The table shows the rounds until the objective is within "
         f"{results['target']:.0e} of its minimum in closed form, with K = ceil(2 (lambda + L) / (lambda + mu)) local "
         "steps; the gradient evaluations of one client until then; and the decrease of log(gap) per round, which is "
-        "not rounded to whole rounds. The objective is computed in double precision from parameters in single "
-        "precision, which resolve gaps of 1e-11.",
+        "not rounded to whole rounds. Parameters are stored in single precision and the objective is computed in "
+        "double precision, so gaps above 1e-11 can be told apart.",
         table(heads, cells),
         *(growth(rows, k) for k in steps),
         "Our default step is 1 / mean(L_i / (L_i + lambda)), with the L of every client; the theory's step uses the "
