@@ -20,6 +20,7 @@ from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.methods import build
 from fedtaste.wire.secure_sums import SecureSum
+from support.command import fedtaste
 
 DATA = "synthetic:60x120x1200"
 
@@ -151,3 +152,10 @@ def test_the_audit_reports_the_attack_over_all_rounds():
 def test_local_noise_lowers_the_recovery_from_secure_sums():
     plain, noisy = (attack("fedmf", wire, 2).f1 for wire in ("clip=1.0,secure=3", "clip=1.0,noise=100,secure=3"))
     assert noisy < plain
+
+
+def test_a_run_whose_rounds_send_different_messages_reports_its_leak(here):
+    """Everybody sends counts, and not everybody is in the sums of later rounds."""
+    options = ("--data", "synthetic:200x60x3000", "--method", "fedseq", "--set", "participations=2", "--set", "k=8")
+    result = fedtaste("run", *options, "--wire", "secure", "--threads", 1, "--json", "--out", "run").json
+    assert 0 < result["secure"]["f1"] <= 1

@@ -513,14 +513,14 @@ def test_a_file_is_read_with_the_columns_of_the_settings(tmp_path):
     path = tmp_path / "shop.csv"
     path.write_text("customer;sku\n" + "".join(f"c{n % 9};p{n % 7}\n" for n in range(60)))
     for columns in ("user=customer,item=sku", {"user": "customer", "item": "sku"}):
-        assert Recommender("popularity", columns=columns).fit(path, progress=False).result.people == 9
-    assert fedtaste.evaluate("popularity", str(path), columns="user=customer,item=sku").people == 9
+        assert ft.Recommender("popularity", columns=columns).fit(path, progress=False).result.people == 9
+    assert ft.evaluate("popularity", str(path), columns="user=customer,item=sku").people == 9
     with pytest.raises(SettingError, match="are for files"):
-        Recommender("popularity", separator=";").fit(fedtaste.load("synthetic:30x20x200"), progress=False)
+        ft.Recommender("popularity", separator=";").fit(ft.load("synthetic:30x20x200"), progress=False)
 
 
 def test_a_column_named_twice_is_refused(tmp_path):
     path = tmp_path / "twice.csv"
     path.write_text("user,item,item\n1,2,3\n")
     with pytest.raises(DataError, match='the header names the column "item" twice'):
-        fedtaste.load(path)
+        ft.load(path)

@@ -131,10 +131,11 @@ def attack_all_rounds(run: ObservedRun, step: Step, targets: Targets, watch: Wat
     attack = SumAttack(targets, step, size)
     from_counts = server.lists_from_counts()
     nothing = Guess(targets.knowledge.popularity)
-    for who in targets.people.tolist():
-        if who in server.merged:
-            solved = {name: lists.get(who, nothing) for name, lists in from_counts.items()}
-            attack.record([who], solved | server.merged[who].guesses())
+    guesses = {who: server.merged[who].guesses() for who in targets.people.tolist() if who in server.merged}
+    names = dict.fromkeys(name for about in guesses.values() for name in about)  # not everybody is in every kind of sum
+    for who, about in guesses.items():
+        solved = {name: lists.get(who, nothing) for name, lists in from_counts.items()}
+        attack.record([who], solved | {name: about.get(name, nothing) for name in names})
     return attack
 
 

@@ -83,7 +83,7 @@ class RunFolder:
         with lock_folder(path):
             if (path / "settings.json").exists():
                 raise RunError(
-                    f"{path} holds a run already. `fedtaste resume {path}` continues an interrupted one. Otherwise choose "
+                    f"{path} holds a run already. `fedtaste resume {path}` continues an interrupted one. Or choose "
                     "another --out."
                 )
             if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
