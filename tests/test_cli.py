@@ -158,8 +158,8 @@ OPTIONS = {
     "a share above 1": (["--set", "recency=1.5"], "recency must be from 0 to 1, got 1.5"),
     "no factors": (["--set", "k=0"], "k must be at least 1, got 0"),
     "k larger than items": (["--set", "k=41"], "k must be from 1 to 40", "got 41"),
-    "no rounds": (["--rounds", "0"], "--rounds", "at least 1, got 0"),
-    "rounds below zero": (["--rounds", "-2"], "--rounds", "at least 1, got -2"),
+    "no rounds": (["--rounds", "0"], "--rounds", "from 1 to 1000000, got 0"),
+    "rounds below zero": (["--rounds", "-2"], "--rounds", "from 1 to 1000000, got -2"),
     "rounds in words": (["--rounds", "two"], "--rounds", "whole number", "got two"),
     "a cohort too large": (["--cohort", "1000"], "1000", "1 to 36", "0.1"),
     "a cohort of nobody": (["--cohort", "0"], "0", "1 to 36"),
@@ -245,8 +245,8 @@ def test_options_come_from_a_file_and_the_command_line_overrides_them():
     [
         ("roudns = 2", ['"roudns" is not an option', 'Did you mean "rounds"?']),
         ("nodes = 2", ['"nodes" is not an option']),  # of another command
-        ("rounds = 0", ["rounds must be a whole number at least 1, got 0"]),
-        ("rounds = true", ["rounds must be a whole number at least 1", "got true"]),
+        ("rounds = 0", ["rounds must be a whole number from 1 to 1000000, got 0"]),
+        ("rounds = true", ["rounds must be a whole number from 1 to 1000000", "got true"]),
         ('protocol = "clan"', ['"clan" is not a protocol', 'Did you mean "clean"?']),
         ("set = 3", ["set must be a table of settings"]),
         ("[set]\nlamm = 3", ['"lamm" is not a setting']),
@@ -694,9 +694,9 @@ def test_recommend_reads_low_ratings_of_a_file_as_dislikes(finished_run):
 @pytest.mark.parametrize(
     "args, parts",
     [
-        ([], ["Say for whom", "--likes", "--person", "--from"]),
-        (["--likes", "1", "--person", "1"], ["in one way, got 2", "either", "or"]),
-        (["--person", "1", "--from", "x.csv"], ["in one way, got 2", "either", "or"]),
+        ([], ["Say for whom", "--likes", "--person", "--from", "--all"]),
+        (["--likes", "1", "--person", "1"], ["in one way, got 2", "--likes", "or --all"]),
+        (["--person", "1", "--from", "x.csv"], ["in one way, got 2", "--likes", "or --all"]),
         (["--person", "nobody"], ['"nobody" is not a person of synthetic:40x40x400', '"1" to "40"']),
         (["--person", "33x"], ['"33x" is not a person', 'Did you mean "33"?']),
         (["--likes", "1", "-n", "0"], ["n must be", "at least 1", "got 0"]),
