@@ -21,7 +21,7 @@ from support.reports import Page, make_result
 TASKS = {
     "ranking": (
         Facts("ranking", items=50, timed=True),
-        ["popularity", "fedals", "fedeigen", "fedtrail", "fedseq", "fedrecon", "fedmf"],
+        ["popularity", "fedals", "fedeigen", "fedtrail", "fedrecon", "fedmf", "fedseq"],
     ),
     "no time": (
         Facts("ranking", items=50, timed=False),
