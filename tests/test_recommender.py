@@ -513,7 +513,8 @@ def test_a_file_is_read_with_the_columns_of_the_settings(tmp_path):
     path = tmp_path / "shop.csv"
     path.write_text("customer;sku\n" + "".join(f"c{n % 9};p{n % 7}\n" for n in range(60)))
     for columns in ("user=customer,item=sku", {"user": "customer", "item": "sku"}):
-        assert ft.Recommender("popularity", columns=columns).fit(path, progress=False).result.people == 9
+        model = ft.Recommender("popularity", columns=columns).fit(path, progress=False)
+        assert model.result.people == 9 and model.update(path, progress=False).result.people == 9
     assert ft.evaluate("popularity", str(path), columns="user=customer,item=sku").people == 9
     with pytest.raises(SettingError, match="are for files"):
         ft.Recommender("popularity", separator=";").fit(ft.load("synthetic:30x20x200"), progress=False)

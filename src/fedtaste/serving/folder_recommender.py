@@ -167,7 +167,9 @@ def update_model(
             f"{model.folder.path} is an evaluated run, whose test items would be learnt. Update a model that was "
             "fitted, or use `fedtaste run --from`."
         )
-    data = join(model.data, joined(as_interactions(new, model.data)))
+    from_file = isinstance(new, str | os.PathLike)  # is read as the first one was
+    options = read_options(model.settings.model_dump() | dict(changes)) if from_file else DEFAULTS
+    data = join(model.data, joined(as_interactions(new, model.data, options)))
     settings = changed_settings(shortened(model.lasting_settings, result.settings, result.rounds, changes), changes)
     prepared = prepare_fit(settings, data, continue_from(model.trained_state(), model.facts.items, len(data.items)))
     folder = RunFolder.create(path, settings.model_dump(), data, __version__, "fit")

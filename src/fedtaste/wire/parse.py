@@ -314,8 +314,8 @@ def multiplier_for(
         )
     if not bounded and "clip" not in values:
         raise SettingError(
-            f"--epsilon {epsilon:g} needs a bound on one person's upload, or no noise would be enough. Use --method "
-            "fedveil, which has one and needs the least noise, or add clip, as in --wire clip=1.0."
+            f"--epsilon {epsilon:g} needs a bound on one person's upload, or no noise would be enough. Add clip, as in "
+            "--wire clip=1.0. For recommendations --method fedveil is made for private runs."
         )
     noise = solve(epsilon, delta, 1 if bounded else rounds, rate, named == "local")
     return noise * 1.0001 if bounded else noise  # the accountant's grid is coarser for three releases than one
