@@ -4,10 +4,12 @@
     python benchmarks/evidence.py main privacy     only these jobs
     python benchmarks/evidence.py --list           the jobs, when and at which commit they ran, and their CPU time
     python benchmarks/evidence.py --again main     run it again although its figures are of the present source
+    python benchmarks/evidence.py --side-by-side 2 two jobs at a time, and after them, alone, those that measure time
 
 A job is a list of steps: commands of fedtaste that print one JSON object, or programs of this folder that write
 their own file. A step is finished when its figures are in docs/evidence/. docs/evidence/index.json records it with the
 newest commit that changed its source, so an interrupted `make evidence` continues with the first step that is missing.
+A step that fails ends its job; the other jobs go on, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import resource
+import os
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +146,9 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "update": ["update.py --methods fedals,fedtrail --out docs/evidence/update.json"],
     "tables": ["honest.py"],  # the tables of README and docs/honest.md, from the files of the other jobs
 }
+TIMED = ("all", "bench", "bench-fedrap", "bench-clients", "peers", "page", "api_load", "communication")  # run alone
+LAST = "tables"  # reads the figures of the other jobs
+RECORDING = threading.Lock()  # of the files of docs/evidence/ that `record` writes
 DROPPED = ("run", "runs", "report", "scale")  # fields that depend on the machine or are not needed
 THIN = 10  # of a curve, every tenth round and the first two are kept
 
@@ -172,19 +179,39 @@ class Step:
             raise SystemExit(f"There are uncommitted changes in {', '.join(source)}. Commit them first.")
         return git("log", "-1", "--format=%h", "--", *source)
 
-    def run(self) -> dict[str, Any] | None:
-        """Run the command. Returns the figures that it printed, or None where it writes its own file."""
+    @property
+    def is_done(self) -> bool:
+        """Whether there are figures of the present source. The tables are always written again."""
+        return self.job != LAST and read_index().get(self.command, {}).get("commit") == self.commit
+
+    def run(self) -> tuple[dict[str, Any] | None, float]:
+        """Run the command. Returns its CPU seconds, and what it printed, or None where it writes its own file."""
+        words = shlex.split(self.command)[1:]
         if self.is_script:
-            subprocess.run([sys.executable, *shlex.split(self.command)[1:]], cwd=ROOT, check=True)
-            return None
+            return None, run_process([sys.executable, *words])[1]
         with tempfile.TemporaryDirectory() as folder:
             out = [] if self.command.startswith("fedtaste bench") else ["--out", f"{folder}/run"]
-            words = [sys.executable, "-m", *shlex.split(self.command), *out]
-            process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+            text, cpu = run_process([sys.executable, "-m", "fedtaste", *words, *out], read=True)
+        figures: dict[str, Any] = slim(json.loads(text))
+        return figures, cpu
+
+
+def run_process(words: list[str], read: bool = False) -> tuple[str, float]:
+    """Run a program from the project's root. Returns what it printed, if `read`, and the CPU seconds of it and of its
+    children."""
+    with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(words, cwd=ROOT, stdout=output if read else None, stderr=errors if read else None)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        output.seek(0)
         if process.returncode:
-            raise SystemExit(f"failed: {process.stderr}")
-        figures: dict[str, Any] = slim(json.loads(process.stdout))
-        return figures
+            raise StepFailed(f"exit status {process.returncode}: {errors.read()}")
+        return output.read(), used.ru_utime + used.ru_stime
+
+
+class StepFailed(Exception):
+    """A command of a step did not succeed."""
 
 
 def steps() -> list[Step]:
@@ -229,24 +256,35 @@ def record(step: Step, figures: dict[str, Any] | None, about: dict[str, Any]) ->
 
 def run_step(step: Step) -> None:
     print(f"{step.job}: {step.command}", flush=True)
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    figures = step.run()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    date = datetime.date.today().isoformat()
+    began = time.perf_counter()
+    figures, cpu = step.run()
     seconds = {"cpu_seconds": round(cpu), "seconds": round(time.perf_counter() - began)}
-    record(step, figures, {"command": step.command, "commit": step.commit, "date": date} | seconds)
+    about = {"command": step.command, "commit": step.commit, "date": datetime.date.today().isoformat()} | seconds
+    with RECORDING:
+        record(step, figures, about)
+
+
+def run_job(chosen: list[Step]) -> str | None:
+    """Run the steps of a job one after the other. Returns the error that ended it."""
+    for step in chosen:
+        try:
+            run_step(step)
+        except StepFailed as error:
+            print(f"{step.job}: FAILED: {step.command}: {error}", flush=True)
+            return step.command
+    return None
 
 
 def show(chosen: list[Step]) -> None:
-    """Print when each step ran, and the CPU time of all."""
-    index, total = read_index(), 0
+    """Print when each step ran, and the CPU time and the duration of all."""
+    index, total, duration = read_index(), 0, 0
     for step in chosen:
         entry = index.get(step.command)
         total += entry["cpu_seconds"] if entry else 0
+        duration += entry.get("seconds", entry["cpu_seconds"]) if entry else 0
         state = f"{entry['date']} {entry['commit']} {entry['cpu_seconds']:>6,} CPU s" if entry else "not yet"
         print(f"{step.job:<16} {state:<34} {step.command}")
-    print(f"{total / 60:.0f} CPU minutes in all")
+    print(f"{total / 60:.0f} CPU minutes in all; {duration / 60:.0f} minutes, if one step runs after the other")
 
 
 def main() -> None:
@@ -254,6 +292,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", help=f"of {', '.join([*JOBS, *SCRIPTS])}; all when left out")
     parser.add_argument("--list", action="store_true", help="print the steps and when they ran")
     parser.add_argument("--again", action="store_true", help="also run steps that have figures of the present source")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="jobs at a time; default 1")
     options = parser.parse_args()
     if unknown := set(options.jobs) - {*JOBS, *SCRIPTS}:
         parser.error(f"unknown jobs: {', '.join(sorted(unknown))}")
@@ -262,13 +301,19 @@ def main() -> None:
         show(chosen)
         return
     OUT.mkdir(parents=True, exist_ok=True)
+    jobs: dict[str, list[Step]] = {}
     for step in chosen:
-        done = read_index().get(step.command, {}).get("commit") == step.commit and step.job != "tables"
         if step.missing_data:
             print(f"{step.job}: skipped, because {step.missing_data} does not exist: {step.command}", flush=True)
-        elif not done or options.again:
-            run_step(step)
+        elif not step.is_done or options.again:
+            jobs.setdefault(step.job, []).append(step)
+    alone = [jobs.pop(name) for name in (*TIMED, LAST) if name in jobs]
+    with ThreadPoolExecutor(options.side_by_side) as pool:
+        failed = [error for error in pool.map(run_job, jobs.values()) if error]
+    failed += [error for error in map(run_job, alone) if error]
     show(chosen)
+    if failed:
+        raise SystemExit("These steps failed:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":
