@@ -131,7 +131,7 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "central_sequences": ["central_sequences.py"],  # needs once `python benchmarks/central_sequences.py --install`
     "degree": ["degree.py"],
     "shift": ["shift.py"],
-    "privacy": [f"privacy.py {part}" for part in ("choose", "ml-100k", "integers", "fedavg", "synthetic")],
+    "privacy": [f"privacy.py {part}" for part in ("choose", "strength", "ml-100k", "integers", "fedavg", "synthetic")],
     "membership": ["membership.py"],
     "poisoning": [f"poisoning.py {part}" for part in POISONED],
     "faults": [f"faults.py {part}" for part in ("runs", "saving", "machine", *FUZZED)],

@@ -1,15 +1,16 @@
 """Accuracy under differential privacy: fedveil, private popularity and DP-FedAvg at epsilon 1, 3, 10 and without noise.
 
-`python benchmarks/privacy.py [part ...]` runs some of `choose`, `ml-100k`, `integers`, `fedavg`, `synthetic`, or all,
-prints tables and writes docs/evidence/privacy.json. Noise is added to the sum, epsilon is for a whole person, and delta
-is the default of `--epsilon`. The protocol is the clean one with a tenth of the people new; figures are HR@10 / NDCG@10
-against 99 negatives, as means over three secret draws of the noise.
+`python benchmarks/privacy.py [part ...]` runs some of `choose`, `strength`, `ml-100k`, `integers`, `fedavg`,
+`synthetic`, or all, prints tables and writes docs/evidence/privacy.json. Noise is added to the sum, epsilon is for a
+whole person, and delta is the default of `--epsilon`. The protocol is the clean one with a tenth of the people new;
+figures are HR@10 / NDCG@10 against 99 negatives, as means over three secret draws of the noise.
 
 All settings are chosen on validation in the search phase; only the rows of `ml-100k`, `fedavg` and `synthetic` read the
 test. The choice is outside epsilon, for all methods. `choose` prints the validation table of fedveil's constants: every
-line changes one of them. DP-FedAvg's settings are searched for every epsilon with `GRID`, one line after the other,
-starting from the choice for the next larger epsilon. `integers` compares integers on the grid with floating-point
-numbers under the same draws of the noise. route=iterate is only in `choose`, because it is never the best.
+line changes one of them; `strength` prints that of the strength, on several data sets. DP-FedAvg's settings are
+searched for every epsilon with `GRID`, one line after the other, starting from the choice for the next larger epsilon.
+`integers` compares integers on the grid with floating-point numbers under the same draws of the noise. route=iterate is
+only in `choose`, because it is never the best.
 """
 
 from __future__ import annotations
@@ -77,6 +78,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "strength 1": ({}, {"strength": 1.0}, "all"),
     "strength 1.75": ({}, {"strength": 1.75}, "all"),
 }
+STRENGTHS = (0.0, 0.3, 0.5, 0.75, 1.25, 1.75, 2.5)
+SHARED = "../shared/data/"  # from the project's root, from where this is run
+STRENGTH_WORLDS = (
+    "ml-100k", f"{SHARED}amazon-video.csv.gz", f"{SHARED}movietweetings.csv.gz", "synthetic:2905x800x60000",
+    "synthetic:3000x3700x300000", "synthetic:2000x17000x93000", "synthetic:30000x3700x3000000",
+)  # fmt: skip
 # `fedtaste.methods.fedveil` is the function; its module has the same name.
 MODULES = (importlib.import_module("fedtaste.methods.fedveil"), shrinkage, item_features_module)
 BUMPS = ((1940, 12), (1960, 10), (1975, 8), (1985, 5), (1992, 2), (1995, 1.5), (1997, 1))  # year, deviation
@@ -292,6 +299,37 @@ def choose() -> dict[str, Any]:
     return {"data": "ml-100k", "delta": delta_of(task), "draws": len(CHOOSERS), "rows": rows}
 
 
+def strength() -> dict[str, Any]:
+    """NDCG@10 on validation by the strength, which only concerns serving, on several data sets."""
+    rows = []
+    print("| data | items / people | noise | popularity |", " | ".join(f"{s:g}" for s in STRENGTHS), "|")
+    for data in (world for world in STRENGTH_WORLDS if world.startswith(("ml", "synthetic")) or Path(world).exists()):
+        task = make_task(data)
+        assert task.validates
+        for epsilon in EPSILONS:
+            drawn = CHOOSERS[:4] if epsilon else CHOOSERS[:1]
+            values = {"noise": noise_of(epsilon, task), "people": members(task), "features": task.facts.features}
+            features = values["features"] if epsilon else None  # of popularity, whose shrinkage needs noise
+            trained = [popular(task, "search", epsilon, draw, features) for draw in drawn]
+            ndcg = {"popularity": _validated_ndcg(task, trained)}
+            trained = [veil(task, "search", epsilon, draw, {}, values["features"]) for draw in drawn]
+            for value in STRENGTHS:
+                served = [(build("fedveil", m, values | {"strength": value}), m, state) for _, m, state in trained]
+                ndcg[f"{value:g}"] = _validated_ndcg(task, served)
+            sizes = {"items": task.facts.items, "people": members(task)}
+            rows.append({"data": data, **sizes, "epsilon": epsilon, "draws": len(drawn), "ndcg@10": ndcg})
+            ratio = f"{task.facts.items / members(task):.1f}"
+            noise = "none" if epsilon is None else f"epsilon {epsilon:g}"
+            print(f"| {data} | {ratio} | {noise} |", " | ".join(f"{v:.3f}" for v in ndcg.values()), "|", flush=True)
+    return {"rows": rows}
+
+
+def _validated_ndcg(task: Task, trained: list[Trained]) -> float:
+    """The mean over draws of the noise."""
+    assert task.validates
+    return round(float(np.mean([task.validation(Served(*each)).exact()["ndcg@10"] for each in trained])), 4)
+
+
 def ml_100k() -> dict[str, Any]:
     task, rows = make_task("ml-100k"), []
     for epsilon in EPSILONS:
@@ -368,7 +406,14 @@ def hits(task: Task, method: Method, model: Model, wire: Stage, key: bytes) -> f
     return float(values["sampled"]["hr@10"])
 
 
-PARTS = {"choose": choose, "ml-100k": ml_100k, "integers": integers, "fedavg": fedavg, "synthetic": synthetic}
+PARTS = {
+    "choose": choose,
+    "strength": strength,
+    "ml-100k": ml_100k,
+    "integers": integers,
+    "fedavg": fedavg,
+    "synthetic": synthetic,
+}
 
 
 def main(names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Fill the tables of docs/privacy.md and of the README's section on privacy from docs/evidence/.
+"""Fill the tables of docs/privacy.md, of FedVeil in docs/defaults.md and of README from docs/evidence/.
 
 Run `python benchmarks/privacy_page.py`. It measures nothing.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
-PAGES = (ROOT / "docs" / "privacy.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "privacy.md", ROOT / "docs" / "defaults.md", ROOT / "README.md")
 SIZES = ("1", "2", "5", "10", "100")
 LEVELS = (1.0, 3.0, 10.0, None)
 
@@ -94,6 +94,19 @@ def accuracy() -> list[str]:
     return lines
 
 
+def strength() -> list[str]:
+    """FedVeil's NDCG@10 on validation by its strength."""
+    rows = read("privacy")["parts"]["strength"]["rows"]
+    heads = ("data", "people x items", "noise", *rows[0]["ndcg@10"])
+    lines = [row(*heads), row(*["---"] * len(heads))]
+    for each in rows:
+        noise = "none" if each["epsilon"] is None else f"epsilon {each['epsilon']:g}"
+        name = Path(each["data"]).name.removesuffix(".csv.gz")
+        figures = map(short, each["ndcg@10"].values())
+        lines.append(row(name, f"{each['people']:,} x {each['items']:,}", noise, *figures))
+    return lines
+
+
 def poisoning() -> list[str]:
     """Exposure of unpopular targets and NDCG, by attack and rule."""
     heads = ("attack", "method", "server's rule", "ER@10", "NDCG@10", "NDCG lost")
@@ -111,7 +124,13 @@ def poisoning() -> list[str]:
 
 
 def main() -> None:
-    tables = {"audit": audit, "membership": membership, "accuracy": accuracy, "poisoning": poisoning}
+    tables = {
+        "audit": audit,
+        "membership": membership,
+        "accuracy": accuracy,
+        "strength": strength,
+        "poisoning": poisoning,
+    }
     for page in PAGES:
         text = page.read_text()
         for name, lines in tables.items():

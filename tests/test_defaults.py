@@ -62,11 +62,17 @@ def test_fedeigen_by_the_number_of_items():
     assert plan(Settings(method="fedeigen", data="mine.csv"), ranking(31_000)).rounds == 3
 
 
+def test_fedveil_by_items_for_each_person():
+    assert chosen("fedveil", 3_000, "strength") == (1.25,)
+    assert chosen("fedveil", 3_001, "strength") == chosen("fedveil", 3_001, "strength", epsilon=3.0) == (0.5,)
+    assert chosen("fedveil", 3_001, "strength", set={"strength": "2"}) == (2.0,)
+
+
 def test_a_few_items_still_bound_k():
     assert chosen("fedals", 20, "k", "lam") == (20, 0.02)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, spec in METHODS.items() if spec.scaled))
+@pytest.mark.parametrize("name", sorted(n for n, spec in METHODS.items() if spec.scaled and n != "fedveil"))
 def test_rules_are_bounded_and_alpha0_only_falls(name):
     rule = METHODS[name].scaled["ranking"]
     values = [rule(PublicFacts(1_000, items, True)) for items in SIZES]

@@ -454,6 +454,7 @@ def test_checkpoint_of_another_version_is_refused(tmp_path):
         ([], "no description"),
     ):
         save_params(path, params, about)
+        assert path.stat().st_mode & 0o777 == 0o600  # models tell of people, whatever the umask
         before = path.read_bytes()
         with pytest.raises(RunError, match=word):
             load_state(path, begin(*setup))

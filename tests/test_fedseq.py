@@ -327,7 +327,9 @@ def test_auto_takes_what_the_budgets_allow():
         return FedSeq(factorization(3706, k=64), learners=people, **chosen).used_participations
 
     step = 1500 * FedSeq(factorization(3706, k=64)).step_seconds / 60
-    assert used() == used(6000) == 16 and used(participations=40) == 40
+    assert used() == 16 and used(2000) == used(5400) == 24 and used(participations=40) == 40
+    assert used(6000) == 21 and used(64_000) == 2 and used(10**6) == 1  # about 4,000 rounds of 32 people
+    assert used(6000, cohort=64) == 24 and used(64_000, cohort=320) == 20
     assert used(1235) == used(1235, upload_mb=1000.0) == 4 and used(1236) == 16  # 3 x 1,235 people < items
     assert used(upload_mb=5.0) == 4 and used(upload_mb=1000.0) == 16 and used(6000, upload_mb=1000.0) == 64
     assert used(cpu_minutes=3.5 * step) == 3 and used(cpu_minutes=3.5 * step, upload_mb=2.5) == 2

@@ -20,8 +20,8 @@ from fedtaste.result_part import JsonObject
 FORMAT = "fedtaste-state-2"
 
 
-def save_params(path: Path, params: Params, about: JsonObject, mode: int | None = None) -> None:
-    """Write named tensors and a JSON description into one file; `mode` as in `write_atomically`."""
+def save_params(path: Path, params: Params, about: JsonObject) -> None:
+    """Write named tensors and a JSON description into one file that only its owner may read: models tell of people."""
     tensors = {name: value.detach().contiguous() for name, value in params.items()}
     storages: set[int] = set()
     for name, value in tensors.items():  # safetensors refuses shared memory; only tensors that share it are copied
@@ -37,7 +37,7 @@ def save_params(path: Path, params: Params, about: JsonObject, mode: int | None 
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
-    write_atomically(path, write, mode)
+    write_atomically(path, write, 0o600)
 
 
 def checksum(tensors: Params, about: str) -> str:
@@ -72,10 +72,10 @@ def load_params(path: Path) -> tuple[Params, JsonObject]:
     return params, about
 
 
-def save_state(path: Path, state: State, about: JsonObject, mode: int | None = None) -> None:
+def save_state(path: Path, state: State, about: JsonObject) -> None:
     """Write a training state, from which a run can be resumed."""
     parts = nest("shared", state.shared) | nest("memory", state.memory) | nest("private", state.private.pack())
-    save_params(path, parts, {**about, "format": FORMAT, "round": state.round}, mode)
+    save_params(path, parts, {**about, "format": FORMAT, "round": state.round})
 
 
 def load_state(path: Path, fresh: State) -> tuple[State, JsonObject]:

@@ -351,9 +351,9 @@ class RunFolder:
         header = {"progress": asdict(progress), "run": self.run_id}
         path = self.path / "state.safetensors"
         if state is None:
-            save_params(path, {}, header, self._mode)
+            save_params(path, {}, header)
         else:
-            save_state(path, state, header, self._mode)
+            save_state(path, state, header)
 
     def restore(self, fresh: Callable[[], State]) -> tuple[State | None, Progress | None]:
         """(state, progress) of the last checkpoint; None where there is none."""
@@ -377,8 +377,8 @@ class RunFolder:
 
     def save_final(self, state: State) -> None:
         """Write the trained state, and its shared parameters alone."""
-        save_params(self.path / "model.safetensors", state.shared, {"round": state.round}, self._mode)
-        save_state(self.path / "final.safetensors", state, {}, self._mode)
+        save_params(self.path / "model.safetensors", state.shared, {"round": state.round})
+        save_state(self.path / "final.safetensors", state, {})
 
     def final(self, fresh: State) -> State:
         """The trained state; `fresh` is one of the same method and people."""

@@ -38,7 +38,7 @@ def save_scores(folder: Path, groups: Mapping[str, tuple[People, Evaluation]]) -
         if len({len(column) for column in values.values()}) > 1:
             raise RunError(f"The scores of {who} people do not belong to {len(people)} people.")
         params |= nest(who, {name: torch.from_numpy(column) for name, column in values.items()})
-    save_params(folder / FILE, params, {"format": FORMAT}, 0o600)
+    save_params(folder / FILE, params, {"format": FORMAT})
 
 
 def person_scores(evaluation: Evaluation) -> dict[str, NDArray[np.generic]]:

@@ -43,7 +43,6 @@ def save_interactions(path: Path, data: Interactions | UserSplit, seed: int) -> 
             "keywords": dict(table.frame_keywords),
             **({"groups": list(table.groups)} if table.groups else {}),
         },  # fmt: skip
-        0o600,
     )
 
 

@@ -49,11 +49,12 @@ COHORT = 32  # people in a round of training, where the caller gives no number
 FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
 STEPS = "steps"  # shared, of `bits` below 32: the announced steps, by trained parameter
 ITERATIONS, EXTRA = 3, 16  # of FedEigen, for the embeddings at the start
-USUAL, MOST = 16, 64  # participations: without a budget or with few people; within a budget
+USUAL, MANY, MOST = 16, 24, 64  # participations: of few people; of many people, without a budget and within one
+ROUNDS = 4_000  # of training, that many people need without a budget: so many more people participate less often
 # Where there are more items than so many times the people, a network learns single people by heart: fewer
 # participations are better on validation of Amazon Video and MovieTweetings (docs/sequences.md).
 SPARSE, FEW = 3, 4
-MANY_PEOPLE = 2_000  # from which more than USUAL participations gain: not on ML-100K, but on 6,040 people
+MANY_PEOPLE = 2_000  # from which more than USUAL participations gain (docs/sequences.md)
 RATE = 2e10  # multiplications and additions in a CPU second of the fast path (benchmarks/sequences.py speed)
 THETA = 0.175  # at the start
 KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
@@ -67,8 +68,10 @@ class FedSeq:
 
     model: Model
     _: KW_ONLY
-    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: 16, or
-    # 4 where items are more than 3 x people, or what `upload_mb` and `cpu_minutes` allow
+    participations: Count | Literal["auto"] = (
+        "auto"  # rounds of training in which each person takes part; auto: 1 to 24
+    )
+    # by the numbers of people and items, or what `upload_mb` and `cpu_minutes` allow
     start: Literal["gram", "eigen", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from FedEigen's
     # rounds; at random, with n or without
     trail: bool = True  # whether the logit has FedTrail's term
@@ -168,11 +171,20 @@ class FedSeq:
                     f"{name}={budget:g} does not allow one participation, which takes about {unit:.3g}. Give more, use "
                     "a smaller k, or fedtrail, which needs no rounds of training."
                 )
-        most = MOST if budgets and self.learners >= MANY_PEOPLE else USUAL
+        allowed = [int(budget / unit) for budget, unit in budgets.values() if unit]
+        wanted = self.usual_participations(bool(budgets)) if self.participations == "auto" else self.participations
+        return min(wanted, *allowed, 2**31)
+
+    def usual_participations(self, within_budget: bool) -> int:
+        """What `auto` stands for. Within a budget it is the largest number that gains anything."""
         if self.learners and self.items > SPARSE * self.learners:
             most = FEW
-        allowed = [int(budget / unit) for budget, unit in budgets.values() if unit]
-        return min(most if self.participations == "auto" else self.participations, *allowed, 2**31)
+        elif self.learners < MANY_PEOPLE:
+            return USUAL
+        else:
+            most = MOST if within_budget else MANY
+        pass_rounds = math.ceil(self.learners / (self.cohort or COHORT))
+        return most if within_budget else min(most, max(1, round(ROUNDS / pass_rounds)))
 
     @property
     def upload_size(self) -> float:

@@ -41,7 +41,7 @@ from torch.nn import functional
 from fedtaste.core import Cohort, Download, Examples, Fast, Method, Model, Params, Release, Upload, UtilityPredictor
 from fedtaste.errors import SettingError
 from fedtaste.methods.descent import flat_examples, item_counts, recency_weights
-from fedtaste.methods.registry import define
+from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import Around, Range
 from fedtaste.methods.shrinkage import shrunk
 from fedtaste.methods.subspaces import LEAST, basis, deflate, fold, next_basis, projector, public_table, span, unfold
@@ -62,6 +62,8 @@ FEATURES_WIDTH = 32  # directions of the features that V spans, at most
 FEWEST_FEATURES = 6  # columns below which head is better on validation of ML-100K (years alone have 7)
 WORTH = 0.1  # route=auto takes the features from r x columns = 0.1 on; with less noise head learns better directions
 MARGIN = 1 - 1e-6  # of every upload's length, for rounding
+STRENGTH = 1.25  # weight of taste beside popularity
+SPARSE, SPARSE_STRENGTH = 3, 0.5  # the same where there are more items than so many times the people
 CHUNK = 2_000  # people whose heads the kernel holds as dense rows at once
 
 
@@ -146,7 +148,7 @@ class FedVeil:
     feature_count: CountOrNone = 0  # columns of `features`, for processes that do not have it
     route: Route = "auto"  # where V comes from
     turns: Count = 4  # route=iterate: tables that follow each other
-    strength: NonNegative = 1.25  # weight of taste beside popularity
+    strength: NonNegative = STRENGTH  # weight of taste beside popularity; less where items are more than 3 x people
     recency: Share = 0.9  # served items weigh floor + (1 - floor) recency^age; 1 turns that off
     floor: Share = 0.1
 
@@ -329,8 +331,15 @@ def _unread(task: str, values: Values) -> dict[str, str]:
     return unread if route == "iterate" else unread | {"turns": f"route={route} has no turns"}
 
 
+def ranking_defaults(facts: PublicFacts) -> Values:
+    """Less taste where there are few people for the catalogue: directions of taste are seen less clearly there, without
+    noise too. Chosen on validation of several data sets (docs/defaults.md)."""
+    return {"strength": SPARSE_STRENGTH if facts.items > SPARSE * facts.people else STRENGTH}
+
+
 fedveil = define(
     defaults={"ranking": {"rounds": 3, "patience": 0}},
+    scaled={"ranking": ranking_defaults},
     unread=_unread,
     search={"strength": Around(5), "recency": Range(0.5, 1.0), "floor": Range(0.0, 0.5)},
 )(FedVeil)
