@@ -143,10 +143,11 @@ SCRIPTS = {  # name -> programs that write their own evidence, one step each
     "api_load": ["api_load.py"],
     "additive": [f"additive.py --amazon {AMAZON}"],
     "new_items": ["new_items.py"],
+    "defaults": ["defaults.py", "defaults.py --methods fedeigen --out docs/evidence/defaults_fedeigen.json"],
     "update": ["update.py --methods fedals,fedtrail --out docs/evidence/update.json"],
     "tables": ["honest.py"],  # the tables of README and docs/honest.md, from the files of the other jobs
 }
-TIMED = ("all", "bench", "bench-fedrap", "bench-clients", "peers", "page", "api_load", "communication")  # run alone
+TIMED = ("all", "bench", "bench-fedrap", "bench-clients", "peers", "page", "api_load")  # run alone
 LAST = "tables"  # reads the figures of the other jobs
 RECORDING = threading.Lock()  # of the files of docs/evidence/ that `record` writes
 DROPPED = ("run", "runs", "report", "scale")  # fields that depend on the machine or are not needed
