@@ -199,6 +199,8 @@ def test_the_leak_detector_distinguishes_the_protocols():
     ((_, clean),) = protocol.memoriser(split.train, None, test, 400, 0)
     assert published > 0.9 > popularity > clean
     assert protocol.beyond_chance(published, popularity, 300) and not protocol.beyond_chance(clean, popularity, 300)
+    assert protocol.guessing_hr(test, everybody) == pytest.approx(0.1)  # 10 of 100
+    assert protocol.guessing_hr(protocol.HeldOut(split.test, split.valid), everybody) == 1  # both of two candidates
     assert not protocol.beyond_chance(0.5, 0.4, 50)  # a difference on little data is chance
     path = protocol.memoriser(split.train, held_out, test, 400, 0, rounds=(1, 10, 50))
     assert [n for n, _ in path] == [1, 10, 50] and path[2][1] == published  # the same value as above

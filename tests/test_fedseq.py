@@ -306,6 +306,10 @@ def test_rounds_follow_from_participations_people_and_cohort():
         ({"set": {"cpu_minutes": "0.0001"}}, "does not allow one participation"),
         ({"set": {"participations": "0"}}, "at least 1"),
         ({"rounds": 2, "cohort": 8}, "does not let everybody take part once"),
+        ({"set": {"participations": "100000000"}}, "at most 1,000,000"),
+        ({"set": {"layers": "65"}}, "at most 64"),
+        ({"set": {"k": "9", "heads": "2"}}, "one of 1, 3, 9"),
+        ({"rounds": 1}, "--rounds 2 or more"),
         ({"rounds": 50, "set": {"participations": "2"}}, "Give one of them"),
         ({"set": {"k": "5"}}, "heads must divide k"),
         ({"set": {"start": "random"}}, "trail=true needs counts"),
@@ -320,6 +324,11 @@ def test_rounds_follow_from_participations_people_and_cohort():
 def test_settings_that_cannot_work_are_refused(options, message):
     with pytest.raises(SettingError, match=message):
         plan(Settings(method="fedseq", **options), RANKING)
+
+
+@pytest.mark.parametrize(("items", "k"), [(51, 50), (50, 50), (63, 62), (64, 64), (3706, 64)])
+def test_k_is_even_in_small_catalogues(items, k):
+    assert plan(Settings(method="fedseq"), replace(RANKING, items=items)).settings["k"] == k
 
 
 def test_auto_takes_what_the_budgets_allow():

@@ -227,7 +227,8 @@ def memoriser(
 
 
 def beyond_chance(memory: float, popular: float, people: int) -> bool:
-    """Whether the memoriser beats popularity by more than three standard errors; on few people either may by chance."""
+    """Whether the memoriser beats popularity, or guessing where that is better, by more than three standard errors; on
+    few people it may by chance."""
     error = ((memory * (1 - memory) + popular * (1 - popular)) / max(min(people, TESTED), 1)) ** 0.5
     return bool(memory - popular > 3 * error)
 
@@ -237,6 +238,12 @@ def popularity_hr(counts: NDArray[np.integer], held_out: HeldOut, people: People
     columns, positives = held_out.columns(people)
     ranks = _rank_columns(counts[columns.items].astype(float), columns, positives)
     return float(ranking_metrics(*ranks)["hr@10"].mean())
+
+
+def guessing_hr(held_out: HeldOut, people: People) -> float:
+    """HR@10 of a random order of these people's candidates: 1 where there are ten or fewer."""
+    candidates = (held_out.positives.lengths + held_out.negatives.lengths)[people]
+    return float(np.minimum(1, 10 / np.maximum(candidates, 1)).mean())
 
 
 def _rank_columns(scores: NDArray[np.float64], columns: Histories, positives: NDArray[np.int64]) -> Ranks:

@@ -18,7 +18,7 @@ import torch
 from fedtaste.core import Method, Model, UtilityPredictor
 from fedtaste.errors import SettingError
 from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
-from fedtaste.experiment.settings import Settings, changed_settings
+from fedtaste.experiment.settings import MOST_ROUNDS, Settings, changed_settings
 from fedtaste.experiment.upload_size import check_upload_size
 from fedtaste.federation import cohort_size
 from fedtaste.methods import known_method
@@ -311,14 +311,17 @@ def _planned_rounds(settings: Settings, method: Method, rounds: int) -> int:
     if schedule is None or not schedule.rounds:
         return rounds
     if settings.rounds is None:
+        if schedule.rounds > MOST_ROUNDS:
+            raise SettingError(
+                f"participations gives {schedule.rounds:,} rounds; at most {MOST_ROUNDS:,} are possible."
+            )
         return schedule.rounds
     if "participations" in settings.set:
         raise SettingError("--rounds and participations both say how long to train. Give one of them.")
     if settings.rounds < schedule.counting + schedule.rounds_of_pass:
         raise SettingError(
-            f"--rounds {settings.rounds} does not let everybody take part once: {settings.method} needs "
-            f"{schedule.counting + schedule.rounds_of_pass:,} rounds for that with cohorts of {schedule.cohort:,}. Use "
-            "--set participations=1 or a larger --cohort."
+            f"--rounds {settings.rounds} does not let everybody take part once with cohorts of {schedule.cohort:,}. "
+            f"Use --rounds {schedule.counting + schedule.rounds_of_pass:,} or more, or a larger --cohort."
         )
     return settings.rounds
 

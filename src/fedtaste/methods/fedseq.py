@@ -35,7 +35,7 @@ from fedtaste.methods.fedeigen import FedEigen
 from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
 from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
-from fedtaste.methods.registry import define
+from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range
 from fedtaste.methods.sequence_fast import Batch, cohort_losses, packed_factors
 from fedtaste.methods.server_optimizers import server_step
@@ -44,6 +44,7 @@ from fedtaste.params import nest, select, unnest
 from fedtaste.recipe import Recipe, SequenceRecipe, TrailRecipe
 from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 
+WIDTH = 64  # k
 COHORT = 32  # people in a round of training, where the caller gives no number
 # Shared parameters that training does not move.
 FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
@@ -59,6 +60,7 @@ RATE = 2e10  # multiplications and additions in a CPU second of the fast path (b
 THETA = 0.175  # at the start
 KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
 SKIPPED = 8  # random bytes of a person before those of dropout
+MOST_LAYERS = 64  # attention blocks
 AT_ONCE = 8192  # positions in a sub-batch of the fast path
 
 
@@ -114,7 +116,12 @@ class FedSeq:
                 "ratings."
             )
         if self.network == "attention" and self.width % self.heads:
-            raise SettingError(f"heads must divide k, got heads={self.heads} and k={self.width}. Use heads=1 or 2.")
+            divisors = ", ".join(str(n) for n in range(1, 17) if self.width % n == 0)
+            raise SettingError(
+                f"heads must divide k, got heads={self.heads} and k={self.width}. Use one of {divisors}."
+            )
+        if self.layers > MOST_LAYERS:
+            raise SettingError(f"layers must be at most {MOST_LAYERS}, got {self.layers}; 2 is usual.")
         if self.trail and self.start == "random":
             raise SettingError(
                 "trail=true needs counts, and start=random sends none. Use trail=false, or start=items, eigen or gram."
@@ -457,13 +464,19 @@ def _unread(task: str, values: Values) -> dict[str, str]:
     return unread | dict.fromkeys(("layers", "heads"), "network=gru has none") if values["network"] == "gru" else unread
 
 
+def ranking_defaults(facts: PublicFacts) -> Values:
+    """An even k where the catalogue has fewer items than the usual 64, since two heads divide it."""
+    return {"k": min(WIDTH, max(2, facts.items // 2 * 2))}
+
+
 fedseq = define(
     defaults={
         "ranking": {
-            "k": 64, "negatives": 768, "spread": 0.16, "patience": 0, "server": "adam-unbiased", "server_lr": 2e-3,
+            "k": WIDTH, "negatives": 768, "spread": 0.16, "patience": 0, "server": "adam-unbiased", "server_lr": 2e-3,
             "tau": 1e-8, "warmup": 100, "final_rate": 0.02, "max_norm": 1.0,
         }
     },
+    scaled={"ranking": ranking_defaults},
     unread=_unread,
     search={
         "k": Choice((32, 64, 128)), "server_lr": Around(5), "hidden_dropout": Range(0.0, 0.5),

@@ -129,10 +129,11 @@ class Ranking(Task):
         )
         memory = dict(curve)[MEMORY_ROUND]
         popular = protocol.popularity_hr(self._entry_counts(), self.test, self.evaluated)
+        guessing = protocol.guessing_hr(self.test, self.evaluated)  # better than popularity among few candidates
         return {
             "memoriser_hr@10": round(memory, 6),
             "popularity_hr@10": round(popular, 6),
-            "leaks": protocol.beyond_chance(memory, popular, len(self.evaluated)),
+            "leaks": protocol.beyond_chance(memory, max(popular, guessing), len(self.evaluated)),
             **({"memoriser_curve": [[n, round(hr, 6)] for n, hr in curve]} if self.published else {}),
         }
 
