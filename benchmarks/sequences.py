@@ -46,7 +46,7 @@ STUDY = (  # options of `validation`
     "--data ml-100k --method fedtrail",
     *(f"--data ml-100k --set participations={n}" for n in (1, 2, 4, 8, 16, 32)),
     *(f"--data ml-100k --set network=gru --set participations={n}" for n in (4, 16)),
-    *(f"--data ml-100k --set start={start}" for start in ("eigen", "items")),
+    *(f"--data ml-100k --set start={start}" for start in ("eigen", "als", "items")),
     "--data ml-100k --set trail=false", "--data ml-100k --set trail=false --set start=eigen",
     "--data ml-100k --set trail=false --set start=random",
     *(f"--data ml-100k --set bits=8 --set participations={n}" for n in (4, 16)),

@@ -22,9 +22,10 @@ from fedtaste.experiment.progress import Silent
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import Training, checked_plan, make_task, prepare
 from fedtaste.federation import of_histories
-from fedtaste.methods import announced_steps, build
+from fedtaste.methods import METHODS, announced_steps, build
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.fedseq import FedSeq
+from fedtaste.methods.registry import PublicFacts
 from fedtaste.methods.server_optimizers import scheduled_rate, server_step, with_server
 from fedtaste.models import factorization
 from fedtaste.models.sequence import Network, network_params, network_states
@@ -353,6 +354,29 @@ def test_eigen_start_gives_the_embeddings_of_the_gram_matrix():
         item = list(run(method, model, of_histories(histories(), ITEMS), rounds=rounds))[-1].state.shared["item"]
         products.append(item @ item.T)
     assert torch.allclose(*products, atol=2e-2) and products[0].diagonal().min() > 0.1
+
+
+def test_als_start_gives_the_factors_of_fedals():
+    model, federation = factorization(ITEMS, k=4), of_histories(histories(), ITEMS)
+    begun = begin(build("fedseq", model, SMALL | {"start": "als"}), model, federation)
+    rule = METHODS["fedals"].scaled["ranking"](PublicFacts(PEOPLE, ITEMS, True))
+    fedals = build("fedals", model, {"alpha0": rule["alpha0"], "lam": rule["lam"]})
+    alone = list(run(fedals, model, federation, rounds=6))[-1].state.shared["item"]
+    method = build("fedseq", model, SMALL | {"start": "als"})
+    shared = list(run(method, model, federation, rounds=7))[-1].state.shared
+    assert torch.allclose(shared["start.item"], alone, atol=1e-5)
+    alone = alone / alone.square().sum(1).mean().sqrt()
+    noise = begun.shared["item"] / 2
+    expected = 0.5 * alone / (alone.norm(dim=1, keepdim=True) + 0.05) + noise
+    assert torch.allclose(shared["item"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "others"), [(32, ("vmap", "kernel")), (8, ("vmap",))])
+def test_als_start_is_equal_in_all_backends(bits, others):
+    chosen = {"start": "als", "trail": False, "cohort": 12, "bits": bits}
+    loop, *ends = [train(chosen, rounds=9, backend=b)[2][-1].state.shared for b in ("loop", *others)]
+    for other in ends:
+        assert_close(loop, other)
 
 
 def test_eigen_start_is_equal_in_all_backends_and_sends_no_pairs():

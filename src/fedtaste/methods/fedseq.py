@@ -2,7 +2,7 @@
 
     counting   in the first round everybody sends FedTrail's counts: the items n, the pairs C for the trail table N
                (`trail`), and the Gram matrix x x' for the embeddings at the start (`start=gram`). With `start=eigen`
-               everybody takes part in ITERATIONS rounds of FedEigen instead, whose uploads are items x (k + EXTRA)
+               or `start=als` everybody takes part in BEFORE rounds of FedEigen or FedALS instead, for its factors
     training   in every later round a cohort takes one gradient step each on the loss of sequence_loss.py, and sends the
                sum of gradients over the positions of one window of its history, and their number
     server     adds by Adam with warm-up, cosine and a bound on the norm of the mean gradient (server_optimizers.py)
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from fedtaste.errors import SettingError
 from fedtaste.methods import announced_steps
 from fedtaste.methods import sequence_loss as losses
 from fedtaste.methods.descent import ages, flat_examples, item_counts
+from fedtaste.methods.fedals import FedALS
+from fedtaste.methods.fedals import ranking_defaults as als_defaults
 from fedtaste.methods.fedeigen import FedEigen
 from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
 from fedtaste.methods.gradients import gradient_and_value
@@ -47,9 +49,11 @@ from fedtaste.signature import Count, CountOrNone, NonNegative, Share, Values
 WIDTH = 64  # k
 COHORT = 32  # people in a round of training, where the caller gives no number
 # Shared parameters that training does not move.
-FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "basis")
+FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "start.basis", "start.item", "start.gram")
 STEPS = "steps"  # shared, of `bits` below 32: the announced steps, by trained parameter
-ITERATIONS, EXTRA = 3, 16  # of FedEigen, for the embeddings at the start
+BEFORE = {"eigen": 3, "als": 6}  # rounds of the method whose factors are the embeddings at the start
+KEPT = {"eigen": ("basis",), "als": ("item", "gram")}  # its shared parameters that its clients read, as "start...."
+EXTRA = 16  # columns of FedEigen's tables beside the k
 USUAL, MANY, MOST = 16, 24, 64  # participations: of few people; of many people, without a budget and within one
 ROUNDS = 4_000  # of training, that many people need without a budget: so many more people participate less often
 # Where there are more items than so many times the people, a network learns single people by heart: fewer
@@ -70,12 +74,10 @@ class FedSeq:
 
     model: Model
     _: KW_ONLY
-    participations: Count | Literal["auto"] = (
-        "auto"  # rounds of training in which each person takes part; auto: 1 to 24
-    )
-    # by the numbers of people and items, or what `upload_mb` and `cpu_minutes` allow
-    start: Literal["gram", "eigen", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from FedEigen's
-    # rounds; at random, with n or without
+    participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: by
+    # the numbers of people and items 1 to 24, or what `upload_mb` and `cpu_minutes` allow
+    start: Literal["gram", "eigen", "als", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from
+    # rounds of FedEigen or FedALS; at random, with n or without
     trail: bool = True  # whether the logit has FedTrail's term
     network: Literal["attention", "gru"] = "attention"
     layers: Count = 2  # attention blocks
@@ -124,7 +126,7 @@ class FedSeq:
             raise SettingError(f"layers must be at most {MOST_LAYERS}, got {self.layers}; 2 is usual.")
         if self.trail and self.start == "random":
             raise SettingError(
-                "trail=true needs counts, and start=random sends none. Use trail=false, or start=items, eigen or gram."
+                "trail=true needs counts, and start=random sends none. Use trail=false, or another start."
             )
         if self.hidden_dropout == 1:
             raise SettingError("hidden_dropout must be below 1, got 1: nothing would be left.")
@@ -153,12 +155,13 @@ class FedSeq:
     @property
     def bulk(self) -> int:
         """Numbers in an upload of the network and in its work space, so that few clients run at once."""
-        return 2 * self.items * self.width + self.length * (self.negatives + 8 * self.width)
+        of_factors = self.items * self.width * (self.width + 3) // 2 if self.start == "als" else 0
+        return max(of_factors, 2 * self.items * self.width + self.length * (self.negatives + 8 * self.width))
 
     @property
     def counting(self) -> int:
         """Rounds of counting, in which everybody takes part."""
-        return {"random": 0, "eigen": 1 + ITERATIONS}.get(self.start, 1)
+        return 0 if self.start == "random" else 1 + BEFORE.get(self.start, 0)
 
     @property
     def schedule(self) -> Schedule:
@@ -231,9 +234,13 @@ class FedSeq:
         return FedTrail(self.model, parts=parts, window=losses.WINDOW, fade=losses.FADE)
 
     @property
-    def eigen(self) -> FedEigen:
-        """FedEigen, for `start=eigen`. Its uploads are not rounded."""
-        return FedEigen(self.model, extra=EXTRA, bits=32)
+    def factors(self) -> FedEigen | FedALS:
+        """The method whose factors are the embeddings at the start: FedEigen, whose uploads are not rounded, or FedALS
+        with its defaults for data of this size."""
+        if self.start == "eigen":
+            return FedEigen(self.model, extra=EXTRA, bits=32)
+        usual = als_defaults(PublicFacts(self.learners or 0, self.items, timed=True))
+        return FedALS(self.model, alpha0=cast(float, usual["alpha0"]), lam=cast(float, usual["lam"]))
 
     @property
     def stage(self) -> Stage | None:
@@ -258,7 +265,7 @@ class FedSeq:
 
     def message_layout(self, total: Params) -> Params:
         """Tensors like those of a message: `bits` bits for every number of a gradient, and counts as they are."""
-        if "items" in total or "table" in total:
+        if "item" not in total:  # counts, or the sums of the method of the factors
             return total
         return {n: torch.zeros(-(-v.numel() * self.bits // 8), dtype=torch.uint8) for n, v in total.items()}
 
@@ -286,15 +293,15 @@ class FedSeq:
             shared |= {"theta": torch.tensor(THETA), "eps": torch.ones(())}
             shared |= {"trail": torch.zeros(self.items, self.items)}
             shared |= {"from_scale": torch.zeros(self.items), "to_scale": torch.zeros(self.items)}
-        if self.start == "eigen":
-            shared["basis"] = torch.zeros(self.items, min(self.width + EXTRA, self.items))
+        if self.start in BEFORE:
+            shared |= nest("start", select(self.factors.init(params)[0], KEPT[self.start]))
         if self.bits < 32:
             shared[STEPS] = announced_steps.first_steps(len(self.trained), self.bits)
         return shared, {}
 
     def client(self, download: Download, own: Params, examples: Examples) -> tuple[Upload, Params]:
         if 0 < int(download.round) < self.counting:
-            return self.eigen.client(download, own, examples)
+            return self.factors.client(self.of_factors(download), own, examples)
         if int(download.round) < self.counting:
             return Upload(self.count(flat_examples(examples)), torch.ones(())), {}
         params = download.params
@@ -308,6 +315,10 @@ class FedSeq:
         seeds = losses.person_seeds(*self.history(examples), self.key(params), int(download.round))
         total = announced_steps.to_whole_numbers(total, params[STEPS], self.bits, seeds)
         return Upload(total, weight / self.full_weight), {}
+
+    def of_factors(self, download: Download) -> Download:
+        """What the method of the factors downloads."""
+        return Download(unnest("start", download.params), download.round)
 
     def count(self, history: Examples) -> Params:
         """The counts of one person's history."""
@@ -359,13 +370,15 @@ class FedSeq:
             begun = {"begun": torch.ones(())}
             if "items" in upload.total:  # in an update the schedule of the optimiser begins again
                 after = self.learn_counts(shared, upload.total, begun=bool(memory))
-                if self.start != "eigen":
+                if self.start not in BEFORE:
                     return after, begun
-                found, eigen = self.eigen.server(self.eigen.init(shared)[0], {}, upload)
-                eigen |= {} if memory else {"start": shared["item"]}  # a model that has begun keeps its embeddings
-                return after | {"basis": found["basis"]}, begun | nest("eigen", eigen)
-            if "table" in upload.total:
-                return self.learn_eigenvectors(shared, unnest("eigen", memory), upload)
+                first = {} if memory else {"first": shared["item"]}  # a model that has begun keeps its embeddings
+                if self.start == "als":
+                    return after, begun | nest("start", first)
+                found, inner = self.factors.server(self.factors.init(shared)[0], {}, upload)
+                return after | {"start.basis": found["basis"]}, begun | nest("start", inner | first)
+            if "item" not in upload.total:
+                return self.learn_factors(shared, unnest("start", memory), upload)
             # Row by row, as a checkpoint has them: sums over numbers in another order would differ in the last bit.
             total, weight = {name: value.contiguous() for name, value in upload.total.items()}, upload.weight
             before = {name: shared[name].contiguous() for name in self.trained}
@@ -397,15 +410,17 @@ class FedSeq:
             after["item"] = embeddings(factors, shared["item"])
         return after
 
-    def learn_eigenvectors(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
-        """The server's step of FedEigen: the next basis, and embeddings from the factors so far."""
-        state = self.eigen.init(shared)[0] | {"basis": shared["basis"]}
-        found, after = self.eigen.server(state, memory, upload)
-        shared = shared | {"basis": found["basis"]}
-        if "start" in memory:
-            after["start"] = memory["start"]
-            shared["item"] = embeddings(found["item"], memory["start"])
-        return shared, {"begun": torch.ones(())} | nest("eigen", after)
+    def learn_factors(self, shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
+        """The server's step of the method of the factors, and embeddings from the factors so far."""
+        first, inner = memory.get("first"), {name: value for name, value in memory.items() if name != "first"}
+        state = self.factors.init(shared)[0] | unnest("start", shared)
+        found, after = self.factors.server(state, inner, upload)
+        shared = shared | nest("start", select(found, KEPT[self.start]))
+        if first is not None:
+            after = after | {"first": first}
+            size = found["item"].square().sum(1).mean().sqrt()
+            shared["item"] = embeddings(found["item"] / torch.where(size > 0, size, 1.0), first)
+        return shared, {"begun": torch.ones(())} | nest("start", after)
 
     def personalize(self, shared: Params, own: Params, examples: Examples) -> Params:
         inputs, _, mask = flat_examples(examples)
@@ -424,7 +439,7 @@ class FedSeq:
     def kernel(self, download: Download, cohort: Cohort) -> tuple[Upload, dict[str, int]]:
         """`client` for a cohort: compiled counts, or one batched backward pass."""
         if 0 < int(download.round) < self.counting:
-            return self.eigen.kernel(download, cohort)
+            return self.factors.kernel(self.of_factors(download), cohort)
         if int(download.round) >= self.counting:
             descend = one_step_kernel(self.cohort_loss, 1.0, lambda _: self.trained, AT_ONCE, self.length + 1)
             return descend(download, cohort)
