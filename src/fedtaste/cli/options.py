@@ -44,7 +44,7 @@ class FileOptions(Options):
     """A command that writes a file of the user's choice."""
 
     force: bool = False
-    """Replace the file where it exists. Data that are read are never replaced."""
+    """Replace the file to be written where it exists. Data that are read are never replaced."""
 
 
 class TrainingOptions(OutOptions):
