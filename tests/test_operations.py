@@ -23,6 +23,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedtaste import __version__
+from fedtaste.cli import serve
 from fedtaste.errors import RunError, SettingError
 from fedtaste.event_log import Event
 from fedtaste.flower.counters import Counters, add_counters, read_counters
@@ -157,6 +158,18 @@ def test_a_port_in_use_exits_with_2(folder):
         port = other.getsockname()[1]
         fedtaste("serve", folder, "--port", port).refused(f"Port {port}", "another program listens there")
     fedtaste("serve", folder, "--port", 0, "--host", "0.0.0.0").refused("--allow-host")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(("--allow-host", "a b"), "--allow-host must be"), (("--host", "0.0.0.0"), "--allow-host NAME"),
+     (("--allow-metrics", "x"), "--allow-metrics must be"), ((), "another program listens there")],
+)  # fmt: skip
+def test_options_and_the_port_are_checked_before_a_run_is_exported(tmp_path, monkeypatch, options, said):
+    monkeypatch.setattr(serve, "load_recommender", lambda *_: pytest.fail("the run was exported"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = 0 if options else other.getsockname()[1]
+        fedtaste("serve", tmp_path, "--port", port, *options).refused(said)
 
 
 # A new model
