@@ -75,7 +75,7 @@ class CountingServer(Server):
         if self.thread.is_alive():
             self.shutdown()
             self.thread.join()
-        self.socket.close()
+        self.listener.socket.close()
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
