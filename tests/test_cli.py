@@ -754,8 +754,39 @@ def test_a_file_is_not_imported_over_itself():
     Path("mine.csv").write_text(GOOD)
     Path("again.csv").symlink_to("mine.csv")
     for target in ("mine.csv", "./mine.csv", "again.csv"):
-        fedtaste("data", "import", "mine.csv", target).refused("mine.csv would be written over itself", "Name another")
+        for force in ((), ("--force",)):
+            refused = fedtaste("data", "import", "mine.csv", target, *force)
+            refused.refused(f"{Path(target)} belongs to the data", "Choose another TARGET")
     assert Path("mine.csv").read_text() == GOOD
+
+
+def test_an_import_replaces_a_file_with_force_only():
+    Path("data").mkdir()
+    Path("data/mine.csv").write_text(GOOD)
+    Path("out.csv").write_text("mine")
+    fedtaste("data", "import", "data/mine.csv", "out.csv").refused("out.csv exists already", "TARGET", "--force")
+    assert Path("out.csv").read_text() == "mine"
+    assert fedtaste("data", "import", "data/mine.csv", "out.csv", "--force").code == 0
+    people = [fedtaste("data", "describe", name, "--json").json["people"] for name in ("out.csv", "data/mine.csv")]
+    assert people == [12, 12]
+
+
+def test_default_folders_have_plain_names_and_commands_are_quoted():
+    name = "my ok\x1b[31mred\x1b[0m;é.csv"
+    Path(name).write_text(GOOD)
+    run = fedtaste("run", "--data", name, *FILE[:-1])
+    plain = "my-ok--31mred--0m--"
+    assert f"Next: fedtaste recommend runs/{plain}-fedals-1 --likes TITLE\n" in run.out
+    fedtaste("fit", "--data", name, *FILE)
+    fedtaste("compare", "--methods", "popularity", "--data", name, "--threads", "1", "--json")
+    folders = {f"{plain}-fedals-1", f"model-{plain}-fedals-1", f"{plain}-compare-1"}
+    assert {path.name for path in Path("runs").iterdir()} == folders
+    fit = fedtaste("fit", "--data", name, *FILE[:-1], "--out", "my shop")
+    assert "Next: fedtaste recommend 'my shop' --all --out recommendations.parquet\n" in fit.out
+    again = fedtaste("fit", "--data", name, *FILE, "--out", "my shop")
+    again.refused("`fedtaste resume 'my shop'` continues")
+    assert "Look at it: fedtaste serve 'my page'\n" in fedtaste("export", "my shop", "my page").out
+    assert "Use it: fedtaste run --data 'my out.csv'\n" in fedtaste("data", "import", name, "my out.csv").out
 
 
 @pytest.mark.parametrize("target", ["out.parquet", "out.csv", "out.csv.gz"])

@@ -16,6 +16,7 @@ import pytest
 
 from fedtaste.experiment.comparison_record import read_record
 from fedtaste.experiment.result import RunResult
+from fedtaste.text import count
 from support.command import fedtaste, without_times
 from support.reports import Page
 
@@ -127,6 +128,15 @@ def test_a_run_of_several_seeds_equals_the_single_runs(seeds):
     fedtaste("run", "--seeds", 2, "--seed", 2**63 - 1, *QUICK).refused("--seed must be at most")
 
 
+def test_the_rounds_of_several_seeds_are_their_mean():
+    text = fedtaste("run", "--method", "fedals", "--seeds", 2, *QUICK, "--out", "two").out
+    runs = [json.loads(Path(f"two/fedals-seed={seed}/result.json").read_text())["rounds"] for seed in (0, 1)]
+    said = f"trained for {count(round(sum(runs) / 2), 'round')} (mean of 2 seeds)"
+    assert f"fedals: {said}\n" in text and "best round" not in text
+    page = Page(Path("two/report.html").read_text()).text
+    assert said in page and "final training" not in page
+
+
 def test_table_and_report_show_seeds_and_differences(seeds):
     comparison, path = seeds
     text = " ".join(fedtaste("report", path).out.split())
@@ -216,6 +226,8 @@ def test_a_comparison_killed_in_its_second_run_is_finished_by_resume():
     process.wait()
     assert Path("killed/popularity/result.json").exists() and not Path("killed/fedavg/result.json").exists()
     assert not Path("killed/compare.json").exists()
+    again = fedtaste("compare", *FOUR, "--out", "killed")
+    again.refused("killed holds an unfinished comparison", "`fedtaste resume killed`", "--out")
     resumed = fedtaste("resume", "killed", "--json").json
     assert timeless(resumed) == timeless(whole)
     assert page_without_times("killed") == page_without_times("whole")
@@ -227,6 +239,7 @@ def test_a_comparison_killed_in_its_second_run_is_finished_by_resume():
             assert Path("killed", run, file).read_bytes() == Path("whole", run, file).read_bytes()
     output = fedtaste("resume", "killed", "--json")  # has finished
     assert "had finished already" in output.err and timeless(output.json) == timeless(whole)
+    fedtaste("compare", *FOUR, "--out", "killed").refused("killed is there already. Choose another --out.")
 
 
 def page_without_times(name: str) -> str:

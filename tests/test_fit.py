@@ -64,6 +64,27 @@ def test_recommendations_for_everybody_are_a_table(model, tmp_path, ending):
     assert mine == [each["item"] for each in one["items"]]
 
 
+def test_lists_replace_a_file_with_force_only_and_the_data_never(weeks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fedtaste("fit", "--data", "old.csv", *FIT[2:], "--out", "my shop")
+    shown = fedtaste("fit", "--from", "my shop", "--data", "new.csv", "--rounds", "1", "--out", "later")
+    assert "Next: fedtaste recommend later --all --out recommendations.parquet\n" in shown.out
+    before = {path: path.read_bytes() for path in weeks}
+    Path("link.csv").symlink_to("old.csv")
+    for name in ("old.csv", "new.csv", "link.csv"):  # of the model, and of the one that it continues
+        for force in ((), ("--force",)):
+            lists = fedtaste("recommend", "later", "--all", "--out", name, *force)
+            lists.refused(f"{name} belongs to the data", "Choose another --out")
+    Path("mine.csv").write_text("mine")
+    lists = fedtaste("recommend", "my shop", "--all", "--out", "mine.csv")
+    lists.refused("mine.csv exists already; choose another --out or add --force.")
+    assert Path("mine.csv").read_text() == "mine"
+    counts = fedtaste("recommend", "later", "--all", "--out", "mine.csv", "--force", "-n", 3, "--json").json
+    assert counts == {"file": "mine.csv", "people": 60, "rows": 180}
+    assert len(pl.read_csv("mine.csv")) == 180 and {path: path.read_bytes() for path in weeks} == before
+    fedtaste("recommend", "my shop", "--likes", "1", "--force").refused("--all and --out FILE go together")
+
+
 def test_filters_of_the_command_line(model, tmp_path):
     items = load(DATA).items
     (tmp_path / "stock.txt").write_text("\n".join(items[:9]))

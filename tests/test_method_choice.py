@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from fedtaste.errors import SettingError
 from fedtaste.experiment.method_choice import candidates, choose, require_budget
 from fedtaste.experiment.result import MethodChoice, MethodTrial
 from fedtaste.experiment.seeds import FinishedRun
+from fedtaste.experiment.settings import Settings
 from fedtaste.methods import METHODS
 from fedtaste.report.comparison import compare_runs
 from fedtaste.tasks.base import Facts
@@ -85,6 +87,16 @@ def test_auto_advises_by_validation_and_stays_in_its_budget(tmp_path: Path, monk
         fedtaste("report", tmp_path / "auto")
     refused = fedtaste("resume", tmp_path / "auto")
     refused.refused("`compare --methods auto`", "cannot be resumed as a whole", f"fedtaste resume {tmp_path / 'auto'}/")
+
+
+def test_the_command_after_auto_reads_the_same_file(tmp_path: Path):
+    typed = {"data": "my shop.csv", "columns": {"user": "kunde", "item": "artikel nr"}, "separator": ";",
+             "decimal": ",", "drop_missing": True, "seed": 3, "protocol": "published"}  # fmt: skip
+    command = compare_auto.command_of_fit(Settings(**typed), "fedtrail")
+    words = ["fedtaste", "fit", "--data", "my shop.csv", "--columns", "user=kunde,item=artikel nr", "--separator", ";",
+             "--decimal", ",", "--drop-missing", "--method", "fedtrail", "--seed", "3"]  # fmt: skip
+    assert shlex.split(command) == words  # fit has no --protocol
+    assert compare_auto.command_of_fit(Settings(), "fedals") == "fedtaste fit --data ml-100k --method fedals"
 
 
 def test_the_report_of_auto_shows_its_choice_rather_than_the_best_validation():

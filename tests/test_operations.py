@@ -23,6 +23,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedtaste import __version__
+from fedtaste.cli import serve
 from fedtaste.errors import RunError, SettingError
 from fedtaste.event_log import Event
 from fedtaste.flower.counters import Counters, add_counters, read_counters
@@ -33,7 +34,7 @@ from fedtaste.serving.bundle import sha256
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import RequestReader
 from fedtaste.serving.metrics import exposition
-from fedtaste.serving.server import Listening, Server
+from fedtaste.serving.server import Listener, Server
 from fedtaste.serving.site import PageSite, bundle_date
 from support.bundles import TITLES, small_bundle
 from support.command import fedtaste
@@ -117,7 +118,7 @@ def test_metrics_are_for_programs_of_this_machine(server):
 )  # fmt: skip
 def test_metrics_from_elsewhere_need_allow_metrics(folder, peer, allowed, status):
     reader = RequestReader()
-    with Server(PageSite(BundleRecommender.load(folder)), Listening(metrics_from=allowed)) as server:
+    with Server(PageSite(BundleRecommender.load(folder)), Listener(metrics_from=allowed)) as server:
         reader.feed(f"GET /metrics HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode())
         request = reader.next()
         assert request is not None
@@ -127,7 +128,7 @@ def test_metrics_from_elsewhere_need_allow_metrics(folder, peer, allowed, status
 @pytest.mark.parametrize("network", ["10.0.0.0/40", "example.org", "", "10.0.0.1/8"])
 def test_networks_that_are_none_are_refused(folder, network):
     with pytest.raises(SettingError, match="--allow-metrics"):
-        Server(PageSite(BundleRecommender.load(folder)), Listening(metrics_from=(network,)))
+        Server(PageSite(BundleRecommender.load(folder)), Listener(metrics_from=(network,)))
 
 
 # Addresses
@@ -136,10 +137,10 @@ def test_networks_that_are_none_are_refused(folder, network):
 def test_all_addresses_need_a_host_name_to_answer_for(folder):
     site = PageSite(BundleRecommender.load(folder))
     with pytest.raises(SettingError, match="--allow-host NAME"):
-        Server(site, Listening(host="0.0.0.0"))
+        Server(site, Listener(host="0.0.0.0"))
     for host in ("films.example", "1.2.3", "localhost:80"):
         with pytest.raises(SettingError, match="--host must be an address"):
-            Server(site, Listening(host=host))
+            Server(site, Listener(host=host))
     with running(site, host="127.0.0.2") as server:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.2", server.port, timeout=20)) as link:
             link.request("GET", "/health")
@@ -157,6 +158,18 @@ def test_a_port_in_use_exits_with_2(folder):
         port = other.getsockname()[1]
         fedtaste("serve", folder, "--port", port).refused(f"Port {port}", "another program listens there")
     fedtaste("serve", folder, "--port", 0, "--host", "0.0.0.0").refused("--allow-host")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(("--allow-host", "a b"), "--allow-host must be"), (("--host", "0.0.0.0"), "--allow-host NAME"),
+     (("--allow-metrics", "x"), "--allow-metrics must be"), ((), "another program listens there")],
+)  # fmt: skip
+def test_options_and_the_port_are_checked_before_a_run_is_exported(tmp_path, monkeypatch, options, said):
+    monkeypatch.setattr(serve, "load_recommender", lambda *_: pytest.fail("the run was exported"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = 0 if options else other.getsockname()[1]
+        fedtaste("serve", tmp_path, "--port", port, *options).refused(said)
 
 
 # A new model

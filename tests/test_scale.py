@@ -339,7 +339,7 @@ def test_a_run_reports_splitting_and_evaluating():
 # Growth
 
 
-def test_growth_is_measured_and_fitted(monkeypatch):
+def test_growth_is_measured_and_fitted(monkeypatch, tmp_path):
     monkeypatch.setattr(growth, "SMALLEST", 1_000)
     monkeypatch.setattr(growth, "LARGEST", (10_000,))
     output = fedtaste("bench", "--growth", "--largest", 10_000, "--json").json
@@ -352,6 +352,11 @@ def test_growth_is_measured_and_fitted(monkeypatch):
     fedtaste("bench", "--largest", 10_000).refused("--largest", "--growth")
     fedtaste("bench", "--growth", "--method", "fedrap").refused("--growth", "--method")
     fedtaste("bench", "--out", "plot.png").refused("--out", "--peers")
+    fedtaste("bench", "--peers", "--force").refused("--force of bench is for --out FILE")
+    plot = tmp_path / "plot.png"
+    plot.write_text("mine")
+    fedtaste("bench", "--peers", "--out", plot).refused("plot.png exists already; choose another --out or add --force")
+    assert plot.read_text() == "mine"
 
 
 def test_an_exponent_of_two_is_found():

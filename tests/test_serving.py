@@ -32,7 +32,7 @@ from fedtaste.serving.api import MAX_BODY
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import MAX_HEAD
 from fedtaste.serving.recommendation import Recommendations
-from fedtaste.serving.server import Listening, Server
+from fedtaste.serving.server import Listener, Server
 from fedtaste.serving.site import PageSite
 from support import servers
 from support.api_explorer import explore
@@ -256,7 +256,7 @@ def test_only_requests_to_allowed_hosts_are_answered(server):
 @pytest.mark.parametrize("name", ["*", "https://films.example", "films.example/", "a b", "", "a:123456", "é.example"])
 def test_invalid_host_names_are_refused(recommender, name):
     with pytest.raises(SettingError, match="--allow-host"):
-        Server(PageSite(recommender), Listening(hosts=(name,)))
+        Server(PageSite(recommender), Listener(hosts=(name,)))
 
 
 # Bodies
@@ -420,10 +420,10 @@ def test_a_disconnected_client_causes_no_output(server, capfd):
 
 def test_used_and_invalid_ports_are_refused(server, recommender):
     with pytest.raises(SettingError, match=f"Port {server.port} .*--port 0"):
-        Server(PageSite(recommender), Listening(port=server.port))
+        Server(PageSite(recommender), Listener(port=server.port))
     for port in (-1, 65536):
         with pytest.raises(SettingError, match="0 to 65535"):
-            Server(PageSite(recommender), Listening(port=port))
+            Server(PageSite(recommender), Listener(port=port))
 
 
 # The OpenAPI description

@@ -1,9 +1,10 @@
-"""Text helpers for messages: plural forms, did-you-mean suggestions for misspelt names, and control codes."""
+"""Text helpers for messages: plural forms, did-you-mean suggestions, commands to type, and control codes."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # must not reach a terminal from data
@@ -25,6 +26,15 @@ def count(n: int, one: str, many: str | None = None) -> str:
     ('1 item', '2,000 items', '2 people')
     """
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def command_text(*words: object) -> str:
+    """A command of fedtaste for the user to type. Words with spaces or special characters are quoted.
+
+    >>> command_text("resume", "runs/my shop-1")
+    "fedtaste resume 'runs/my shop-1'"
+    """
+    return shlex.join(["fedtaste", *map(str, words)])
 
 
 def did_you_mean(got: str, known: Iterable[str], kind: str) -> str:

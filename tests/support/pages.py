@@ -12,7 +12,7 @@ from typing import Any
 from fedtaste.serving.bundle import sha256
 from fedtaste.serving.export import entrance_files
 from fedtaste.serving.http import Reply, Request, render
-from fedtaste.serving.server import Listening, Server
+from fedtaste.serving.server import Listener, Server
 from fedtaste.serving.site import PageSite, files_by_address
 
 WAIT = 15_000  # ms; two busy cores need it at times
@@ -48,7 +48,7 @@ class CountingServer(Server):
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.requests, self.sizes, self.gone = list[str](), list[int](), False
-        super().__init__(FilesOnly(files), Listening())
+        super().__init__(FilesOnly(files), Listener())
 
     def reply(self, request: Request, peer: str) -> Reply:
         if self.gone:
@@ -75,7 +75,7 @@ class CountingServer(Server):
         if self.thread.is_alive():
             self.shutdown()
             self.thread.join()
-        self.socket.close()
+        self.listener.socket.close()
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from rich.table import Table
 from rich.text import Text
 
@@ -16,12 +14,14 @@ from fedtaste.audit.saved import read_uploads
 from fedtaste.cli.options import AuditOptions
 from fedtaste.cli.output import emit, out, put
 from fedtaste.cli.own_methods import allow_method
+from fedtaste.cli.parser import option_words
 from fedtaste.cli.run import load_data, new_folder
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
+from fedtaste.text import command_text
 
 
 def audit(settings: Settings, options: AuditOptions) -> None:
@@ -73,24 +73,10 @@ def audit_configuration(settings: Settings, options: AuditOptions, bars: Bars) -
 
 def command_line(settings: Settings, options: AuditOptions) -> str:
     """The command that makes this audit again: what differs from the defaults, with data and method."""
-    parts = ["fedtaste", "audit"]
     if options.uploads:
-        truth = ["--truth", str(options.truth)] if options.truth else []
-        return shlex.join([*parts, "--uploads", str(options.uploads), *truth])
-    for name, field in Settings.model_fields.items():
-        value = getattr(settings, name)
-        if name == "set":
-            parts += [word for pair in value.items() for word in ("--set", "=".join(pair))]
-        elif isinstance(value, dict):
-            parts += [f"--{name}", ",".join(map("=".join, value.items()))] if value else []
-        elif isinstance(value, bool):
-            parts += [f"--{name.replace('_', '-')}"] if value else []
-        elif value != field.default or name in ("data", "method"):
-            parts += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("rounds", "run_rounds", "people", "canaries"):
-        if (value := getattr(options, name)) != AuditOptions.model_fields[name].default:
-            parts += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(parts)
+        return command_text("audit", *option_words(options, ("uploads", "truth")))
+    trained = option_words(settings, Settings.model_fields, ("data", "method"))
+    return command_text("audit", *trained, *option_words(options, ("rounds", "run_rounds", "people", "canaries")))
 
 
 def show_audit(result: AuditResult) -> None:

@@ -11,6 +11,7 @@ from fedtaste.bench.people import measure, table
 from fedtaste.cli.options import BenchOptions
 from fedtaste.cli.output import cache, emit, out, say
 from fedtaste.errors import SettingError
+from fedtaste.files.atomic import check_target
 from fedtaste.result_part import JsonObject
 
 
@@ -35,6 +36,8 @@ def _refuse_idle_options(options: BenchOptions) -> None:
         raise SettingError("--largest of bench is for --growth. Add --growth, or leave it out.")
     if not options.peers and (options.data or options.out or options.install):
         raise SettingError("--data, --out and --install of bench are for --peers. Add --peers, or leave them out.")
+    if options.force and not options.out:
+        raise SettingError("--force of bench is for --out FILE. Add --out, or leave --force out.")
 
 
 def _show(result: JsonObject, printed: RenderableType, as_json: bool) -> None:
@@ -50,6 +53,7 @@ def bench_peers(options: BenchOptions) -> None:
         raise SettingError("bench --peers measures fixed methods. Leave --method out.")
     if options.out:
         check_plot_path(options.out)
+        check_target(options.out, "--out", options.force)
     measured = measure_peers(
         options.peers, data=options.data, quick=options.quick, new=options.install, seed=options.seed, log=say,
         cache=cache(),

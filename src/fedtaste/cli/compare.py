@@ -12,7 +12,7 @@ from fedtaste.cli.options import CompareOptions, ResumeOptions, RunOptions
 from fedtaste.cli.output import emit, say
 from fedtaste.cli.own_methods import allow_method, allow_methods_of
 from fedtaste.cli.results import show_results
-from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, train_folder
+from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, require_new, train_folder
 from fedtaste.data.sources import depends_on_seed
 from fedtaste.errors import RunError, SettingError
 from fedtaste.experiment.compare import (
@@ -93,8 +93,7 @@ def plan_new(
     data = load_seeds(settings, [run.settings.seed for run in requested.values()])
     first = data[settings.seed]
     path = options.out or new_folder(first.name, "compare" if isinstance(options, CompareOptions) else settings.method)
-    if path.exists():
-        raise RunError(f"{path} is there already. Choose another --out.")
+    require_new(path)
     plan = plan_comparison(requested, data, path, all_methods=all_methods, log=say)
     for seed, part in data.items():
         check_ledger(options.ledger, [p for p in plan.trained.values() if p.settings.seed == seed], part)
@@ -183,8 +182,7 @@ def compare_finished(settings: Settings, options: CompareOptions, axes: tuple[st
     runs = alike_runs(options.runs)
     compared = compare_runs(runs, None, axes, sweeps=False)
     path = options.out or new_folder(runs[0].result.data, "compare")
-    if path.exists():
-        raise RunError(f"{path} is there already. Choose another --out.")
+    require_new(path)
     show(compared, compared.write_report(path, None), {}, options.as_json)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedtaste.cli.options import CompareOptions
+from fedtaste.cli.options import COMMANDS, CompareOptions
 from fedtaste.cli.output import emit, out, put, say
-from fedtaste.cli.run import create_folder, load_data, new_folder, train_folder
+from fedtaste.cli.parser import option_words
+from fedtaste.cli.run import create_folder, load_data, new_folder, require_new, train_folder
 from fedtaste.errors import DivergedError, RunError, SettingError
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.heterogeneity import heterogeneity
@@ -23,6 +24,7 @@ from fedtaste.experiment.train import make_task
 from fedtaste.report.comparison import compare_runs, write_comparison
 from fedtaste.report.html import shape
 from fedtaste.report.numbers import human_bytes, human_seconds
+from fedtaste.text import command_text
 
 MINUTES = 5.0
 
@@ -32,8 +34,7 @@ def compare_auto(settings: Settings, options: CompareOptions) -> None:
     _refuse_other_options(settings, options)
     data = load_data(settings)
     path = options.out or new_folder(data.name, "auto")
-    if path.exists():
-        raise RunError(f"{path} is there already. Choose another --out.")
+    require_new(path)
     plan, minutes = plan_choice(settings, data, make_task(settings, data)), options.minutes or MINUTES
     with Bars() as bars:
         results = try_methods(plan, data, path, options, bars)
@@ -47,7 +48,13 @@ def compare_auto(settings: Settings, options: CompareOptions) -> None:
         emit(compared.result(report, plan.left_out).model_copy(update={"choice": choice}).dump())
     else:
         show_choice(choice, report)
-        put(f"Next: fedtaste fit --data {settings.data} --method {choice.take} trains it on everything.", "dim")
+        put(f"Next: {command_of_fit(settings, choice.take)}")
+
+
+def command_of_fit(settings: Settings, method: str) -> str:
+    """The command that trains this method on everything, with the data and the options of the comparison."""
+    chosen = settings.model_copy(update={"method": method})
+    return command_text("fit", *option_words(chosen, COMMANDS["fit"].settings, ("data", "method")))
 
 
 def try_methods(plan: ChoicePlan, data: Data, path: Path, options: CompareOptions, bars: Bars) -> list[RunResult]:

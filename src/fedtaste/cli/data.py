@@ -13,8 +13,9 @@ from fedtaste.data.sources import SOURCES, load
 from fedtaste.data.supervised import Supervised
 from fedtaste.data.user_files import UserSplit, read_interactions, save
 from fedtaste.data.worlds import ENDING, import_world
-from fedtaste.errors import DataError
 from fedtaste.experiment.progress_bars import Bars
+from fedtaste.files.atomic import check_target
+from fedtaste.text import command_text
 
 SHOWN = ("name", "about", "how", "people", "items", "interactions", "terms")
 
@@ -44,16 +45,17 @@ def fetch(options: FetchOptions) -> None:
 def import_file(options: ImportOptions) -> None:
     """Check a file of the user, and write it in the form that is read fastest."""
     source, target = options.source, options.target
-    if source.exists() and target.exists() and source.samefile(target):
-        raise DataError(f"{source} would be written over itself; nothing was changed. Name another file to write.")
+    world = target.name.lower().endswith(ENDING)
+    if not world:  # a folder is never replaced
+        check_target(target, "TARGET", options.force, [source])
     with Bars():
-        if target.name.lower().endswith(ENDING):
+        if world:
             data = import_world(source, target, options.read_options)
         else:
             data = read_interactions(source, options.read_options)
             save(data, target)
     show_facts(data)
-    put(f"Written to {target}. Use it: fedtaste run --data {target}")
+    put(f"Written to {target}. Use it: {command_text('run', '--data', target)}")
 
 
 def describe(options: DescribeOptions) -> None:

@@ -8,6 +8,7 @@ from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.serving.export import export as export_run
 from fedtaste.serving.model_card import public_source
+from fedtaste.text import command_text
 
 
 def export(options: ExportOptions) -> None:
@@ -24,4 +25,4 @@ def export(options: ExportOptions) -> None:
     put(f"{options.to}: {table}, {size / 1e6:.2f} MB in {len(manifest.files) + 3} files, each with its hash.")
     own = "The data are your own: make sure that you may publish what was learnt from them."
     put(f"Before you publish it: {manifest.about.licence[0] if public_source(folder.settings()) else own}")
-    put(f"Look at it: fedtaste serve {options.to}")
+    put(f"Look at it: {command_text('serve', options.to)}")

@@ -40,6 +40,13 @@ class OutOptions(JsonOptions):
     """The folder to write (default: a new one under runs/)."""
 
 
+class FileOptions(Options):
+    """A command that writes a file of the user's choice."""
+
+    force: bool = False
+    """Replace the file to be written where it exists. Data that are read are never replaced."""
+
+
 class TrainingOptions(OutOptions):
     """A command that trains, and may enter private runs into a ledger."""
 
@@ -211,7 +218,7 @@ class ReportOptions(JsonOptions):
     path: FolderArgument
 
 
-class RecommendOptions(FolderOptions):
+class RecommendOptions(FileOptions, FolderOptions):
     """Recommend items to a person of the data, or to a new one from what they like. Nothing is sent anywhere."""
 
     likes: tuple[str, ...] = ()
@@ -281,7 +288,7 @@ class MonitorOptions(ListenOptions):
     """The port to listen on; 0 picks a free one."""
 
 
-class BenchOptions(JsonOptions):
+class BenchOptions(FileOptions, JsonOptions):
     """Measure the CPU time of one round by loop, vmap and kernel, and how it grows with the interactions."""
 
     quick: bool = False
@@ -345,7 +352,7 @@ class FetchOptions(Options):
     name: Annotated[str, Cli(argument=True, metavar="NAME")]
 
 
-class ImportOptions(ReadSettings):
+class ImportOptions(FileOptions, ReadSettings):
     """Check a file of your own, and write it in the form that fedtaste reads fastest.
 
     SOURCE is a CSV, TSV, JSON-lines, Parquet or Feather file with columns user, item and optionally rating, timestamp,

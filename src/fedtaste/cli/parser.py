@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import tomllib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -114,6 +114,25 @@ def option_name(name: str, info: FieldInfo) -> str:
     """The long name of a field's option, such as --new-people."""
     names = _cli(info).names
     return names[-1] if names else f"--{name.replace('_', '-')}"
+
+
+def option_words(values: BaseModel, names: Iterable[str], always: Collection[str] = ()) -> list[str]:
+    """The words of a command line that give these fields the values of a model. Defaults are left out, except for the
+    fields of `always`."""
+    words: list[str] = []
+    for name in names:
+        info, value = type(values).model_fields[name], getattr(values, name)
+        if value == info.default and name not in always:
+            continue
+        option = option_name(name, info)
+        parts = ["=".join(pair) for pair in value.items()] if isinstance(value, dict) else [str(value)]
+        if isinstance(value, bool):
+            words += [option]
+        elif _cli(info).commas:
+            words += [option, ",".join(parts)]
+        else:
+            words += [word for part in parts for word in (option, part)]
+    return words
 
 
 def expectation(info: FieldInfo) -> str:

@@ -17,7 +17,7 @@ from fedtaste.cli.own_methods import allow_method_of
 from fedtaste.data.spreadsheets import guarded
 from fedtaste.errors import DataError, SettingError
 from fedtaste.experiment.folder import RunFolder
-from fedtaste.files.atomic import write_atomically
+from fedtaste.files.atomic import check_target, write_atomically
 from fedtaste.serving.folder_recommender import recommend_table
 from fedtaste.serving.item_lists import FileLine, Filter
 from fedtaste.serving.open_model import OpenModel
@@ -30,7 +30,7 @@ def recommend(options: RecommendOptions) -> None:
     """Recommend items to a person of the data, to a new one, or to everybody."""
     allow_method_of(RunFolder.open(options.path), options.method)
     filter = Filter(read_lists(options.only) or None, read_lists(options.exclude))
-    if options.all or options.out is not None:
+    if options.all or options.out is not None or options.force:
         recommend_to_all(options, filter)
         return
     answer = recommend_items(
@@ -61,6 +61,7 @@ def recommend_to_all(options: RecommendOptions, filter: Filter) -> None:
         raise SettingError("--all is for everybody in the data. Leave out --likes, --person and --from.")
     if not options.out.name.lower().endswith(FORMATS):
         raise SettingError(f"--out must end in {', '.join(FORMATS)}, got {options.out.name}.")
+    check_target(options.out, "--out", options.force, data_files(options.path))
     model = OpenModel.open(options.path, cache())
     table = recommend_table(model, None, options.n, filter)
     write_atomically(options.out, encode(table, options.out.name.lower()))
@@ -69,6 +70,16 @@ def recommend_to_all(options: RecommendOptions, filter: Filter) -> None:
         emit({"file": str(options.out), "people": people, "rows": len(table)})
         return
     put(f"{options.out}: {len(table):,} rows for {people:,} people, with user, item, rank and score.")
+
+
+def data_files(model: Path) -> list[Path]:
+    """The files or folders of the data of a model, and of the models that it continues."""
+    files: dict[Path, Path] = {}  # by model
+    before: Path | None = model
+    while before is not None and before not in files and (before / "settings.json").exists():
+        folder = RunFolder(before)
+        files[before], before = Path(folder.settings().data), folder.continues
+    return list(files.values())
 
 
 def encode(frame: pl.DataFrame, name: str) -> bytes:

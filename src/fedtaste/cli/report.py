@@ -18,6 +18,7 @@ from fedtaste.report.comparison import compare_runs
 from fedtaste.report.curves import DataShape
 from fedtaste.report.html import shape, write_report
 from fedtaste.report.tuning import write_tuning_report
+from fedtaste.text import command_text
 
 
 def report(options: ReportOptions) -> None:
@@ -64,12 +65,13 @@ def runs_of(path: Path, found: Comparison | None) -> list[FinishedRun]:
     record = read_record(path)
     runs = finished_runs(path, record)
     if not runs:
-        raise RunError(f"No run of {path} has finished. Go on with `fedtaste resume {path}`.")
+        raise RunError(f"No run of {path} has finished. Go on with `{command_text('resume', path)}`.")
     left_out = found.left_out if found else {}
     missing = [label for label, run in record.runs.items()
                if label not in left_out and not RunFolder(path / run.folder).finished]  # fmt: skip
     if missing:
-        say(f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not finished: `fedtaste resume {path}`.")
+        verb = "has" if len(missing) == 1 else "have"
+        say(f"{', '.join(missing)} {verb} not finished: `{command_text('resume', path)}`.")
     return runs
 
 

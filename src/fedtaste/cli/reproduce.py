@@ -8,15 +8,16 @@ from rich.table import Table
 
 from fedtaste.cli.options import ReproduceOptions
 from fedtaste.cli.output import emit, out, put
-from fedtaste.cli.run import create_folder, load_data, new_folder, train_folder
-from fedtaste.errors import RunError, SettingError
+from fedtaste.cli.parser import option_words
+from fedtaste.cli.run import create_folder, load_data, new_folder, require_new, train_folder
+from fedtaste.errors import SettingError
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.papers import PAPERS, Case, Paper, ReproducedRow, Reproduction, read_figure
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import prepare
 from fedtaste.report.paper_plot import draw_reproduction
-from fedtaste.text import did_you_mean
+from fedtaste.text import command_text, did_you_mean
 
 
 def reproduce(options: ReproduceOptions) -> None:
@@ -24,8 +25,7 @@ def reproduce(options: ReproduceOptions) -> None:
     if options.paper not in PAPERS:
         raise SettingError(did_you_mean(options.paper, PAPERS, "paper"))
     paper, path = PAPERS[options.paper], options.out or new_folder("reproduce", options.paper)
-    if path.exists():
-        raise RunError(f"{path} is there already. Choose another --out.")
+    require_new(path)
     with Bars() as bars:
         rows = [_train(case, number, paper, path, bars, options.seed) for number, case in enumerate(paper.cases, 1)]
     found = Reproduction(
@@ -57,13 +57,7 @@ def _train(case: Case, number: int, paper: Paper, path: Path, bars: Bars, seed: 
 
 def _command(settings: Settings) -> str:
     """The command that trains the same."""
-    words = [f"--data {settings.data}", f"--method {settings.method}"]
-    words += [f"--task {settings.task}"] if settings.task else []
-    words += [f"--protocol {settings.protocol}"] if settings.protocol != "clean" else []
-    words += [f"--rounds {settings.rounds}"] if settings.rounds else []
-    words += [f"--set {key}={value}" for key, value in settings.set.items()]
-    words += [f"--seed {settings.seed}"] if settings.seed else []
-    return " ".join(["fedtaste run", *words])
+    return command_text("run", *option_words(settings, Settings.model_fields, ("data", "method")))
 
 
 def show(found: Reproduction, plot: Path) -> None:

@@ -11,6 +11,7 @@ from fedtaste.report.differences import Study, text_tables
 from fedtaste.report.html import warnings
 from fedtaste.report.tables import list_table, rounds_text, text_table
 from fedtaste.report.trade_off import Tradeoff
+from fedtaste.text import command_text
 
 
 def show_result(result: RunResult, report: Path, as_json: bool) -> None:
@@ -20,7 +21,7 @@ def show_result(result: RunResult, report: Path, as_json: bool) -> None:
         return
     show_results([result], report)
     if result.items:
-        put(f"Next: fedtaste recommend {report.parent} --likes TITLE")
+        put(f"Next: {command_text('recommend', report.parent, '--likes', 'TITLE')}")
 
 
 def show_results(
@@ -40,5 +41,6 @@ def show_results(
         out.print(warning, style="bold red", markup=False)
     for result in results:
         if len(results) == 1 or "stopped after" in result.stopped.reason:
-            out.print(f"{result.method}: {rounds_text(result)}", style="dim", markup=False)
+            rounds = rounds_text(result, study.seed_count if study else 1)
+            out.print(f"{result.method}: {rounds}", style="dim", markup=False)
     put(f"Report: {report}")

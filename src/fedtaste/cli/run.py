@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
+from fedtaste.experiment.comparison_record import is_comparison
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint, next_folder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
@@ -23,7 +25,7 @@ from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.tracking import TrackedRun, remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared, execute, prepare
 from fedtaste.report.html import shape, write_report
-from fedtaste.text import count
+from fedtaste.text import command_text, count
 from fedtaste.wire.accounting import epsilons
 
 
@@ -75,8 +77,20 @@ def load_data(settings: Settings) -> Data:
 
 
 def new_folder(*names: str) -> Path:
-    """A new folder under runs/, named after the data and the method."""
-    return next_folder(Path("runs"), "-".join(names).replace("/", "-").replace(":", "-"))
+    """A new folder under runs/, named after the data and the method, in characters that no terminal or shell reads as
+    anything else."""
+    return next_folder(Path("runs"), re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(names)))
+
+
+def require_new(path: Path) -> None:
+    """Refuse a folder for a comparison that exists already; one that was interrupted can be resumed."""
+    if is_comparison(path) and not (path / "compare.json").exists():
+        raise RunError(
+            f"{path} holds an unfinished comparison. Go on with `{command_text('resume', path)}`, or choose another "
+            "--out."
+        )
+    if path.exists():
+        raise RunError(f"{path} is there already. Choose another --out.")
 
 
 def create_folder(path: Path, prepared: Prepared, data: Data, ledger: Path | None) -> RunFolder:
@@ -101,7 +115,9 @@ def train_folder(
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(f"Stopped. Nothing is lost: go on with `fedtaste resume {whole or folder.path}`.") from None
+        raise RunError(
+            f"Stopped. Nothing is lost: go on with `{command_text('resume', whole or folder.path)}`."
+        ) from None
     return result
 
 

@@ -18,29 +18,35 @@ from fedtaste.event_log import Event, EventLog
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.metrics import Counts
 from fedtaste.serving.processes import default_processes, forked
-from fedtaste.serving.server import Listening, Server, check_address
+from fedtaste.serving.server import Listener, Server, check_address
 from fedtaste.serving.site import PageSite, bundle_date
 
 
 def serve(options: ServeOptions) -> None:
     """Host the page until Ctrl-C or SIGTERM."""
     log = event_log(options.log)
-    bundle = (options.path / "manifest.json").exists()
-    recommender = load_recommender(options.path, options.method)
-    date = bundle_date(options.path) if bundle else run_date(options.path)
-    site = PageSite(recommender, api=options.api, folder=options.path if bundle else None, date=date)
     processes = options.processes or (default_processes() if options.api else 1)
     if processes > 1 and not hasattr(os, "fork"):
         raise SettingError("--processes must be 1 on this system, which cannot copy processes.")
-    with Server(site, listening(options), log, Counts(processes)) as server:
+    with listen(options) as listener:  # before the export of a run, which takes seconds
+        site = open_site(options)
+        server = Server(site, listener, log, Counts(processes))
         described = f" The API is described at {server.url}v1/openapi.json." if options.api else ""
         facts: dict[str, object] = {"url": server.url, "model": site.api.model.id, "processes": processes}
         warn_exposed(options, server.port, log)
         host(server, options, f"Open {server.url} in a browser.{described} Ctrl-C stops.", facts, processes)
 
 
-def listening(options: ListenOptions) -> Listening:
-    return Listening(options.host, options.port, options.allow_host, options.allow_metrics)
+def open_site(options: ServeOptions) -> PageSite:
+    """The page of a bundle, or of a run, with its date."""
+    bundle = (options.path / "manifest.json").exists()
+    recommender = load_recommender(options.path, options.method)
+    date = bundle_date(options.path) if bundle else run_date(options.path)
+    return PageSite(recommender, api=options.api, folder=options.path if bundle else None, date=date)
+
+
+def listen(options: ListenOptions) -> Listener:
+    return Listener(options.host, options.port, options.allow_host, options.allow_metrics)
 
 
 def warn_exposed(options: ListenOptions, port: int, log: EventLog) -> None:

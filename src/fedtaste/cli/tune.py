@@ -39,7 +39,7 @@ from fedtaste.experiment.tune import tune as run_study
 from fedtaste.experiment.tune_result import StudyHeader, TuneResult
 from fedtaste.report.numbers import human_bytes
 from fedtaste.report.tuning import comparison_rows, write_tuning_report
-from fedtaste.text import count
+from fedtaste.text import command_text, count
 
 WORKER = (sys.executable, "-m", "fedtaste", "resume", "--json", "--worker")
 POLL_SECONDS = 0.3
@@ -102,7 +102,9 @@ def search(plan: TunePlan, folder: RunFolder, jobs: int) -> TuneResult:
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(f"Stopped. No finished trial is lost: go on with `fedtaste resume {folder.path}`.") from None
+        raise RunError(
+            f"Stopped. No finished trial is lost: go on with `{command_text('resume', folder.path)}`."
+        ) from None
     write_tuning_report(result, folder.path)
     return result
 
@@ -129,8 +131,8 @@ def start_workers(jobs: int, method: str) -> Workers:
                     pool.stop()
         if problems:
             raise RunError(
-                f"A process of the study failed: {problems[0]} No finished trial is lost: go on with `fedtaste resume "
-                f"{folder.path}`."
+                f"A process of the study failed: {problems[0]} No finished trial is lost: go on with "
+                f"`{command_text('resume', folder.path)}`."
             )
 
     return work
@@ -177,8 +179,8 @@ def show_tuning(result: TuneResult, run: RunResult | None, as_json: bool) -> Non
         say(note)
     put(f"Report: {Path(result.study) / 'report.html'}")
     if result.cost.trials < result.requested:
-        put(f"Go on: fedtaste resume {result.study}")
+        put(f"Go on: {command_text('resume', result.study)}")
     if run is not None:
         show_result(run, Path(run.run) / "report.html", as_json=False)
     else:
-        put(f"Next: fedtaste run --config {result.config}")
+        put(f"Next: {command_text('run', '--config', result.config)}")

@@ -45,6 +45,7 @@ from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
 from fedtaste.result_part import JsonObject
 from fedtaste.tasks.base import Facts
+from fedtaste.text import command_text
 from fedtaste.wire.rng import KEY_BYTES, fresh_key
 
 FORMAT = "fedtaste-run-1"
@@ -83,8 +84,8 @@ class RunFolder:
         with lock_folder(path):
             if (path / "settings.json").exists():
                 raise RunError(
-                    f"{path} holds a run already. `fedtaste resume {path}` continues an interrupted one. Or choose "
-                    "another --out."
+                    f"{path} holds a run already. `{command_text('resume', path)}` continues an interrupted one. Or "
+                    "choose another --out."
                 )
             if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
                 raise RunError(f"{path} is not empty, and what is in it is not a run. Choose another --out.")
@@ -112,7 +113,7 @@ class RunFolder:
                 )  # fmt: skip
                 raise RunError(
                     f"{path} is a comparison, or what is left of one.{plan} Its runs are the folders in it: give one, "
-                    f"as in `fedtaste resume {inner.parent}`."
+                    f"as in `{command_text('resume', inner.parent)}`."
                 )
             raise RunError(
                 f"{path} is not a run folder: it has no settings.json. Give a folder that `fedtaste run` made."
@@ -211,7 +212,7 @@ class RunFolder:
             return content
         except FileNotFoundError:
             raise RunError(
-                f"{self.path} has no {name}. The run may not have finished: `fedtaste resume {self.path}`."
+                f"{self.path} has no {name}. The run may not have finished: `{command_text('resume', self.path)}`."
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.path / name} cannot be read ({error}). {RESTORE}") from error
@@ -252,7 +253,7 @@ class RunFolder:
         if self.kind == "tune":
             raise RunError(
                 f"{self.path} is a study of settings and holds no model. Train one with the best settings: "
-                f"`fedtaste run --config {self.path / 'run.toml'}`, or `fedtaste fit` with the same option."
+                f"`{command_text('run', '--config', self.path / 'run.toml')}`, or `fedtaste fit` with the same option."
             )
 
     def tune_result(self) -> TuneResult:

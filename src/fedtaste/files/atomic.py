@@ -1,10 +1,10 @@
-"""Atomic writes: a file is replaced completely or not at all."""
+"""Atomic writes: a file is replaced completely or not at all, and only where it may be."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedtaste.errors import RunError
@@ -13,6 +13,15 @@ from fedtaste.errors import RunError
 def no_links(path: str, flags: int) -> int:
     """An `opener` for open() that refuses a symbolic link, which might lead to somebody else's file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def check_target(path: Path, option: str, force: bool, sources: Iterable[Path] = ()) -> None:
+    """Refuse to replace a file without `force`; always where the data were read from it or from its folder."""
+    for source in sources:
+        if path.exists() and source.exists() and any(part.samefile(source) for part in (path, path.parent)):
+            raise RunError(f"{path} belongs to the data that are read, and is never replaced. Choose another {option}.")
+    if path.exists() and not force:
+        raise RunError(f"{path} exists already; choose another {option} or add --force.")
 
 
 def write_atomically(path: Path, write: bytes | Callable[[Path], None], mode: int | None = None) -> None:

@@ -126,7 +126,7 @@ def render(
         clients=by_client(results),
         settings=settings_table(results),
         weights=[(name, rows) for name, result in zip(names, results) if (rows := weight_rows(result))],
-        runs=[(name, run_facts(result)) for name, result in zip(names, results)],
+        runs=[(name, run_facts(result, (study or NO_STUDY).seed_count)) for name, result in zip(names, results)],
         promises=[(name, statement_rows(result.privacy)) for name, result in zip(names, results) if result.privacy],
         notes=notes(results),
     )
@@ -227,8 +227,8 @@ def tiles(result: RunResult) -> list[tuple[str, str, str]]:
     return [*shown, (human_seconds(result.seconds.train), "training", "")]
 
 
-def run_facts(result: RunResult) -> list[tuple[str, str]]:
-    """How the run went, as (name, text); what the result does not hold is left out."""
+def run_facts(result: RunResult, seeds: int = 1) -> list[tuple[str, str]]:
+    """How the run went, or the mean of several seeds, as (name, text); what the result does not hold is left out."""
 
     def listed(write: Callable[[float], str], **parts: float | None) -> str:
         return ", ".join(f"{write(n)} {name.replace('_', ' ')}" for name, n in parts.items() if n is not None)
@@ -238,7 +238,7 @@ def run_facts(result: RunResult) -> list[tuple[str, str]]:
         "people evaluated": listed(
             "{:,}".format, seen=result.seen.people, new=result.new.people if result.new else None
         ),
-        "rounds": rounds_text(result),
+        "rounds": rounds_text(result, seeds),
         "sent": listed(human_bytes, up=traffic.up_bytes, down=traffic.down_bytes),
         "sent by one person": f"{human_bytes(traffic.up_bytes_per_person_round)} up in a round",
         "gradient evaluations": gradients

@@ -184,11 +184,14 @@ def _settings(result: RunResult) -> dict[str, object]:
     return {**head, "wire": result.wire, "epsilon": epsilon, **result.settings}
 
 
-def rounds_text(result: RunResult) -> str:
+def rounds_text(result: RunResult, seeds: int = 1) -> str:
     """Which rounds were trained: `best round 2 of 8 (all 8 rounds were run), final training of 2 rounds`.
 
-    Without validation there is no search: the only training ends as `stopped` says.
+    Without validation there is no search: the only training ends as `stopped` says. The search of several seeds has no
+    mean, so that the mean of their rounds is all that is said.
     """
+    if seeds > 1:
+        return f"trained for {count(result.rounds, 'round')} (mean of {seeds} seeds)"
     searched = any(point.valid for point in result.curve)
     if not searched:
         return result.stopped.reason

@@ -15,7 +15,6 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import PurePath
 from queue import SimpleQueue
 from typing import Protocol
@@ -56,18 +55,6 @@ class Site(Protocol):
 
     def address(self, target: str) -> str:
         """The name under which replies to this target are counted."""
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where a server listens, for whom it answers, and its limits."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    hosts: tuple[str, ...] = ()  # further host names to answer for
-    metrics_from: tuple[str, ...] = ()  # further networks that may read /metrics
-    parallel: int = PARALLEL
-    patience: float = PATIENCE
 
 
 def check_host(name: str) -> str:
@@ -124,28 +111,48 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Server:
-    """Listens once constructed; `serve_forever` answers, until `shutdown` is called from another thread."""
+class Listener:
+    """Where a server listens, for whom it answers, and its limits. It checks them and listens once constructed;
+    connections wait until a Server answers."""
 
-    def __init__(self, site: Site, listening: Listening, log: EventLog = ignore, counts: Counts | None = None) -> None:
-        self.site, self.patience, self.parallel, self.log = site, listening.patience, listening.parallel, log
-        self.counts = counts or Counts()
-        allowed = [check_host(name) for name in listening.hosts]
-        self.metrics_from = [check_network(text) for text in listening.metrics_from]
-        address = check_address(listening.host)
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, hosts: Iterable[str] = (), metrics_from: Iterable[str] = (),
+        parallel: int = PARALLEL, patience: float = PATIENCE,
+    ) -> None:  # fmt: skip
+        """`hosts` are further host names to answer for, `metrics_from` further networks that may read /metrics."""
+        self.parallel, self.patience = parallel, patience
+        allowed = [check_host(name) for name in hosts]
+        self.metrics_from = [check_network(text) for text in metrics_from]
+        address = check_address(host)
         if address.is_unspecified and not allowed:
             raise SettingError(
-                f"--host {listening.host} needs --allow-host NAME, the name that browsers ask for: requests to other "
+                f"--host {host} needs --allow-host NAME, the name that browsers ask for: requests to other "
                 "names are refused, so that no web site can reach the server by a name that it points at this machine."
             )
-        self.in_work, self.connections = 0, set[Connection]()
-        self.socket = listen(listening.host, listening.port)
+        self.socket = listen(host, port)
         self.port = int(self.socket.getsockname()[1])
         own = f"[{address}]" if address.version == 6 else str(address)
         names = LOOPBACK if address.is_unspecified else (*LOOPBACK, own)
         self.url = f"http://{allowed[0].partition(':')[0] if address.is_unspecified else own}:{self.port}/"
         self.own_hosts = {f"{name}:{self.port}" for name in names} | ({*names} if self.port == 80 else set())
         self.hosts = {*allowed, *self.own_hosts}
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+class Server:
+    """Answers for a site in `serve_forever`, until `shutdown` is called from another thread."""
+
+    def __init__(self, site: Site, listener: Listener, log: EventLog = ignore, counts: Counts | None = None) -> None:
+        self.site, self.listener, self.log = site, listener, log
+        self.port, self.url = listener.port, listener.url
+        self.patience, self.parallel = listener.patience, listener.parallel
+        self.counts = counts or Counts()
+        self.in_work, self.connections = 0, set[Connection]()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -154,7 +161,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.socket.close()
+        self.listener.socket.close()
 
     # The event loop
 
@@ -176,7 +183,7 @@ class Server:
         threads.append(threading.Thread(target=self._watch, daemon=True))
         for thread in threads:
             thread.start()
-        server = await loop.create_server(lambda: Connection(self), sock=self.socket.dup(), backlog=BACKLOG)
+        server = await loop.create_server(lambda: Connection(self), sock=self.listener.socket.dup(), backlog=BACKLOG)
         if not self._stopping.is_set():
             await self._stopped.wait()
         server.close()
@@ -271,7 +278,7 @@ class Server:
     def _check_host_header(self, host: str) -> None:
         """Refuse other names, so that no site can reach this server by a name that it points at this machine."""
         host = host.lower()
-        if host not in self.hosts and re.sub(r":[0-9]+$", "", host) not in self.hosts:
+        if host not in self.listener.hosts and re.sub(r":[0-9]+$", "", host) not in self.listener.hosts:
             raise Refused(
                 421,
                 f"The Host {cut(host)!r} is not one that this server answers for: those are 127.0.0.1:{self.port} and "
@@ -284,10 +291,14 @@ class Server:
         address = ipaddress.ip_address(peer.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None)
         address = mapped or address
-        if any(address in network for network in self.metrics_from):
+        if any(address in network for network in self.listener.metrics_from):
             return
         forwarded = any(name in request.headers for name in FORWARDED)
-        if not address.is_loopback or forwarded or request.headers.get("host", "").lower() not in self.own_hosts:
+        if (
+            not address.is_loopback
+            or forwarded
+            or request.headers.get("host", "").lower() not in self.listener.own_hosts
+        ):
             raise Refused(
                 403, "/metrics is for programs of this machine. Allow an address with --allow-metrics ADDRESS."
             )
