@@ -272,7 +272,7 @@ def test_errors_repeat_what_was_sent(ranking):
     )
     broken = send(ranking, b'{"likes": ["A')[1]["error"]
     assert broken.startswith("The body cannot be read as JSON: unterminated string starting at line 1, column 12.")
-    name = send(ranking, {"x" * 100_000: 1})[1]["error"]
+    name = send(ranking, {"x" * 10_000: 1})[1]["error"]
     assert name.startswith(f'"{"x" * 79}…" is not a field.') and len(name) < 300
 
 
