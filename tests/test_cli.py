@@ -138,7 +138,7 @@ OPTIONS = {
     "a size that is none": (["--data", "synthetic:huge"], '"huge" is not a size', "PEOPLExITEMSxINTERACTIONS"),
     "an impossible world": (["--data", "synthetic:5x5x500"], "cannot be made", "half of all pairs"),
     "an option as a setting": (["--set", "rounds=3"], '"rounds" is not a setting', "--rounds"),
-    "another method's setting": (["--set", "mu=1"], '"mu" is not a setting of fedals; fedprox and fedrap have it. Settings of'),
+    "another method's setting": (["--set", "mu=1"], '"mu" is not a setting of fedals; fedprox and fedrap have it.'),
     "a setting of many methods": (
         ["--method", "fedavg", "--set", "alpha0=1"],
         '"alpha0" is not a setting of fedavg; centralised, fedals, fedtrail and ', "more methods have it.",
