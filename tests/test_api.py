@@ -264,6 +264,18 @@ def test_wrong_query_parameters_are_refused(ranking, query):
     assert send(ranking, b"", "GET", f"/v1/items?{query}")[0] == 422
 
 
+def test_errors_repeat_what_was_sent(ranking):
+    wrong = send(ranking, b"", "GET", "/v1/items?start=-1")[1]
+    assert (
+        wrong["error"].startswith('start is "-1"; start must be a whole number from 0 to ')
+        and wrong["field"] == "start"
+    )
+    broken = send(ranking, b'{"likes": ["A')[1]["error"]
+    assert broken.startswith("The body cannot be read as JSON: unterminated string starting at line 1, column 12.")
+    name = send(ranking, {"x" * 10_000: 1})[1]["error"]
+    assert name.startswith(f'"{"x" * 79}…" is not a field.') and len(name) < 300
+
+
 def test_other_addresses_get_404_and_other_methods_405(ranking):
     for target in ("/v1/", "/v1/recommend/", "/v1//health", "/v1/health%2f", "/v1/../v1/health"):
         status, reply = send(ranking, b"", "GET", target)

@@ -138,7 +138,23 @@ OPTIONS = {
     "a size that is none": (["--data", "synthetic:huge"], '"huge" is not a size', "PEOPLExITEMSxINTERACTIONS"),
     "an impossible world": (["--data", "synthetic:5x5x500"], "cannot be made", "half of all pairs"),
     "an option as a setting": (["--set", "rounds=3"], '"rounds" is not a setting', "--rounds"),
-    "another method's setting": (["--set", "mu=1"], '"mu" is not a setting', "Settings: "),
+    "another method's setting": (["--set", "mu=1"], '"mu" is not a setting of fedals; fedprox and fedrap have it.'),
+    "a setting of many methods": (
+        ["--method", "fedavg", "--set", "alpha0=1"],
+        '"alpha0" is not a setting of fedavg; centralised, fedals, fedtrail and ', "more methods have it.",
+    ),
+    "a setting twice": (["--set", "k=4", "--set", "k=5"], "--set gives k twice: k=4 and k=5"),
+    "a column twice": (["--columns", "user=a,user=b"], "--columns gives user twice: user=a and user=b"),
+    "a wire that is empty": (["--wire", ""], "--wire is empty", "leave --wire out"),
+    "a group of nan": (["--wire", "secure=nan"], "secure in --wire needs a group of 3 people or more", "secure=nan"),
+    "a number that is none of the values": (
+        ["--method", "fedseq", "--set", "bits=64"], '"64" is not a value of bits. Values of bits: 4, 8, 16, 32.',
+    ),
+    "a setting of popularity that it has not": (["--method", "popularity", "--set", "k=99"], "k would change nothing"),
+    "a world that is too large": (["--data", "synthetic:999999999x999999999x9999999999"], "not fit into memory"),
+    "a size of 5,000 digits": (["--data", "synthetic:" + "9" * 5000 + "x3x4"], "is not a size"),
+    "a program as a method": (["--method", "os:system"], "os:system is no function that is written in Python"),
+    "everybody drops out": (["--dropout", "1"], "--dropout must be a number from 0 to below 1, got 1"),
     "changes nothing": (["--set", "loss=bce"], "loss would change nothing", "Leave it out"),
     "changes nothing for this server": (
         ["--method", "fedavg", "--set", "server=sgd", "--set", "tau=0.1"], "tau would change nothing",
@@ -175,14 +191,14 @@ OPTIONS = {
     "almost everybody new": (["--new-people", "0.999"], "--new-people 0.999", "nobody", "smaller"),
     "new people in words": (["--new-people", "fold"], "--new-people", "folds, got fold."),
     "new people nan": (["--new-people", "nan"], "--new-people", "from 0", "got nan"),
-    "drop-out above 1": (["--dropout", "2"], "--dropout", "from 0 to 1, got 2"),
-    "drop-out nan": (["--dropout", "nan"], "--dropout", "from 0 to 1, got nan"),
+    "drop-out above 1": (["--dropout", "2"], "--dropout", "from 0 to below 1, got 2"),
+    "drop-out nan": (["--dropout", "nan"], "--dropout", "from 0 to below 1, got nan"),
     "tolerance below zero": (["--tolerance", "-1"], "--tolerance", "from 0 to 1, got -1"),
     "tolerance nan": (["--tolerance", "nan"], "--tolerance", "from 0 to 1, got nan"),
     "patience below zero": (["--patience", "-1"], "--patience", "from 0", "got -1"),
     "a seed below zero": (["--seed", "-1"], "--seed", "from 0", "got -1"),
     "a seed of 100 bits": (["--seed", str(2**100)], "--seed", "a whole number from 0", str(2**100)),
-    "no threads": (["--threads", "0"], "--threads", "at least 1, got 0"),
+    "no threads": (["--threads", "0"], "--threads must be a whole number of at least 1, got 0"),
     "too many threads": (["--threads", "999"], "--threads must be from 1", "got 999"),
     "no such kernel": (["--method", "fedncf", "--set", "passes=2", "--backend", "kernel"], "kernel",
                        "this method has none", "vmap"),
@@ -251,12 +267,13 @@ def test_options_come_from_a_file_and_the_command_line_overrides_them():
         ("set = 3", ["set must be a table of settings"]),
         ("[set]\nlamm = 3", ['"lamm" is not a setting']),
         ("rounds = ", ["run.toml is not valid TOML"]),
-        (None, ["run.toml cannot be read"]),
+        (None, ["run.toml cannot be read: no such file"]),
+        (b"rounds = 2\n# \xe9\n", ["run.toml cannot be read: line 2 is not UTF-8"]),
     ],
 )
 def test_errors_in_an_option_file_name_the_file(content, parts):
     if content is not None:
-        Path("run.toml").write_text(content)
+        Path("run.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
     before = files()
     output = fedtaste("run", *QUICK[:4], "--json", "--config", "run.toml").refused(*parts)
     assert "run.toml" in output.err or "[set]" in content
@@ -292,6 +309,11 @@ BAD = {
     "text for a rating": ("user,item,rating\na,x,4\na,y,good\n", "line 3", '"good" is not a number', "3.5"),
     "nan": ("user,item,rating\na,x,4\na,y,nan\n", "line 3", '"nan" is not a finite number', "remove the row"),
     "infinite": ("user,item,rating\na,x,inf\na,y,4\n", "line 2", '"inf" is not a finite number'),
+    "too large": ("user,item,rating\na,x,3\na,y,1e308\n", "line 3", '"1e308" is too large', "below 3.4e+38"),
+    "lines that end in CR": ("user,item\ra,x\rb,y\r", "end in CR alone", "LF"),
+    "a time beyond all years": (
+        "user,item,timestamp\na,x,0\na,y,1\nb,x,1e300\n", "timestamp, line 4", '"1e300" is no time', "1 to 9999",
+    ),
     "text for a time": ("user,item,timestamp\na,x,1\na,y,noon\n", "line 3", '"noon" is not a time', "881250949"),
     "a gap": ("user,item\na,x\n,y\n", "line 3", "missing", "remove the row"),
     "a gap in ratings": ("user,item,rating\na,x,1\na,y,\n", "line 3", "missing", "Fill it in"),
@@ -306,7 +328,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_wrong_data_files_are_refused_and_no_file_is_written(case):
     content, *parts = BAD[case]
-    Path("mine.csv").write_text(content)
+    Path("mine.csv").write_text(content, newline="")
     before = files()
     fedtaste("run", "--data", "mine.csv", *FILE).refused("mine", *parts)
     fedtaste("compare", "--methods", "fedals,fedavg", "--data", "mine.csv", *FILE).refused("mine", *parts)

@@ -204,7 +204,7 @@ def test_default_rounds_are_one_for_trail_and_eight_for_trail_and_als():
         ({"parts": "factors", "keep": "8"}, "keep would change nothing here: parts=factors has no trail"),
         ({"loss": "squared"}, "loss would change nothing"),
         ({"spread": "0.5"}, "spread would change nothing"),
-        ({"bits": "16"}, "32, 8"),
+        ({"bits": "16"}, "8, 32"),
         ({"window": "0"}, "window must be at least 1, got 0"),
         ({"fade": "1.5"}, "fade must be from 0 to 1, got 1.5"),
         ({"server": "adam"}, '"server" is not a setting'),

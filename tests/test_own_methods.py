@@ -44,6 +44,11 @@ def defined(model, *, lr: float = 1.0):
     return fedavg(model, lr=lr)
 
 def nothing(model): ...
+def raises(model): raise ValueError("oh no")
+def leaves(model): raise SystemExit(3)
+def of_text(name: str): ...
+class Refuses:
+    def method(self): ...
 def no_model(*, lr: float = 1.0): ...
 def positional(model, lr): ...
 def no_default(model, *, lr: float): ...
@@ -168,7 +173,16 @@ def find_method_here(name: str) -> None:
         ("mine:no_model", "does not take a Model"),
         ("mine:positional", "lr of mine:positional must be a keyword-only setting"),
         ("mine:no_default", "lr of mine:no_default needs a default"),
-        ("mine:nothing", "nothing must return a Method, got NoneType"),
+        ("mine:nothing", "mine:nothing must return a Method, got NoneType. A method is a function of a Model"),
+        ("mine:raises", "mine:raises raised ValueError: oh no ("),
+        ("mine:leaves", "mine:leaves raised SystemExit: 3 ("),
+        ("mine:of_text", "mine:of_text takes str as its first argument, not a Model"),
+        ("mine:Refuses", "does not take a Model"),
+        ("os:system", "os:system is no function that is written in Python"),
+        ("builtins:print", "builtins:print is no function that is written in Python"),
+        ("builtins:dict", "builtins:dict is no function that is written in Python"),
+        ("torch:relu", "torch:relu is no function that is written in Python"),
+        ("os:removedirs", "os:removedirs raised TypeError"),
         ("mine.py:plain", '"mine:plain"'),
         ("broken:f", "ValueError: oh no"),
         ("needy:f", "needs nobody_has_this"),

@@ -28,9 +28,9 @@ from fedtaste.cli.serve import load_recommender
 from fedtaste.errors import FedtasteError, SettingError
 from fedtaste.event_log import Event, EventLog, ignore
 from fedtaste.serving import http as serving_http
-from fedtaste.serving.api import MAX_BODY
+from fedtaste.serving.api import MAX_BODY, Refused
 from fedtaste.serving.bundle_recommender import BundleRecommender
-from fedtaste.serving.http import MAX_HEAD
+from fedtaste.serving.http import MAX_HEAD, RequestReader
 from fedtaste.serving.recommendation import Recommendations
 from fedtaste.serving.server import Listener, Server
 from fedtaste.serving.site import PageSite
@@ -211,6 +211,22 @@ def test_paths_outside_the_bundle_are_not_served(server, target):
 def test_malformed_requests_get_a_400_with_an_explanation(server, payload):
     reply = raw(server, payload)
     assert status_of(reply) == 400 and b"Connection: close" in reply and reply.endswith(b".\n")
+
+
+@pytest.mark.parametrize("before", [b"GET /", b"GET / HTTP/1.1\r\nHost: localhost", b"GET / HTTP/1.1\r\nA: b\r\n"])
+def test_a_bare_line_feed_is_refused_at_once(before):
+    reader = RequestReader()
+    for part in (before, b"\r\n"[: before.endswith(b"\n")]):  # half a line end, too, is waited for
+        reader.feed(part)
+        assert reader.next() is None
+    reader.feed(b"x\n")
+    with pytest.raises(Refused, match="forbids in it") as refused:
+        reader.next()
+    assert refused.value.status == 400
+
+
+def test_the_request_line_is_repeated_as_text(server):
+    assert raw(server, b"GET /\r\n\r\n").endswith(b"HTTP/1.1 request: illegal request line: 'GET /'.\n")
 
 
 FRAGMENTS = [

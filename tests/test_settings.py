@@ -108,3 +108,9 @@ def test_methods_with_a_model_of_their_own_refuse_other_tasks_than_ranking(name)
     for facts in (RATINGS, Facts("regression", width=3)):
         with pytest.raises(SettingError, match="ranks with model="):
             plan(Settings(method=name), facts)
+
+
+def test_popularity_has_no_note_about_factors_that_it_has_not():
+    notes = {name: plan(Settings(method=name), Facts("ranking", 23)).notes for name in ("popularity", "fedavg")}
+    assert not any("k is" in note for note in notes["popularity"])
+    assert "k is 23: the data have no more items." in notes["fedavg"]

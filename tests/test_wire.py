@@ -29,7 +29,7 @@ from fedtaste.federation import of_histories
 from fedtaste.wire import stages
 from fedtaste.wire.accounting import Epsilons, Mechanism, default_delta, epsilons, solve
 from fedtaste.wire.messages import Ledger
-from fedtaste.wire.parse import assemble, parse, upload_of, uploads_of
+from fedtaste.wire.parse import RANGES, assemble, parse, upload_of, uploads_of
 from fedtaste.wire.rng import coins, derive, device_keys, fresh_key, seeded_key, stream, uniforms, words
 from support.command import fedtaste
 from support.states import assert_close, everything
@@ -75,6 +75,10 @@ def train(text, name, settings=None, *, rounds=3, task="ranking", **options):
         ("sparsify=1.5", "between 0 and 1"),
         ("secure=2", "3 people or more"),
         ("secure=10.5", "3 people or more"),
+        *((f"{name}={value}", f"got {name}={value}") for name in RANGES for value in ("abc", "nan", "inf", "-inf", "")),
+        (",,,", "has a stage without a name"),
+        ("clip=1,", "has a stage without a name"),
+        (" ", "has a stage without a name"),
         ("clip=1,local=1,noise=1", "Keep one"),
         ("secure,median", "reads single uploads"),
         ("clip=1,noise=1,trim=0.1", "no epsilon would be true"),
@@ -568,7 +572,7 @@ def test_other_settings_draw_other_noise_from_the_same_key(here):
 
 
 def test_a_private_run_without_answers_is_noted_or_refused():
-    result = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--dropout", "1.0").json
+    result = fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2", "--dropout", "0.99999").json
     assert any("Nobody answered" in note for note in result["notes"])
     fedtaste("run", *PRIVATE, "--wire", "clip=1,noise=2,secure", "--dropout", "0.9").refused(
         "No secure sum could be opened"

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from fedtaste.errors import SettingError
 from fedtaste.experiment.settings import Cli, Settings
 from fedtaste.result_part import JsonObject
-from fedtaste.text import did_you_mean
+from fedtaste.text import did_you_mean, unreadable
 
 CONFIG_HELP = (
     "Read options from a TOML file, for example: rounds = 8. Keys are option names with underscores (new_people); "
@@ -76,6 +76,10 @@ def read_models(command: Command, typed: Mapping[str, object]) -> list[BaseModel
     fields = _fields(command)
     path = typed.get("config")
     config = {} if path is None else read_config(Path(str(path)), fields)
+    for name, value in typed.items():
+        if isinstance(value, str) and not value.strip() and name != "config":
+            option = option_name(name, fields[name])
+            raise SettingError(f"{option} is empty. Give it a value, or leave {option} out.")
     values = config | {name: _split(fields[name], value) for name, value in typed.items() if name != "config"}
     for name, value in config.items():
         if isinstance(value, dict) and name in typed:  # a table: single keys are overridden
@@ -93,8 +97,8 @@ def read_config(path: Path, fields: Mapping[str, FieldInfo]) -> JsonObject:
     """Options from a TOML file, by field. Unknown keys are refused."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise SettingError(f"--config {path} cannot be read ({error.strerror}). Check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--config {path} cannot be read: {unreadable(error)}. Give a TOML file in UTF-8.") from None
     except ValueError as error:
         raise SettingError(f"--config {path} is not valid TOML: {error}.") from None
     by_key = {_key(name, info): name for name, info in fields.items()}
@@ -142,7 +146,7 @@ def expectation(info: FieldInfo) -> str:
     if Ge in bounds and bounds.keys() & {Le, Lt}:
         limits = f"from {bounds[Ge]} to {bounds[Le] if Le in bounds else f'below {bounds[Lt]}'}"
     else:
-        words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+        words = {Ge: "of at least", Gt: "above", Le: "of at most", Lt: "below"}
         limits = " and ".join(f"{words[kind]} {bound}" for kind, bound in bounds.items())
     names = {int: "a whole number", float: "a number", bool: "true or false", dict: "a table of settings"}
     kind = next((text for each, text in names.items() if each in _types(info.annotation)), "text")
@@ -193,8 +197,19 @@ def _split(info: FieldInfo, value: object) -> Any:
     if _cli(info).commas and isinstance(value, str | int | float):
         value, pairs = tuple(part.strip() for part in str(value).split(",") if part.strip()), "--columns user=customer"
     if dict in kinds and isinstance(value, tuple):
-        return dict(_pair(pairs, word) for word in value)
+        return _pairs(pairs, value)
     return value
+
+
+def _pairs(example: str, words: Iterable[str]) -> dict[str, str]:
+    """Words such as k=8 as settings; a key that is given twice is refused."""
+    pairs: dict[str, str] = {}
+    for key, value in (_pair(example, word) for word in words):
+        if key in pairs:
+            given = f"{key}={pairs[key]} and {key}={value}"
+            raise SettingError(f"{example.split()[0]} gives {key} twice: {given}. Keep one.")
+        pairs[key] = value
+    return pairs
 
 
 def _pair(example: str, word: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from fedtaste.serving.folder_recommender import recommend_table
 from fedtaste.serving.item_lists import FileLine, Filter
 from fedtaste.serving.open_model import OpenModel
 from fedtaste.serving.recommend import recommend as recommend_items
+from fedtaste.text import unreadable
 
 FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl")
 
@@ -106,7 +107,7 @@ def read_lists(texts: Iterable[str]) -> list[str]:
             lines = Path(text[1:]).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"{text[1:]} cannot be read ({error}). Give a text file with one item in each line."
+                f"{text[1:]} cannot be read: {unreadable(error)}. Give a text file with one item in each line."
             ) from None
         places = ((line.strip(), f"line {number} of {text[1:]}") for number, line in enumerate(lines, 1))
         names += [FileLine.read(name, place) for name, place in places if name]

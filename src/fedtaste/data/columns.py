@@ -6,6 +6,7 @@ Text files are read as text first and converted to numbers here, so that an erro
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ LIKELY: dict[str, tuple[str, ...]] = {
 }
 NUMBERS = ("rating", "timestamp")
 SAFE_FLOAT = 2**53  # whole numbers above it cannot be told apart as floats
+LARGEST_RATING = float(np.finfo(np.float32).max)
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # of the years 1 and 9999
 # (smallest number, units in a second): a time with a larger number is not in seconds since 1970
 EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 # date, hours and minutes, seconds, zone
@@ -250,8 +253,11 @@ def read_ratings(table: Table) -> NDArray[np.float32] | None:
         values = parsed.to_numpy().astype(np.float32)  # NaN where there is no number
     bad = pl.Series(~np.isfinite(values))
     if bad.any():
-        kind = "a number" if parsed.filter(bad)[0] is None else "a finite number"
-        what = f"{first_bad(column, bad)} is not {kind}"
+        number = parsed.filter(bad)[0]
+        if number is not None and math.isfinite(number):
+            what = f"{first_bad(column, bad)} is too large; ratings must be below {LARGEST_RATING:.1e}"
+        else:
+            what = f"{first_bad(column, bad)} is not {'a number' if number is None else 'a finite number'}"
         todo = decimal_hint(column.filter(bad), table.options)
         raise table.wrong("rating", bad, what, todo or "Expected a rating such as 3.5; correct it or remove the row.")
     return values
@@ -275,8 +281,18 @@ def read_times(table: Table) -> NDArray[np.float64] | None:
     column = optional_column(table, "timestamp")
     if column is None:
         return None
+    seconds = parse_times(column, table)
+    bad = ~seconds.is_between(FIRST_SECOND, LAST_SECOND)
+    if bad.any():
+        todo = "Expected a date, seconds to nanoseconds since 1970, or an order such as 0, 1, 2; correct it."
+        raise table.wrong("timestamp", bad, f"{first_bad(column, bad)} is no time in the years 1 to 9999", todo)
+    return seconds.to_numpy().copy()
+
+
+def parse_times(column: pl.Series, table: Table) -> pl.Series:
+    """Finite seconds since 1970 of a column of times; DataError for what is not a time."""
     if column.dtype == pl.Date or column.dtype == pl.Datetime:
-        return column.dt.epoch("us").to_numpy() / 1e6
+        return column.dt.epoch("us").cast(pl.Float64) / 1e6
     if table.options.date_format is not None:
         parsed = formatted_seconds(as_text(column), table.options.date_format)
     else:
@@ -289,7 +305,7 @@ def read_times(table: Table) -> NDArray[np.float64] | None:
     bad = parsed.is_null() | ~parsed.is_finite().fill_null(False)
     if bad.any():
         raise table.wrong("timestamp", bad, f"{first_bad(column, bad)} is not a time", time_hint(column, bad, table))
-    return parsed.to_numpy().copy()
+    return parsed
 
 
 def epoch_seconds(numbers: pl.Series) -> pl.Series:

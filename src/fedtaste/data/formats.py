@@ -23,6 +23,7 @@ from fedtaste.data.lazy_polars import pl
 from fedtaste.data.read_options import DEFAULTS, ReadOptions
 from fedtaste.data.spreadsheets import unguarded
 from fedtaste.errors import DataError, SettingError
+from fedtaste.text import unreadable
 
 GZIP = b"\x1f\x8b"  # how such a file begins
 TEXT = (".csv", ".tsv", ".txt", ".inter")
@@ -114,6 +115,8 @@ def parse_text(file: str, kind: str, start: bytes, source: Path | bytes, options
         raise DataError(f"{file} is empty. Expected a line of column names, such as user,item,rating, and rows.")
     if b"\0" in start[: 1 << 16]:
         raise DataError(f"{file} is not a text file in UTF-8. Expected a CSV; save it as CSV in UTF-8, or as Parquet.")
+    if b"\n" not in start and b"\r" in start.rstrip():
+        raise DataError(f"{file} has lines that end in CR alone, as on an old Macintosh. Save it with LF or CRLF.")
     if kind == "JSON-lines":
         return Content(read_json_lines(file, source), kind, header=False)
     header = start.partition(b"\n")[0].decode("utf-8", "replace")
@@ -235,14 +238,25 @@ def read_separated(file: str, source: Path | bytes, separator: str, header: bool
     try:
         frame = pl.read_csv(opened, separator=separator, has_header=header, infer_schema=False, glob=False)
     except pl.exceptions.ComputeError as error:
-        if "more fields" in str(error):
-            content = source if isinstance(source, bytes) else source.read_bytes()
-            raise DataError(f"{file}{long_line(content, separator, header)}") from error
-        raise
+        if "more fields" not in str(error) and "utf-8" not in str(error):
+            raise
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        if "utf-8" in str(error):
+            require_utf8(file, content)
+        raise DataError(f"{file}{long_line(content, separator, header)}") from error
     twice = next((name for name in frame.columns if f"{name}_duplicated_0" in frame.columns), None) if header else None
     if twice is not None:  # polars names the second one so
         raise DataError(f'{file}: the header names the column "{twice}" twice. Give every column a name of its own.')
     return unguarded(frame)
+
+
+def require_utf8(file: str, content: bytes) -> None:
+    """Refuse text in another encoding, with the first line that shows it."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        todo = "Save the file in UTF-8 (in Excel as CSV UTF-8), or convert it: iconv -f latin1 -t utf-8."
+        raise DataError(f"{file}, {unreadable(error)}. {todo}") from None
 
 
 def long_line(content: bytes, separator: str, header: bool) -> str:

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtaste.data.columns import (
+    EPOCH_UNITS,
+    LAST_SECOND,
     NUMBERS,
     Table,
     as_floats,
@@ -227,7 +229,8 @@ def _times(table: Table) -> NDArray[np.float64] | None:
     if not column.dtype.is_numeric():
         return read_times(table)
     numbers = as_floats(column).to_numpy()
-    return numbers if np.isfinite(numbers).all() else read_times(table)  # which names the rows
+    largest = LAST_SECOND * EPOCH_UNITS[0][1]  # in nanoseconds
+    return numbers if (np.abs(numbers) <= largest).all() else read_times(table)  # which names the rows
 
 
 def _assemble(

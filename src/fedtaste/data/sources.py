@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +32,12 @@ from fedtaste.data.synthetic import synthetic
 from fedtaste.data.user_files import UserSplit, read_interactions, read_split
 from fedtaste.data.worlds import is_world, open_world
 from fedtaste.errors import DataError, SettingError
-from fedtaste.text import did_you_mean
+from fedtaste.text import cut, did_you_mean
 
 Generator = Callable[[str, int], Interactions | Supervised]  # options after the colon, seed
 Value = int | float | bool
 KINDS = {int: ("a whole number", "10"), float: ("a number", "0.3"), bool: ("true or false", "true")}
+SIZE = re.compile("[0-9]{1,18}")  # of generated data
 OPTION_NAMES = {"spread": "R", "alpha": "dirichlet"}  # parameters whose option has another name
 
 
@@ -254,8 +256,10 @@ def _synthetic(size: str, seed: int) -> Interactions:
     parts = size.lower().split("x")
     if not size:
         return synthetic(seed=seed)
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise DataError(f'"{size}" is not a size. Expected PEOPLExITEMSxINTERACTIONS, as in synthetic:600x400x24000.')
+    if len(parts) != 3 or not all(SIZE.fullmatch(part) for part in parts):
+        raise DataError(
+            f'"{cut(size)}" is not a size. Expected PEOPLExITEMSxINTERACTIONS, as in synthetic:600x400x24000.'
+        )
     return synthetic(*(int(part) for part in parts), seed=seed)
 
 

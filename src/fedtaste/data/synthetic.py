@@ -37,6 +37,8 @@ NOUNS = (
 LEAST = 5  # interactions of the least active person, where the numbers allow it
 OFF_TASTE = 0.1  # the share of candidates that are drawn by popularity only, regardless of taste
 CANDIDATES = 5  # items that a person looks at before taking one
+# Each takes about 5 GB: 250 bytes for a person, 2 kB for an item (in the tables of its genres), 30 bytes for a pair.
+MOST_PEOPLE, MOST_ITEMS, MOST_INTERACTIONS = 20_000_000, 2_000_000, 200_000_000
 BLOCK = 2_000_000  # interactions that are generated between two reports of progress
 
 
@@ -80,6 +82,12 @@ def _require(people: int, items: int, interactions: int, k: int) -> None:
             f"A synthetic world of {people:,} people, {items:,} items, {interactions:,} interactions and {k} tastes "
             f"cannot be made. Expected at least 1 person, 2 items and 1 taste, and from {people:,} interactions (one "
             f"each) to {people * items // 2:,} (half of all pairs). Change one: synthetic:PEOPLExITEMSxINTERACTIONS."
+        )
+    if people > MOST_PEOPLE or items > MOST_ITEMS or interactions > MOST_INTERACTIONS:
+        raise DataError(
+            f"A synthetic world of {people:,} people, {items:,} items and {interactions:,} interactions would not fit "
+            f"into memory. Expected at most {MOST_PEOPLE:,} people, {MOST_ITEMS:,} items and {MOST_INTERACTIONS:,} "
+            "interactions."
         )
 
 

@@ -21,7 +21,7 @@ from fedtaste.experiment.privacy import delta_of, make_wire, wire_notes
 from fedtaste.experiment.settings import MOST_ROUNDS, Settings, changed_settings
 from fedtaste.experiment.upload_size import check_upload_size
 from fedtaste.federation import cohort_size
-from fedtaste.methods import known_method
+from fedtaste.methods import METHODS, known_method
 from fedtaste.methods.registry import PUBLIC_NAMES, MethodSpec, PublicFacts, PublicValues, RunContext
 from fedtaste.methods.server_optimizers import SERVER, server_step, takes_optimizer, with_server
 from fedtaste.methods.server_optimizers import unread_settings as unread_by_optimizer
@@ -29,7 +29,7 @@ from fedtaste.models import classifier, factorization, linear, ranker
 from fedtaste.models import unread_settings as unread_by_model
 from fedtaste.signature import CountOrNone, Values, coerce, settings_of
 from fedtaste.tasks.base import Facts, Sampling
-from fedtaste.text import did_you_mean
+from fedtaste.text import did_you_mean, listed
 from fedtaste.wire.parse import Wire, parse
 
 # Chosen by hand on ML-100K: for ranking by the validation of the search phase (seed 0); for ratings by the held-out
@@ -50,6 +50,7 @@ TASK_DEFAULTS: dict[str, Values] = {
 }  # fmt: skip
 LOOP = ("rounds", "tolerance", "patience")  # of the round loop: options of their own, not settings of a method
 VALIDATIONS, SCHEDULED_VALIDATIONS = 50, 5  # of a search, where the user does not say how many
+SHOWN_METHODS = 3  # that an error names
 # Where no order is known, weights by age are flat, and every item counts.
 UNTIMED = {"recency": 1.0, "fast": 1.0, "slow": 1.0, "reach": 0}
 
@@ -200,7 +201,7 @@ def _draft(settings: Settings, task: Facts) -> Draft:
         name, _, value = condition.partition("=")
         defaults |= {**others, **preset} if str(values.get(name)) == value else {}
     values = {name: value for name, value in (signature | defaults | chosen).items() if name in sources}
-    fitted, notes = _fit_to_data(settings, task, values)
+    fitted, notes = _fit_to_data(settings, task, values, "k" not in spec.unread(kind, values))
     tuned = bool(preset) and (kind, settings.data) in spec.presets
     context = RunContext(fitted, frozenset(settings.set), tuned, _everybody(settings))
     unread = unread_by_model(fitted) | spec.unread(kind, fitted) | unread_by_optimizer(fitted)
@@ -234,7 +235,7 @@ def with_scaled_values(settings: Settings, run_plan: Plan) -> Settings:
 
 
 def _fit_to_data(
-    settings: Settings, task: Facts, values: dict[str, object]
+    settings: Settings, task: Facts, values: dict[str, object], reads_k: bool
 ) -> tuple[dict[str, object], tuple[str, ...]]:
     """The values, changed where the data do not allow them, and notes about the changes."""
     notes: tuple[str, ...] = ()
@@ -242,7 +243,7 @@ def _fit_to_data(
         values = values | {name: flat for name, flat in UNTIMED.items() if name in values}
         notes += ("Recency is off: the data have no time.",)
     k = cast(int, values.get("k", 1))
-    if task.items and k > task.items:
+    if reads_k and task.items and k > task.items:
         if "k" in settings.set:
             raise SettingError(f"k must be from 1 to {task.items:,} (the items of the data), got {k}.")
         values = values | {"k": task.items}
@@ -279,8 +280,7 @@ def _applicable(settings: Settings, task: Facts, draft: Draft, method: Method) -
     known = [name for name in draft.sources if name not in inapplicable]
     for name in settings.set:
         if name not in known:
-            hint = f" It is an option of its own: --{name} 8." if name in LOOP else ""
-            raise SettingError(did_you_mean(name, known, "setting") + hint)
+            raise _unknown_setting(settings.method, name, known)
         if name in draft.unread:
             raise SettingError(f"{name} would change nothing here: {draft.unread[name]}. Leave it out.")
     if method.pooled and not _everybody(settings):
@@ -288,6 +288,18 @@ def _applicable(settings: Settings, task: Facts, draft: Draft, method: Method) -
             f"--cohort and --dropout would change nothing for {settings.method}: it holds all data. Leave them out."
         )
     return {name: value for name, value in draft.read.items() if name in known}
+
+
+def _unknown_setting(method: str, name: str, known: list[str]) -> SettingError:
+    """The error for a setting that this method does not have, with methods that have it."""
+    if name in LOOP:
+        return SettingError(did_you_mean(name, known, "setting") + f" It is an option of its own: --{name} 8.")
+    have = [other for other in METHODS if other != method and name in settings_of(METHODS[other])]
+    if not have or name in PUBLIC_NAMES:
+        return SettingError(did_you_mean(name, known, "setting"))
+    shown = have if len(have) <= SHOWN_METHODS else [*have[:SHOWN_METHODS], f"{len(have) - SHOWN_METHODS} more methods"]
+    others = f"; {listed(shown)} {'has' if len(have) == 1 else 'have'} it"
+    return SettingError(did_you_mean(name, known, f"setting of {method}", others))
 
 
 def _everybody(settings: Settings) -> bool:

@@ -115,8 +115,8 @@ class Settings(ReadSettings, DataSettings):
     """The largest number of rounds; the method has a default."""
     cohort: Annotated[int | float, BeforeValidator(_cohort)] | None = None
     """Clients per round: a number of people, or a share such as 0.1. Everybody takes part when it is left out."""
-    dropout: Share = 0.0
-    """The share of a round's cohort that does not answer."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """The share of a round's cohort that does not answer, below 1."""
     protocol: Literal["clean", "published"] = "clean"
     """How results are measured: clean, or published (the rules of the papers, which leak test items)."""
     split: Literal["leave-one-out", "temporal", "random"] = "leave-one-out"

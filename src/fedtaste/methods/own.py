@@ -8,31 +8,33 @@ somebody's code. See docs/contributing.md, "A method of your own".
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast, get_type_hints
 
-from fedtaste.core import Method
+from fedtaste.core import Method, Model
 from fedtaste.errors import SettingError
-from fedtaste.methods.registry import PUBLIC_NAMES, Algorithm, MethodSpec
+from fedtaste.methods.registry import NEEDED, PUBLIC_NAMES, Algorithm, MethodSpec
 
 Factory = Callable[..., Method | Algorithm]
 OWN: dict[str, MethodSpec[...]] = {}  # the user's methods that this process knows, by name
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-NEEDED = "A method is a function of a Model with keyword-only settings that returns a Method (docs/contributing.md)."
 
 
-def register(method: Factory) -> str:
-    """Make a function known as a method in this process, and return its name "module:function" for Settings."""
+def register(method: Factory, typed: str = "") -> str:
+    """Make a function known as a method in this process, and return its name "module:function" for Settings. Errors
+    name it as the user typed it."""
     if not callable(method):
         raise SettingError(f"A method must be a name or a function, got {type(method).__name__}. {NEEDED}")
     spec = method if isinstance(method, MethodSpec) else MethodSpec(method)
     factory = spec.factory
     name = f"{factory.__module__}:{getattr(factory, '__qualname__', spec.__name__)}"
-    _check_signature(name, factory)
-    OWN[name] = spec
+    _check_signature(typed or name, factory)
+    OWN[name] = replace(spec, own_name=typed or name)
     return name
 
 
@@ -53,7 +55,9 @@ def import_method(name: str) -> str:
         method = getattr(method, part)
     if not callable(method):
         raise SettingError(f"{name} must be a function, got {type(method).__name__}. {NEEDED}")
-    OWN[name] = OWN[register(cast(Factory, method))]  # also under the name given, where it was imported from elsewhere
+    OWN[name] = OWN[
+        register(cast(Factory, method), name)
+    ]  # also under the name given, where it was imported from elsewhere
     return name
 
 
@@ -68,7 +72,7 @@ def _import_module(name: str, module_name: str) -> object:
         raise SettingError(
             f"{name} cannot be imported: there is no module {error.name} in the current folder or on PYTHONPATH."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SettingError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -89,17 +93,35 @@ def find_own(name: str) -> MethodSpec[...]:
 
 
 def _check_signature(name: str, factory: Factory) -> None:
-    """Refuse a function that cannot be called with a model alone, or whose settings have no readable types."""
+    """Refuse what is not written in Python, a function that cannot be called with a model alone, and one whose settings
+    have no readable types."""
+    if not _is_python(factory):
+        raise SettingError(f"{name} is no function that is written in Python for fedtaste. {NEEDED}")
     try:
         parameters = list(inspect.signature(factory).parameters.values())
-        get_type_hints(inspect.unwrap(factory))
+        hints = get_type_hints(inspect.unwrap(factory))
     except (ValueError, TypeError, NameError) as error:
         raise SettingError(f"The signature of {name} cannot be read ({error}). {NEEDED}") from error
     first, rest = parameters[:1], parameters[1:]
     if not first or first[0].kind in (first[0].KEYWORD_ONLY, first[0].VAR_KEYWORD):
         raise SettingError(f"{name} does not take a Model as its first argument. {NEEDED}")
+    kind = hints.get(first[0].name)
+    if isinstance(kind, type) and not issubclass(Model, kind):
+        raise SettingError(f"{name} takes {kind.__name__} as its first argument, not a Model. {NEEDED}")
     for parameter in rest:
         if parameter.kind is not parameter.KEYWORD_ONLY:
             raise SettingError(f"{parameter.name} of {name} must be a keyword-only setting, after a *. {NEEDED}")
         if parameter.default is parameter.empty and parameter.name not in PUBLIC_NAMES:
             raise SettingError(f"The setting {parameter.name} of {name} needs a default. {NEEDED}")
+
+
+def _is_python(factory: Factory) -> bool:
+    """Whether this is a function, a class with a function `method`, or an object with a function `__call__`."""
+    if isinstance(factory, functools.partial):
+        return _is_python(factory.func)
+    code: object = inspect.unwrap(factory)
+    if inspect.isclass(code):
+        code = getattr(code, "method", None)
+    elif not inspect.isroutine(code):
+        code = getattr(type(code), "__call__", None)  # noqa: B004 (its code is looked at)
+    return inspect.isfunction(code) or inspect.ismethod(code)

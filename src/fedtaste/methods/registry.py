@@ -10,6 +10,7 @@ A method with many settings is a frozen dataclass whose fields are the settings 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Generic, NamedTuple, ParamSpec, Protocol
@@ -17,7 +18,7 @@ from typing import Generic, NamedTuple, ParamSpec, Protocol
 from torch import Tensor
 
 from fedtaste.core import Method
-from fedtaste.errors import SettingError
+from fedtaste.errors import FedtasteError, SettingError
 from fedtaste.methods.search_space import Search
 from fedtaste.signature import Values, check_bounds, settings_of
 
@@ -70,6 +71,7 @@ class PublicValues:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in settings_of(method)}
 
 
+NEEDED = "A method is a function of a Model with keyword-only settings that returns a Method (docs/contributing.md)."
 PUBLIC_NAMES = frozenset(f.name for f in fields(PublicValues))
 
 
@@ -95,6 +97,9 @@ class MethodSpec(Generic[P]):
     """The values of settings that `fedtaste tune` tries. Settings that a task does not have, or that would change
     nothing there, are left out."""
 
+    own_name: str = ""
+    """The name of a function outside fedtaste, "module:function": its errors are the user's to mend."""
+
     def preset(self, task: str, data: str) -> Values:
         """What a paper chose for all data and for this data set."""
         return {**self.presets.get((task, ""), {}), **self.presets.get((task, data), {})}
@@ -106,11 +111,31 @@ class MethodSpec(Generic[P]):
 
     def __call__(self, *args: P.args, **settings: P.kwargs) -> Method:
         check_bounds(self.factory, settings)
-        result = self.factory(*args, **settings)
-        method: object = result if isinstance(result, Method) or not hasattr(result, "method") else result.method()
+        try:
+            result = self.factory(*args, **settings)
+            method: object = result if isinstance(result, Method) or not hasattr(result, "method") else result.method()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, FedtasteError) or not self.own_name:
+                raise
+            raise SettingError(f"{self.own_name} raised {described(error)}. {NEEDED}") from error
         if not isinstance(method, Method):
-            raise SettingError(f"{self.__name__} must return a Method, got {type(method).__name__}.")
+            name = self.own_name or self.__name__
+            raise SettingError(f"{name} must return a Method, got {type(method).__name__}. {NEEDED}")
         return method
+
+
+def described(error: BaseException) -> str:
+    """An error with the last line of code that it passed.
+
+    >>> try:
+    ...     [][0]
+    ... except IndexError as error:
+    ...     described(error)[:37]
+    'IndexError: list index out of range ('
+    """
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    words = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+    return f"{words} ({place.filename}, line {place.lineno})"
 
 
 def define(

@@ -24,6 +24,7 @@ from fedtaste.report.numbers import decimals, digits, human_bytes, interval_text
 from fedtaste.report.pareto import Surface, by_epsilon, epsilon_of, surface, undominated
 from fedtaste.report.tables import METRICS, Column, labels, leaks
 from fedtaste.result_part import Interval
+from fedtaste.text import listed
 
 # Ratings have an accuracy too (within half a point), but are compared by RMSE
 BY_KEY = {column.key: column for column in METRICS}
@@ -452,4 +453,4 @@ def _saving(cost: float, top: float) -> str:
 def _listed(names: Sequence[str]) -> str:
     if len(names) > 3:
         return f"{len(names)} others"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return listed(names)

@@ -42,12 +42,11 @@ from fedtaste.serving.openapi import (
     recommend_request,
 )
 from fedtaste.serving.recommendation import Json, JsonModel, Recommendations, SimilarItems
-from fedtaste.text import did_you_mean
+from fedtaste.text import cut, did_you_mean
 
 Request = TypeVar("Request", bound=JsonModel)
 MAX_BODY = 64 * 1024
 MAX_DIGITS = 30
-ECHO = 80  # characters of a wrong value that an error may repeat
 
 
 class Answer(NamedTuple):
@@ -183,10 +182,6 @@ class Api:
         return unknown
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= ECHO else text[: ECHO - 1] + "…"
-
-
 def quote(value: object) -> str:
     """A value as JSON, cut where it is long."""
     return cut(json.dumps(value, ensure_ascii=False))
@@ -219,7 +214,8 @@ def parse_body(content_type: str | None, body: bytes) -> Json:
     except RecursionError:
         raise _not_json("it is nested hundreds of levels deep") from None
     except json.JSONDecodeError as error:
-        raise _not_json(f"{error.msg.lower()} at line {error.lineno}, column {error.colno}") from None
+        what = error.msg.lower().removesuffix(" at")
+        raise _not_json(f"{what} at line {error.lineno}, column {error.colno}") from None
     if not isinstance(value, dict):
         raise Refused(422, f'The body is {quote(value)}; it must be an object, as in {{"likes": ["A title"]}}.', "body")
     return value
@@ -279,7 +275,7 @@ def parse_request(model: type[Request], values: Mapping[str, object], kind: str 
     fields = must_be(model)
     for name in values:
         if name not in fields:
-            raise Refused(422, did_you_mean(cut(name), tuple(fields), kind), cut(name))
+            raise Refused(422, did_you_mean(name, tuple(fields), kind), cut(name))
     try:
         return model.model_validate(values)
     except ValidationError as error:

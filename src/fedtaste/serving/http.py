@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import h11
 
-from fedtaste.serving.api import MAX_BODY, Answer, Refused, cut, too_large
+from fedtaste.serving.api import MAX_BODY, Answer, Refused, too_large
+from fedtaste.text import cut
 
 MAX_HEAD, MAX_HEADERS, MAX_CHUNKS = 16 * 1024, 100, 4096
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
@@ -23,6 +24,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 ONCE = ("host", "transfer-encoding", "content-type")  # headers that must not be repeated
 # What h11 accepts in a head and we do not: a bare line feed or carriage return, control characters, folded lines.
 LENIENT = re.compile(rb"(?<!\r)\n|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r\n[ \t]")
+BYTES = re.compile(r"bytearray\(b(['\"].*?['\"])\)")  # as a message of h11 shows a line
 LENGTHS = re.compile(rb"\r\ncontent-length:[ \t]*([^\r]*)", re.IGNORECASE)
 CONTENT_SECURITY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -94,7 +96,8 @@ class RequestReader:
                 return None
             return self._read_length() if self._chunked is None else self._read_chunks(self._chunked)
         except h11.RemoteProtocolError as error:
-            raise Refused(400, f"This is not a valid HTTP/1.1 request: {cut(str(error))}.") from None
+            reason = BYTES.sub(r"\1", str(error))
+            raise Refused(400, f"This is not a valid HTTP/1.1 request: {cut(reason)}.") from None
 
     def _read_head(self) -> bool:
         """Read the head of a request; whether it has arrived."""
@@ -105,6 +108,8 @@ class RequestReader:
         if end < 0 and len(self.buffer) > MAX_HEAD:
             raise Refused(431, f"The head of the request has more than {MAX_HEAD:,} bytes. Send less.")
         if end < 0:
+            if self.buffer.count(b"\n") > self.buffer.count(b"\r\n"):  # its end may never be seen
+                check_head(bytes(self.buffer))
             return False
         head = bytes(self.buffer[: end + 4])
         check_head(head[:-2])

@@ -47,7 +47,9 @@ class MustBe:
 
 def whole_number(value: object) -> object:
     """Digits as a number; pydantic would also read +1, 1_0 and 1.0."""
-    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else "not a number"
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9]{1,9}", value):
+        raise ValueError
+    return int(value)
 
 
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE)]

@@ -23,10 +23,11 @@ from prometheus_client.core import Metric
 
 from fedtaste.errors import SettingError
 from fedtaste.event_log import Event, EventLog, ignore
-from fedtaste.serving.api import Refused, cut
+from fedtaste.serving.api import Refused
 from fedtaste.serving.connections import Connection
 from fedtaste.serving.http import JSON, Reply, Request, busy, content_type, refusal
 from fedtaste.serving.metrics import CONTENT_TYPE, Counts, exposition
+from fedtaste.text import cut
 
 PARALLEL = 256  # requests in work at once; as many more connections may wait
 PATIENCE = 10.0  # seconds that a request may take to arrive

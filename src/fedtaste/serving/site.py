@@ -17,11 +17,12 @@ from prometheus_client.core import Metric
 
 from fedtaste.errors import FedtasteError
 from fedtaste.event_log import Event, EventLog
-from fedtaste.serving.api import Api, Refused, cut, describe_model
+from fedtaste.serving.api import Api, Refused, describe_model
 from fedtaste.serving.bundle_recommender import BundleRecommender
 from fedtaste.serving.http import JSON, TEXT, Reply, Request, accepts_gzip, api_reply
 from fedtaste.serving.metrics import info
 from fedtaste.serving.openapi import ROUTES
+from fedtaste.text import cut
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",

@@ -69,7 +69,11 @@ def parse(text: str) -> StageList:
     (('clip', 1.0), ('noise', 0.8), ('secure', None))
     """
     parsed: list[tuple[str, float | None]] = []
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in map(str.strip, text.split(",") if text else ()):
+        if not part:
+            raise SettingError(
+                f'--wire "{text}" has a stage without a name. Leave out the comma beside it, or name it.'
+            )
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in ORDER and name not in RULES:
             raise SettingError(did_you_mean(name, [*ORDER, *RULES], "stage") + f" In order: {', '.join(ORDER)}.")
@@ -94,7 +98,7 @@ def _value(name: str, text: str | None) -> float | None:
     except ValueError:
         number = math.nan
     valid, expected, example = RANGES[name]
-    if not valid(number):
+    if not (math.isfinite(number) and valid(number)):
         got = name if text is None else f"{name}={text}"
         raise SettingError(f"{name} in --wire needs {expected}, as in {name}={example}; got {got}.")
     return number
