@@ -55,9 +55,8 @@ def import_method(name: str) -> str:
         method = getattr(method, part)
     if not callable(method):
         raise SettingError(f"{name} must be a function, got {type(method).__name__}. {NEEDED}")
-    OWN[name] = OWN[
-        register(cast(Factory, method), name)
-    ]  # also under the name given, where it was imported from elsewhere
+    # Also under the name given, where it was imported from elsewhere.
+    OWN[name] = OWN[register(cast(Factory, method), name)]
     return name
 
 
