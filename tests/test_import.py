@@ -228,7 +228,7 @@ BAD = {
     "text rating": ("user,item,rating\n1,2,3\n1,3,good\n1,4,bad\n", ["column rating", "lines 3, 4", '"good"', "3.5"]),
     "nan": ("user,item,rating\n1,2,3\n1,3,NaN\n", ["column rating", "line 3", "NaN", "finite", "remove the row"]),
     "infinite": ("user,item,value\n1,2,inf\n1,3,1\n", ["column value", "line 2", "inf", "finite"]),
-    "too large": ("user,item,rating\n1,2,1e39\n", ["column rating", "line 2", "1e39", "finite"]),
+    "too large": ("user,item,rating\n1,2,1e39\n", ["column rating", "line 2", "1e39", "too large"]),
     "rating gap": ("user,item,rating\n1,2,3\n1,3,\n", ["column rating", "line 3", "missing", "Fill it in"]),
     "user gap": ("user,item\n1,2\n,3\n ,4\n", ["column user", "lines 3, 4", "missing", "remove the row"]),
     "item gap": ("userId,movieId\n1,2\n3,\n", ["column movieId", "line 3", "missing"]),
@@ -238,7 +238,7 @@ BAD = {
     "infinite time": ("user,item,ts\n1,2,inf\n", ["column ts", "line 2", "inf"]),
     "too many fields": ("user,item\n1,2\n1,2,3\n", ["line 3", "3 fields", "header has 2", "quotes"]),
     "stray quote": ('user,item\n"c"d,4\n', ["not a CSV file that can be read", "Write it again"]),
-    "latin-1": ("user,item\né,1\n".encode("latin-1"), ["not a CSV file", "UTF-8"]),
+    "latin-1": ("user,item\né,1\n".encode("latin-1"), ["line 2", "UTF-8", "iconv"]),
     "binary": (b"\x89PNG\0\0\0\rIHDR\n\0\1", ["not a text file", "UTF-8"]),
     "utf-16": ("user,item\n1,2\n".encode("utf-16"), ["not a text file", "UTF-8"]),
 }

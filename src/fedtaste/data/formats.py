@@ -30,6 +30,7 @@ TEXT = (".csv", ".tsv", ".txt", ".inter")
 JSON_LINES = (".jsonl", ".ndjson")
 FEATHER = (".feather", ".arrow")
 PLAIN = TEXT + JSON_LINES
+TO_UTF8 = "Save the file in UTF-8 (in Excel as CSV UTF-8), or convert it: iconv -f latin1 -t utf-8."
 ENDINGS = (*PLAIN, *(ending + ".gz" for ending in PLAIN), ".zip", ".parquet", *FEATHER)
 SHOWN_ENDINGS = f"{', '.join(PLAIN)} (also with .gz), .zip, .parquet, {', '.join(FEATHER)}"
 GIB = 1 << 30
@@ -232,7 +233,9 @@ def nesting(line: bytes) -> int:
     return deepest
 
 
-def read_separated(file: str, source: Path | bytes, separator: str, header: bool = True) -> pl.DataFrame:
+def read_separated(
+    file: str, source: Path | bytes, separator: str, header: bool = True, remedy: str = TO_UTF8
+) -> pl.DataFrame:
     """The columns of separated text, as text."""
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
@@ -242,7 +245,7 @@ def read_separated(file: str, source: Path | bytes, separator: str, header: bool
             raise
         content = source if isinstance(source, bytes) else source.read_bytes()
         if "utf-8" in str(error):
-            require_utf8(file, content)
+            require_utf8(file, content, remedy)
         raise DataError(f"{file}{long_line(content, separator, header)}") from error
     twice = next((name for name in frame.columns if f"{name}_duplicated_0" in frame.columns), None) if header else None
     if twice is not None:  # polars names the second one so
@@ -250,13 +253,12 @@ def read_separated(file: str, source: Path | bytes, separator: str, header: bool
     return unguarded(frame)
 
 
-def require_utf8(file: str, content: bytes) -> None:
-    """Refuse text in another encoding, with the first line that shows it."""
+def require_utf8(file: str, content: bytes, remedy: str) -> None:
+    """Refuse text in another encoding, with the first line that shows it and what to do."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
-        todo = "Save the file in UTF-8 (in Excel as CSV UTF-8), or convert it: iconv -f latin1 -t utf-8."
-        raise DataError(f"{file}, {unreadable(error)}. {todo}") from None
+        raise DataError(f"{file}, {unreadable(error)}. {remedy}") from None
 
 
 def long_line(content: bytes, separator: str, header: bool) -> str:

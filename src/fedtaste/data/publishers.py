@@ -138,7 +138,7 @@ def read_published(
     """The columns of a publisher's file under our names (our name -> theirs); without a header, all in this order."""
     again = "Get the file again from its publisher."
     try:
-        frame = read_separated(file, content, separator, header)
+        frame = read_separated(file, content, separator, header, remedy=again)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{file} cannot be read as text in columns: {str(error).splitlines()[0]}. {again}") from error
     if not header and frame.width == len(columns):
