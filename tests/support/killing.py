@@ -34,6 +34,7 @@ from fedtaste.cli import main as cli
 from fedtaste.engine.checkpoint import load_params
 from fedtaste.engine.run import State
 from fedtaste.engine.store import Store
+from fedtaste.errors import RunError
 from fedtaste.experiment import train as experiment
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.progress import Progress
@@ -73,10 +74,10 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def wait_or_kill(process: int, after: float | None = None, start_file: Path | None = None) -> int:
+def wait_or_kill(process: int, after: float | None = None, started: Callable[[], bool] | None = None) -> int:
     """The exit code of a process (-9: killed). It is killed after `after` seconds, which count from the moment when
-    `start_file` exists, if that is given."""
-    while start_file is not None and not start_file.exists():
+    `started` is true, if that is given."""
+    while started is not None and not started():
         if os.waitpid(process, os.WNOHANG)[0]:
             return 0
         time.sleep(0.002)
@@ -191,6 +192,14 @@ def phase_of_kill(path: Path) -> str:
     return f"in {phase}" if params else f"at the start of {phase}"
 
 
+def searched(path: Path) -> bool:
+    """Whether the last checkpoint is of a phase after the search."""
+    try:
+        return (path / "state.safetensors").exists() and "search" not in phase_of_kill(path)
+    except RunError:  # the file was replaced while it was opened
+        return False
+
+
 def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -> dict[str, Any]:
     """Kill `fedtaste run` and `fedtaste resume`, and compare every result with that of an uninterrupted run."""
     draw, reference = random.Random(seed), folder / "whole"
@@ -204,9 +213,14 @@ def kill_runs(times: int, seed: int, folder: Path, run: tuple[str, ...] = RUN) -
     while kills < times:
         path = folder / f"{kills}"
         early = draw.random() < 0.1  # kill at any moment, also before the folder exists; else during training
-        start_file = None if early else path / "settings.json"
-        moment = (kills % 6 + draw.random()) / 8 * run_seconds  # earlier and later in the run in turn, in all phases
-        if wait_or_kill(fork(fedtaste("run", *run, "--out", path)), moment, start_file) == 0:
+        # In turn early in the search, after it, and anywhere: how long each takes varies with the machine's load.
+        started, longest = (
+            ((path / "state.safetensors").exists, 0.02),
+            (lambda path=path: searched(path), 0.3),
+            ((path / "settings.json").exists, 1.0),
+        )[kills % 3]
+        moment = draw.random() * longest * run_seconds
+        if wait_or_kill(fork(fedtaste("run", *run, "--out", path)), moment, None if early else started) == 0:
             shutil.rmtree(path)  # it ended before it was killed
             continue
         kills += 1
