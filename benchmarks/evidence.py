@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py                  everything that has no figures of the present source yet
     python benchmarks/evidence.py main privacy     only these jobs
+    python benchmarks/evidence.py --matching fold  only the steps whose command contains this text
     python benchmarks/evidence.py --list           the jobs, when and at which commit they ran, and their CPU time
     python benchmarks/evidence.py --again main     run it again although its figures are of the present source
     python benchmarks/evidence.py --side-by-side 2 two jobs at a time, and after them, alone, those that measure time
@@ -293,11 +294,12 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", help=f"of {', '.join([*JOBS, *SCRIPTS])}; all when left out")
     parser.add_argument("--list", action="store_true", help="print the steps and when they ran")
     parser.add_argument("--again", action="store_true", help="also run steps that have figures of the present source")
+    parser.add_argument("--matching", default="", metavar="TEXT", help="only steps whose command contains this text")
     parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="jobs at a time; default 1")
     options = parser.parse_args()
     if unknown := set(options.jobs) - {*JOBS, *SCRIPTS}:
         parser.error(f"unknown jobs: {', '.join(sorted(unknown))}")
-    chosen = [step for step in steps() if not options.jobs or step.job in options.jobs]
+    chosen = [s for s in steps() if (not options.jobs or s.job in options.jobs) and options.matching in s.command]
     if options.list:
         show(chosen)
         return
