@@ -138,7 +138,7 @@ def away(place: Path) -> dict[str, Any]:
         if cluster.away and rounds_done(run)[1] >= 2:
             cluster.away = ()
 
-    words = {"data": "ml-100k", "method": "fedrap", "rounds": 4, "wire": "clip=1,noise=0.1"}
+    words = {"data": "ml-100k", "method": "fedrap", "rounds": 4, "wire": "clip=1"}
     run_lab(run, words, 4, deadline=60, tick=tick, kind=Absent)
     again(run, place / "away-simulated")
     return {
@@ -185,7 +185,7 @@ def tls(place: Path) -> dict[str, Any]:
         if at_work(run, "final", 3, "node-2")() and not spoiler.changed[False]:
             spoiler.left[False] = 1
 
-    words = {"data": "synthetic:120x60x2400", "method": "fedrap", "rounds": 5, "wire": "clip=1,noise=0.1", "threads": 1}
+    words = {"data": "synthetic:120x60x2400", "method": "fedrap", "rounds": 5, "wire": "clip=1", "threads": 1}
     with Proxy(spoil=spoiler) as proxy:
         result = run_lab(run, words, 3, proxy=proxy, via=("node-2",), deadline=60, tick=tick)
         connections = proxy.connections

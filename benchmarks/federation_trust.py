@@ -39,7 +39,7 @@ def hostile(place: Path) -> dict[str, Any]:
         "key": str(keys.resolve() / "nodes" / "node-3"), "root": str(keys.resolve() / "server" / "ca.crt"),
     }  # fmt: skip
     options = {
-        "data": "synthetic:120x60x2400", "method": "fedavg", "rounds": len(LIES), "wire": "clip=1,noise=0.1",
+        "data": "synthetic:120x60x2400", "method": "fedavg", "rounds": len(LIES), "wire": "clip=1",
         "set": {"k": "8"}, "threads": 1,
     }  # fmt: skip
     result = run_lab(
