@@ -2,15 +2,15 @@
 
     python benchmarks/central_sequences.py --install         once: an environment of its own for both libraries
     python benchmarks/central_sequences.py                   what has no figures in docs/evidence/central_sequences.json
-    python benchmarks/central_sequences.py --data ml-100k    only this data set, again
+    python benchmarks/central_sequences.py --data ml-100k    only this data set
     python benchmarks/central_sequences.py --table           print the figures that are there
 
 A model trains on the histories of all people who learn in `fedtaste run`, in one process (central_sequences_worker.py,
 which runs in the other environment and does not import fedtaste) and gives scores of all items for everybody who is
-judged. They are ranked here, with the functions and the negatives of `fedtaste run`. On ML-100K the number of epochs
-with the best NDCG@10 among the 99 of validation is chosen; the other data sets use that number. The chosen model is
-trained again on training and validation data, and the test data are read once. What was stopped continues with the next
-model and data set.
+judged. They are ranked here, with the functions and the negatives of `fedtaste run`. The number of epochs with the best
+NDCG@10 among the 99 of validation is chosen. The chosen model is trained again on training and validation data, and the
+test data are read once. What was stopped continues with the next model and data set. `--data` and `--model` can be
+started in several processes at once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ OUT = ROOT / "docs" / "evidence" / "central_sequences.json"
 WORKER = Path(__file__).with_name("central_sequences_worker.py")
 NAME = "central-sequences"  # of the environment
 PEER = Peer("als", WORKER.stem, "rectools", {}, ("rectools[torch]==0.19.0", "cornac==2.2.1"))
-CHOICE = "ml-100k"  # the data set whose validation chooses the number of epochs
-DATA = (CHOICE, "../shared/data/amazon-video.csv.gz", "../shared/data/movietweetings.csv.gz")
+DATA = ("ml-100k", "../shared/data/amazon-video.csv.gz", "../shared/data/movietweetings.csv.gz")
 MODELS: dict[str, dict[str, Any]] = {
     "SASRec": {"n_factors": 64, "n_blocks": 2, "n_heads": 2, "dropout_rate": 0.2, "lr": 1e-3, "batch_size": 32},
     "GRU4Rec": {"layers": [128], "dropout_p_embed": 0.2, "learning_rate": 0.05, "batch_size": 32, "n_sample": 768},
@@ -105,35 +104,34 @@ def train(
     return figures, facts["versions"]
 
 
-def chosen_epochs(figures: dict[str, Any], model: str) -> int:
-    """The number of epochs with the best NDCG@10 among 99 in the validation of CHOICE."""
-    trials = figures[f"{CHOICE} {model}"]["validation"]
+def chosen_epochs(trials: list[dict[str, Any]]) -> int:
+    """The number of epochs with the best NDCG@10 among 99 on validation."""
     return int(max(trials, key=lambda trial: trial["sampled"][1])["epochs"])
 
 
-def measure(data: str, python: str, again: bool) -> None:
-    """Train and judge both models on one data set, and write each result as soon as it is there."""
-    source = data if data == CHOICE else str(ROOT / data)
+def measure(data: str, models: list[str], python: str) -> None:
+    """Train and judge models on one data set, and write each result as soon as it is there."""
+    source = str(ROOT / data) if data.startswith("..") else data
     task = prepare(settings_from("fedseq", source, {"seed": 0, "threads": 1}), load(source, seed=0)).task
     assert isinstance(task, Ranking)
     commit = subprocess.run(
         ["git", "log", "-1", "--format=%h", "--", "src", "benchmarks/central_sequences.py", str(WORKER)],
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
     ).stdout.strip()  # fmt: skip
-    for model in MODELS:
-        key, figures = f"{data} {model}", read()
-        entry: dict[str, Any] = {} if again else figures.get(key, {})
-        if data == CHOICE and "validation" not in entry:
+    for model in models:
+        key = f"{data} {model}"
+        entry: dict[str, Any] = read().get(key, {})
+        if "validation" not in entry:
             print(f"{key}: validation after {EPOCHS[model]} epochs", flush=True)
             entry["validation"], _ = train(task, "search", model, EPOCHS[model], python)
             write(key, entry)
         if "test" not in entry:
-            epochs = chosen_epochs(read(), model)
+            epochs = chosen_epochs(entry["validation"])
             print(f"{key}: test after {epochs} epochs", flush=True)
             (test,), versions = train(task, "final", model, [epochs], python)
-            about = {"command": f"python benchmarks/central_sequences.py --data {data}", "commit": commit}
-            about |= {"date": datetime.date.today().isoformat(), "versions": versions, "settings": MODELS[model]}
-            write(key, entry | {"test": test} | about)
+            about = {"command": f"python benchmarks/central_sequences.py --data {data} --model {model}"}
+            about |= {"commit": commit, "date": datetime.date.today().isoformat()}
+            write(key, entry | {"test": test} | about | {"versions": versions, "settings": MODELS[model]})
 
 
 def read() -> dict[str, Any]:
@@ -158,7 +156,8 @@ def print_table() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=DATA, help="train on this data set although it has figures")
+    parser.add_argument("--data", choices=DATA, help="only this data set")
+    parser.add_argument("--model", choices=list(MODELS), help="only this model")
     parser.add_argument("--install", action="store_true", help="make the environment of RecTools and Cornac, and end")
     parser.add_argument("--python", help="an interpreter that has both libraries; by default that of --install")
     parser.add_argument("--table", action="store_true", help="print the figures that are there, and end")
@@ -171,10 +170,10 @@ def main() -> None:
         if not Path(python).is_file():
             sys.exit(f"{python} does not exist. Run `python benchmarks/central_sequences.py --install` first.")
         for data in [options.data] if options.data else DATA:
-            if data != CHOICE and not (ROOT / data).exists():
+            if data.startswith("..") and not (ROOT / data).exists():
                 print(f"skipped, because {data} does not exist", flush=True)
             else:
-                measure(data, python, again=bool(options.data))
+                measure(data, [options.model] if options.model else list(MODELS), python)
     print_table()
 
 
