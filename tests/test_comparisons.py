@@ -17,20 +17,12 @@ import pytest
 from fedtaste.experiment.comparison_record import read_record
 from fedtaste.experiment.result import RunResult
 from fedtaste.text import count
-from support.command import fedtaste, without_times
+from support.command import fedtaste, timeless, without_times
 from support.reports import Page
 
 WORLD = ("--data", "synthetic:40x40x400", "--threads", "1")
 QUICK = (*WORLD, "--rounds", "2")
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def timeless(comparison: dict) -> dict:
-    """A comparison without the parts that differ between two equal ones."""
-    seeds = comparison.get("seeds") or {"methods": []}
-    methods = [{n: v for n, v in method.items() if n != "runs"} for method in seeds["methods"]]
-    results = [without_times(result) for result in comparison["results"]]
-    return {n: v for n, v in comparison.items() if n != "report"} | {"results": results, "seeds": methods}
 
 
 def test_sweeps_of_several_keys_try_all_combinations():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from fedtaste.cli import compare_auto
+from fedtaste.cli import run as run_command
 from fedtaste.errors import SettingError
 from fedtaste.experiment.method_choice import candidates, choose, require_budget
 from fedtaste.experiment.result import MethodChoice, MethodTrial
@@ -17,7 +20,7 @@ from fedtaste.experiment.settings import Settings
 from fedtaste.methods import METHODS
 from fedtaste.report.comparison import compare_runs
 from fedtaste.tasks.base import Facts
-from support.command import WORLD, fedtaste
+from support.command import WORLD, fedtaste, timeless
 from support.reports import Page, make_result
 
 TASKS = {
@@ -85,8 +88,42 @@ def test_auto_advises_by_validation_and_stays_in_its_budget(tmp_path: Path, monk
         text = " ".join(Page((tmp_path / "auto/report.html").read_text()).text.split())
         assert choice["sentence"] in text and "Choose " not in text
         fedtaste("report", tmp_path / "auto")
-    refused = fedtaste("resume", tmp_path / "auto")
-    refused.refused("`compare --methods auto`", "cannot be resumed as a whole", f"fedtaste resume {tmp_path / 'auto'}/")
+    again = fedtaste("resume", tmp_path / "auto", "--json")
+    assert "had finished already" in again.err and timeless(again.json) == timeless(result)
+
+
+def test_auto_that_was_interrupted_is_resumed_as_a_whole(tmp_path: Path, monkeypatch):
+    """Candidates with a result are not trained again, what they took counts, and the choice is the same."""
+    seconds = {"popularity": 1.0, "fedals": 1.0, "fedtrail": 1.0, "fedrecon": 12.5}  # others would take an hour
+    monkeypatch.setattr(compare_auto, "estimate_seconds", lambda p: seconds.get(p.settings.method, 3600.0))
+    command, train = ("compare", *WORLD, "--methods", "auto", "--minutes", 2), run_command.execute
+    whole = fedtaste(*command, "--json", "--out", tmp_path / "whole").json
+
+    def execute(prepared, *rest):
+        if prepared.settings.method == "fedals":
+            raise KeyboardInterrupt
+        return train(prepared, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_command, "execute", execute)
+        fedtaste(*command, "--out", tmp_path / "part").refused(f"go on with `fedtaste resume {tmp_path / 'part'}`")
+    fedtaste(*command, "--out", tmp_path / "part").refused("holds an unfinished comparison")
+    assert "have not finished" in fedtaste("report", tmp_path / "part").err
+    begun = (tmp_path / "part/popularity/result.json").stat().st_mtime_ns
+    resumed = fedtaste("resume", tmp_path / "part", "--json").json
+    assert (tmp_path / "part/popularity/result.json").stat().st_mtime_ns == begun
+    for comparison in (resumed, whole):
+        for tried in comparison["choice"]["trials"]:
+            tried["run"] = Path(tried["run"]).name
+    assert timeless(resumed) == timeless(whole)
+
+    edited = json.loads((tmp_path / "part/popularity/result.json").read_text())
+    edited["seconds"]["train"] = 110.0  # of the 120 seconds that all candidates may take
+    (tmp_path / "part/popularity/result.json").write_text(json.dumps(edited))
+    (tmp_path / "part/compare.json").unlink()
+    shutil.rmtree(tmp_path / "part/fedrecon")
+    left = fedtaste("resume", tmp_path / "part", "--json").json["left_out"]["fedrecon"]
+    assert "of 2 minutes are left" in left
 
 
 def test_the_command_after_auto_reads_the_same_file(tmp_path: Path):

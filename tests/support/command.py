@@ -88,6 +88,14 @@ def without_times(result: dict) -> dict:
     return {name: value for name, value in result.items() if name not in ("seconds", "peak_rss_mb", "run")}
 
 
+def timeless(comparison: dict) -> dict:
+    """A comparison without the parts that differ between two equal ones."""
+    seeds = comparison.get("seeds") or {"methods": []}
+    methods = [{n: v for n, v in method.items() if n != "runs"} for method in seeds["methods"]]
+    results = [without_times(result) for result in comparison["results"]]
+    return {n: v for n, v in comparison.items() if n != "report"} | {"results": results, "seeds": methods}
+
+
 def no_network(monkeypatch, reply=None):
     """Downloads of data sets fail as without a network, or return `reply`."""
 

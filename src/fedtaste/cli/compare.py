@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from fedtaste.cli.compare_auto import compare_auto
+from fedtaste.cli.compare_auto import compare_auto, resume_auto
 from fedtaste.cli.options import CompareOptions, ResumeOptions, RunOptions
 from fedtaste.cli.output import emit, say
 from fedtaste.cli.own_methods import allow_method, allow_methods_of
 from fedtaste.cli.results import show_results
 from fedtaste.cli.run import check_ledger, create_folder, load_data, new_folder, require_new, train_folder
 from fedtaste.data.sources import depends_on_seed
-from fedtaste.errors import RunError, SettingError
+from fedtaste.errors import SettingError
 from fedtaste.experiment.compare import (
     ComparisonPlan,
     Variant,
@@ -74,6 +74,9 @@ def resume_comparison(options: ResumeOptions) -> None:
     """Finish a comparison that was interrupted, or show one that has finished."""
     path, record = options.path, read_record(options.path)
     allow_methods_of(path, record.methods, options.method)
+    if record.minutes is not None:
+        resume_auto(path, record, options.as_json)
+        return
     requested = [record.settings(label) for label in record.runs]
     data = load_seeds(requested[0], [settings.seed for settings in requested])
     finish(plan_rest(path, record, data), options.as_json)
@@ -103,11 +106,7 @@ def plan_new(
         update={"axes": axes, "ledger": ledger, "jobs": jobs, "track": options.track, "track_to": options.track_to}
     )
     private = any(adds_noise(prepared.settings) for prepared in plan.runs.values())
-    try:
-        path.mkdir(mode=0o700 if private else 0o777, parents=True)
-    except OSError as error:
-        raise RunError(f"The folder {path} cannot be made ({error.strerror}). Choose another with --out.") from error
-    record.write(path)
+    record.begin(path, private)
     return ComparisonPlan(path, record, plan.tasks, plan.data, plan.runs)
 
 

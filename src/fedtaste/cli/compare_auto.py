@@ -7,20 +7,23 @@ from pathlib import Path
 
 from rich.table import Table
 
+from fedtaste import __version__
 from fedtaste.cli.options import COMMANDS, CompareOptions
 from fedtaste.cli.output import emit, out, put, say
 from fedtaste.cli.parser import option_words
 from fedtaste.cli.run import create_folder, load_data, new_folder, require_new, train_folder
 from fedtaste.errors import DivergedError, RunError, SettingError
+from fedtaste.experiment.compare import finished_runs
+from fedtaste.experiment.comparison_record import ComparisonRecord, RecordedRun, recorded_settings
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.heterogeneity import heterogeneity
 from fedtaste.experiment.method_choice import ChoicePlan, choose, estimate_seconds, plan_choice, require_budget
 from fedtaste.experiment.progress_bars import Bars
 from fedtaste.experiment.result import MethodChoice, RunResult
-from fedtaste.experiment.seeds import FinishedRun
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.tracking import remember_tracking
 from fedtaste.experiment.train import make_task
+from fedtaste.files.lock import lock_folder
 from fedtaste.report.comparison import compare_runs, write_comparison
 from fedtaste.report.html import shape
 from fedtaste.report.numbers import human_bytes, human_seconds
@@ -33,19 +36,61 @@ def compare_auto(settings: Settings, options: CompareOptions) -> None:
     """Try the candidates, print what each is worth and which one to take."""
     _refuse_other_options(settings, options)
     data = load_data(settings)
-    path = options.out or new_folder(data.name, "auto")
+    path, minutes = options.out or new_folder(data.name, "auto"), options.minutes or MINUTES
     require_new(path)
-    plan, minutes = plan_choice(settings, data, make_task(settings, data)), options.minutes or MINUTES
-    with Bars() as bars:
-        results = try_methods(plan, data, path, options, bars)
-        runs = [FinishedRun(result.method, Path(result.run), result, fingerprint(data)) for result in results]
-        measured = heterogeneity(plan.task, settings.seed)
-        choice = choose(plan, results, minutes)
-        RunFolder(path).write("choice.json", choice.dump())
+    plan = plan_choice(settings, data, make_task(settings, data))
+    require_budget({method: estimate_seconds(plan.runs[method]) for method in plan.required}, minutes)
+    recorded = {
+        method: RecordedRun(
+            folder=method, configuration=method, settings=recorded_settings(prepared.settings),
+            data_hash=fingerprint(data),
+        )
+        for method, prepared in plan.runs.items()
+    }  # fmt: skip
+    record = ComparisonRecord(
+        version=__version__, runs=recorded, duplicates={}, refused=plan.left_out, axes=(), ledger=None, jobs=None,
+        minutes=minutes, track=options.track, track_to=options.track_to,
+    )  # fmt: skip
+    record.begin(path)
+    finish_auto(path, record, plan, data, settings, options.as_json)
+
+
+def resume_auto(path: Path, record: ComparisonRecord, as_json: bool) -> None:
+    """Try the candidates that an interrupted comparison has not tried, or show one that has finished."""
+    method = next(iter(record.runs))
+    settings = record.settings(method)
+    data = load_data(settings)
+    record.require_same_data(path, method, fingerprint(data))
+    if not finished(path):
+        record.require_same_version(path, __version__)
+    plan = plan_choice(settings, data, make_task(settings, data))
+    finish_auto(path, record, plan, data, settings, as_json)
+
+
+def finished(path: Path) -> bool:
+    """Whether the choice was made, and its report was written."""
+    return (path / "compare.json").exists()
+
+
+def finish_auto(
+    path: Path, record: ComparisonRecord, plan: ChoicePlan, data: Data, settings: Settings, as_json: bool
+) -> None:
+    """Try the candidates that have no result, choose, and show the choice."""
+    with lock_folder(path), Bars() as bars:
+        if finished(path):
+            say(f"{path} had finished already.")
+            choice = RunFolder(path).validated("choice.json", MethodChoice)
+        else:
+            results = try_methods(path, record, plan, data, bars)
+            choice = choose(plan, results, record.minutes or MINUTES)
+            RunFolder(path).write("choice.json", choice.dump())
+        tried = [trial.method for trial in choice.trials]
+        runs = [run for run in finished_runs(path, record) if run.result.method in tried]
+        measured = heterogeneity(plan.task, runs[0].result.seed)
         compared = compare_runs(runs, measured).advised(choice)
-        report = write_comparison(compared, path, shape(data), measured, plan.left_out)
-    if options.as_json:
-        emit(compared.result(report, plan.left_out).model_copy(update={"choice": choice}).dump())
+        report = write_comparison(compared, path, shape(data), measured, choice.left_out)
+    if as_json:
+        emit(compared.result(report, choice.left_out).model_copy(update={"choice": choice}).dump())
     else:
         show_choice(choice, report)
         put(f"Next: {command_of_fit(settings, choice.take)}")
@@ -57,25 +102,32 @@ def command_of_fit(settings: Settings, method: str) -> str:
     return command_text("fit", *option_words(chosen, COMMANDS["fit"].settings, ("data", "method")))
 
 
-def try_methods(plan: ChoicePlan, data: Data, path: Path, options: CompareOptions, bars: Bars) -> list[RunResult]:
-    """Train the candidates in turn, as long as the budget allows; a method that does not fit it is left out."""
-    began, minutes, results = time.perf_counter(), options.minutes or MINUTES, []
-    estimates = {method: estimate_seconds(plan.runs[method]) for method in plan.required}
-    require_budget(estimates, minutes)
+def try_methods(path: Path, record: ComparisonRecord, plan: ChoicePlan, data: Data, bars: Bars) -> list[RunResult]:
+    """Train the candidates that have no result in turn, as long as the budget allows; a method that does not fit it is
+    left out. What an interrupted comparison spent counts."""
+    began, minutes, results = time.perf_counter(), record.minutes or MINUTES, []
+    spent = 0.0  # seconds, before this process
     for method, prepared in plan.runs.items():
-        if method not in estimates:
-            seconds = estimate_seconds(prepared)
-            left = 60 * minutes - (time.perf_counter() - began)
-            if seconds > left:
-                budget = f"{human_seconds(max(left, 0.0))} of {minutes:g} minutes are left"
-                plan.left_out[method] = f"it would take up to {human_seconds(seconds)}, and {budget}"
-                say(f"{method} is left out: {plan.left_out[method]}.")
-                continue
-        folder = create_folder(path / method, prepared, data, None)
-        remember_tracking(folder, options.track, options.track_to)
+        folder = record.require_own_folder(path, method)
+        if folder.finished and (folder.path / "report.html").exists():
+            results.append(folder.result())
+            seconds = results[-1].seconds
+            spent += seconds.setup + seconds.train + seconds.evaluate
+            continue
+        if not (folder.path / "settings.json").exists():
+            if method not in plan.required:
+                needed = estimate_seconds(prepared)
+                left = 60 * minutes - spent - (time.perf_counter() - began)
+                if needed > left:
+                    budget = f"{human_seconds(max(left, 0.0))} of {minutes:g} minutes are left"
+                    plan.left_out[method] = f"it would take up to {human_seconds(needed)}, and {budget}"
+                    say(f"{method} is left out: {plan.left_out[method]}.")
+                    continue
+            create_folder(folder.path, prepared, data, None)
+            remember_tracking(folder, record.track, record.track_to)
         bars.label = f"{method}: "
         try:
-            results.append(train_folder(folder, prepared, data, bars))
+            results.append(train_folder(folder, prepared, data, bars, whole=path))
         except DivergedError as error:
             plan.left_out[method] = str(error)
             say(f"{method} is left out: {error}")

@@ -40,6 +40,8 @@ class ComparisonRecord(ResultPart):
     refused: dict[str, str]
     """Methods that do not fit the data, and why."""
     axes: tuple[Axis, ...]
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Of `--methods auto`: the time that trying methods may take. Its runs are candidates, which may be left out."""
     ledger: str | None
     jobs: Count | None
     track: TrackerName | None = None
@@ -91,6 +93,16 @@ class ComparisonRecord(ResultPart):
     def methods(self) -> list[str]:
         """The methods of the runs, each once."""
         return list(dict.fromkeys(self.settings(label).method for label in self.runs))
+
+    def begin(self, path: Path, private: bool = False) -> None:
+        """Make the folder of the comparison, readable by its owner only where a run is private, and write the plan."""
+        try:
+            path.mkdir(mode=0o700 if private else 0o777, parents=True)
+        except OSError as error:
+            raise RunError(
+                f"The folder {path} cannot be made ({error.strerror}). Choose another with --out."
+            ) from error
+        self.write(path)
 
     def write(self, path: Path) -> None:
         """Write comparison.json; readable by its owner only, because settings may hold the seed of the noise."""

@@ -108,8 +108,8 @@ class RunFolder:
         if not (path / "settings.json").is_file():
             if inner := next(path.glob("*/settings.json"), None) if path.is_dir() else None:
                 plan = "" if (path / "comparison.json").exists() else (
-                    " It has no comparison.json: `compare --methods auto` or an earlier version of fedtaste made it, "
-                    "and it cannot be resumed as a whole."
+                    " It has no comparison.json: an earlier version of fedtaste made it, and it cannot be resumed as a "
+                    "whole."
                 )  # fmt: skip
                 raise RunError(
                     f"{path} is a comparison, or what is left of one.{plan} Its runs are the folders in it: give one, "
