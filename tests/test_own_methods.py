@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -133,6 +135,28 @@ def test_a_folder_imports_nothing_until_the_user_names_the_method_again(mine):
     command("recommend", "run", *likes, "--method", "mine:defined").refused("must be mine:plain")
     assert "imports_of_mine" not in sys.modules
     assert len(command("recommend", "run", *likes, "--method", "mine:plain").json["items"]) == 3
+
+
+def test_printed_commands_name_the_method_and_run_as_printed(mine, monkeypatch):
+    def typed(output, before):
+        words = shlex.split(re.search(rf"{before}`?(fedtaste [^`\n]+)", output.out + output.err)[1])
+        forget()
+        return command(*(title if word == "TITLE" else word for word in words[1:]))
+
+    options = ("--data", DATA, "--method", "mine:plain", "--rounds", 2)
+    done = command("run", *options, "--out", "run")
+    title = json.loads((mine / "run" / "items.json").read_text())["titles"][0]
+    assert "--method mine:plain" in done.out and f"Because of {title}" in typed(done, "Next: ").out
+
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    for words in (("run", *options), ("compare", "--data", DATA, "--rounds", 2, "--methods", "mine:plain,popularity")):
+        with monkeypatch.context() as patch:
+            patch.setattr("fedtaste.cli.run.execute", pressed)
+            stopped = command(*words, "--out", words[0] + "-stopped")
+        assert stopped.code == 2 and "--method mine:plain" in stopped.err
+        assert "mine:plain" in typed(stopped, "go on with ").out
 
 
 def test_a_report_needs_no_import(mine):

@@ -20,7 +20,6 @@ from fedtaste.flower.deploy import read_catalogue, write_deployment
 from fedtaste.flower.federate import prepare_federation, run_federation
 from fedtaste.flower.validation import refuse_unfit
 from fedtaste.report.html import shape, write_report
-from fedtaste.text import command_text
 
 
 def federate(settings: Settings, options: FederateOptions) -> None:
@@ -96,6 +95,6 @@ def resume_federation(folder: RunFolder, data: Data, as_json: bool, log: LogForm
     try:
         result = run_logged(folder, log)
     except KeyboardInterrupt:
-        raise RunError(f"Stopped. Nothing is lost: go on with `{command_text('resume', folder.path)}`.") from None
+        raise RunError(f"Stopped. Nothing is lost: go on with `{folder.command('resume')}`.") from None
     report = write_report([result], folder.path, data=shape(data), runs=[folder.path])
     show_result(result, report, as_json)

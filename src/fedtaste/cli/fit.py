@@ -20,7 +20,7 @@ from fedtaste.experiment.result import FitResult
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.tracking import TrackedRun, remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared
-from fedtaste.text import command_text, count
+from fedtaste.text import count
 
 
 def fit(settings: Settings, options: FitOptions) -> None:
@@ -81,7 +81,7 @@ def train_fit(folder: RunFolder, prepared: Prepared, before: FitResult | None = 
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(f"Stopped. Nothing is lost: go on with `{command_text('resume', folder.path)}`.") from None
+        raise RunError(f"Stopped. Nothing is lost: go on with `{folder.command('resume')}`.") from None
 
 
 def show_fit(result: FitResult, as_json: bool) -> None:
@@ -98,4 +98,4 @@ def show_fit(result: FitResult, as_json: bool) -> None:
     for note in result.notes:
         say(note)
     put(f"Model: {result.run}")
-    put(f"Next: {command_text('recommend', result.run, '--all', '--out', 'recommendations.parquet')}")
+    put(f"Next: {RunFolder(Path(result.run)).command('recommend', '--all', '--out', 'recommendations.parquet')}")

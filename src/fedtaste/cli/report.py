@@ -10,7 +10,7 @@ from fedtaste.cli.results import show_results
 from fedtaste.cli.run import load_data
 from fedtaste.errors import FedtasteError, RunError
 from fedtaste.experiment.compare import finished_runs
-from fedtaste.experiment.comparison_record import is_comparison, read_record
+from fedtaste.experiment.comparison_record import is_comparison, read_record, resume_command
 from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import Comparison, MethodChoice
 from fedtaste.experiment.seeds import FinishedRun
@@ -18,7 +18,6 @@ from fedtaste.report.comparison import compare_runs
 from fedtaste.report.curves import DataShape
 from fedtaste.report.html import shape, write_report
 from fedtaste.report.tuning import write_tuning_report
-from fedtaste.text import command_text
 
 
 def report(options: ReportOptions) -> None:
@@ -65,13 +64,13 @@ def runs_of(path: Path, found: Comparison | None) -> list[FinishedRun]:
     record = read_record(path)
     runs = finished_runs(path, record)
     if not runs:
-        raise RunError(f"No run of {path} has finished. Go on with `{command_text('resume', path)}`.")
+        raise RunError(f"No run of {path} has finished. Go on with `{resume_command(path)}`.")
     left_out = found.left_out if found else {}
     missing = [label for label, run in record.runs.items()
                if label not in left_out and not RunFolder(path / run.folder).finished]  # fmt: skip
     if missing:
         verb = "has" if len(missing) == 1 else "have"
-        say(f"{', '.join(missing)} {verb} not finished: `{command_text('resume', path)}`.")
+        say(f"{', '.join(missing)} {verb} not finished: `{resume_command(path)}`.")
     return runs
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtaste.cli.output import emit, out, put
+from fedtaste.experiment.folder import RunFolder
 from fedtaste.experiment.result import RunResult
 from fedtaste.report.differences import Study, text_tables
 from fedtaste.report.html import warnings
 from fedtaste.report.tables import list_table, rounds_text, text_table
 from fedtaste.report.trade_off import Tradeoff
-from fedtaste.text import command_text
 
 
 def show_result(result: RunResult, report: Path, as_json: bool) -> None:
@@ -21,7 +21,7 @@ def show_result(result: RunResult, report: Path, as_json: bool) -> None:
         return
     show_results([result], report)
     if result.items:
-        put(f"Next: {command_text('recommend', report.parent, '--likes', 'TITLE')}")
+        put(f"Next: {RunFolder(report.parent).command('recommend', '--likes', 'TITLE')}")
 
 
 def show_results(

@@ -15,7 +15,7 @@ from fedtaste.cli.parser import load_function
 from fedtaste.cli.results import show_result
 from fedtaste.data.sources import load
 from fedtaste.errors import RunError, SettingError, was_interrupted
-from fedtaste.experiment.comparison_record import is_comparison
+from fedtaste.experiment.comparison_record import is_comparison, resume_command
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint, next_folder
 from fedtaste.experiment.privacy import adds_noise
 from fedtaste.experiment.privacy_ledger import LedgerFolder, write_note
@@ -25,7 +25,7 @@ from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.tracking import TrackedRun, remember_tracking, require_tracker
 from fedtaste.experiment.train import Prepared, execute, prepare
 from fedtaste.report.html import shape, write_report
-from fedtaste.text import command_text, count
+from fedtaste.text import count
 from fedtaste.wire.accounting import epsilons
 
 
@@ -86,8 +86,7 @@ def require_new(path: Path) -> None:
     """Refuse a folder for a comparison that exists already; one that was interrupted can be resumed."""
     if is_comparison(path) and not (path / "compare.json").exists():
         raise RunError(
-            f"{path} holds an unfinished comparison. Go on with `{command_text('resume', path)}`, or choose another "
-            "--out."
+            f"{path} holds an unfinished comparison. Go on with `{resume_command(path)}`, or choose another --out."
         )
     if path.exists():
         raise RunError(f"{path} is there already. Choose another --out.")
@@ -115,9 +114,7 @@ def train_folder(
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(
-            f"Stopped. Nothing is lost: go on with `{command_text('resume', whole or folder.path)}`."
-        ) from None
+        raise RunError(f"Stopped. Nothing is lost: go on with `{resume_command(whole or folder.path)}`.") from None
     return result
 
 

@@ -102,9 +102,7 @@ def search(plan: TunePlan, folder: RunFolder, jobs: int) -> TuneResult:
     except (KeyboardInterrupt, SystemError) as error:
         if not was_interrupted(error):
             raise
-        raise RunError(
-            f"Stopped. No finished trial is lost: go on with `{command_text('resume', folder.path)}`."
-        ) from None
+        raise RunError(f"Stopped. No finished trial is lost: go on with `{folder.command('resume')}`.") from None
     write_tuning_report(result, folder.path)
     return result
 
@@ -132,7 +130,7 @@ def start_workers(jobs: int, method: str) -> Workers:
         if problems:
             raise RunError(
                 f"A process of the study failed: {problems[0]} No finished trial is lost: go on with "
-                f"`{command_text('resume', folder.path)}`."
+                f"`{folder.command('resume')}`."
             )
 
     return work
@@ -179,7 +177,7 @@ def show_tuning(result: TuneResult, run: RunResult | None, as_json: bool) -> Non
         say(note)
     put(f"Report: {Path(result.study) / 'report.html'}")
     if result.cost.trials < result.requested:
-        put(f"Go on: {command_text('resume', result.study)}")
+        put(f"Go on: {RunFolder(Path(result.study)).command('resume')}")
     if run is not None:
         show_result(run, Path(run.run) / "report.html", as_json=False)
     else:

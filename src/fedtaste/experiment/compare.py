@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fedtaste import __version__
 from fedtaste.errors import DivergedError, RunError, SettingError
-from fedtaste.experiment.comparison_record import ComparisonRecord, RecordedRun, recorded_settings
+from fedtaste.experiment.comparison_record import ComparisonRecord, RecordedRun, recorded_settings, resume_command
 from fedtaste.experiment.duplicate_runs import copy_run, find_duplicates
 from fedtaste.experiment.folder import Data, RunFolder, fingerprint
 from fedtaste.experiment.progress import ProgressListener
@@ -31,7 +31,6 @@ from fedtaste.experiment.settings import MAX_SEED, Settings
 from fedtaste.experiment.train import Prepared, make_task, prepare
 from fedtaste.files.lock import lock_folder
 from fedtaste.tasks.base import Task
-from fedtaste.text import command_text
 
 FEW_RUNS = 6  # fewer runs than these are not worth starting processes
 POLL_SECONDS = 0.3
@@ -239,7 +238,7 @@ def train_in_parallel(
                         log(f"{label} is left out: {problem}")
                     watch.round(total - len(waiting) - len(pool.running), None)
         except KeyboardInterrupt:
-            raise RunError(f"Stopped. Nothing is lost: go on with `{command_text('resume', plan.path)}`.") from None
+            raise RunError(f"Stopped. Nothing is lost: go on with `{resume_command(plan.path)}`.") from None
         finally:
             pool.stop()
     return failed

@@ -14,6 +14,7 @@ from fedtaste.experiment.result import Axis, FolderName
 from fedtaste.experiment.settings import Settings, TrackerName
 from fedtaste.files.atomic import write_atomically
 from fedtaste.result_part import Count, ResultPart
+from fedtaste.text import command_text
 
 FILE: Literal["comparison.json"] = "comparison.json"
 
@@ -133,6 +134,15 @@ def is_comparison(path: Path) -> bool:
 def read_record(path: Path) -> ComparisonRecord:
     """The plan of the comparison in a folder."""
     return RunFolder(path).validated(FILE, ComparisonRecord)
+
+
+def resume_command(path: Path) -> str:
+    """The command that finishes an interrupted run or comparison. Methods of the user's own are named again, because
+    commands import them only then."""
+    if not is_comparison(path):
+        return RunFolder(path).command("resume")
+    own = [method for method in read_record(path).methods if ":" in method]
+    return command_text("resume", path, *(["--method", ",".join(own)] if own else []))
 
 
 def recorded_settings(settings: Settings) -> dict[str, object]:

@@ -84,7 +84,7 @@ class RunFolder:
         with lock_folder(path):
             if (path / "settings.json").exists():
                 raise RunError(
-                    f"{path} holds a run already. `{command_text('resume', path)}` continues an interrupted one. Or "
+                    f"{path} holds a run already. `{folder.command('resume')}` continues an interrupted one. Or "
                     "choose another --out."
                 )
             if any(entry.name != "noise.key" for entry in path.iterdir()):  # a key alone: killed before the run began
@@ -113,7 +113,7 @@ class RunFolder:
                 )  # fmt: skip
                 raise RunError(
                     f"{path} is a comparison, or what is left of one.{plan} Its runs are the folders in it: give one, "
-                    f"as in `{command_text('resume', inner.parent)}`."
+                    f"as in `{RunFolder(inner.parent).command('resume')}`."
                 )
             raise RunError(
                 f"{path} is not a run folder: it has no settings.json. Give a folder that `fedtaste run` made."
@@ -233,6 +233,15 @@ class RunFolder:
             raise RunError(
                 f"{self.path / 'settings.json'} holds no settings of this fedtaste ({reason}). {RESTORE}"
             ) from error
+
+    def command(self, name: str, *words: object) -> str:
+        """A command for this folder that the user may type. A method of the user's own is named again, because
+        commands import it only then."""
+        try:
+            method = self.settings().method
+        except RunError:  # the command itself will say what is wrong
+            method = ""
+        return command_text(name, self.path, *words, *(["--method", method] if ":" in method else []))
 
     def facts(self) -> Facts:
         """The facts of the run's task, without item features."""

@@ -42,7 +42,6 @@ from fedtaste.files.atomic import write_atomically
 from fedtaste.files.lock import lock_folder
 from fedtaste.methods import known_method
 from fedtaste.methods.search_space import Choice, LogRange, Range, Space, largest_k, parse_space, resolve
-from fedtaste.text import command_text
 
 NORMAL_95 = 1.96  # standard errors from the middle of a 95 % interval to its ends
 NOISE = (
@@ -436,7 +435,7 @@ def require_same_study(folder: RunFolder, plan: TunePlan) -> None:
     if changed:
         raise RunError(
             f"{folder.path} is a study with other values of {', '.join(changed)}. Continue it with "
-            f"`{command_text('resume', folder.path)}`, or choose another --out."
+            f"`{folder.command('resume')}`, or choose another --out."
         )
 
 

@@ -30,7 +30,6 @@ from fedtaste.flower.shards import cut_shards
 from fedtaste.flower.status import StatusReader
 from fedtaste.flower.validation import refuse_unfit
 from fedtaste.methods import known_method
-from fedtaste.text import command_text
 from fedtaste.wire.parse import parse
 
 SUBMISSIONS = 6  # of a run, if its server or the SuperLink dies
@@ -125,5 +124,5 @@ def _follow(cluster: Cluster, app: Path, config: Config, status: StatusReader) -
     raise RunError(
         f"The server app ended {SUBMISSIONS} times before the run did. Its log is {status.folder / 'server.log'}; the "
         f"end of the SuperLink's:\n{cluster.read_log('superlink')}\nThe last round is kept: "
-        f"`{command_text('resume', status.folder.parent)}` continues it."
+        f"`{RunFolder(status.folder.parent).command('resume')}` continues it."
     )
