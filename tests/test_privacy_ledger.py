@@ -422,3 +422,11 @@ def test_damaged_ledger_does_not_hide_the_others():
     damaged.write_text("{")
     output = fedtaste("privacy", "ledger")
     assert output.code == 2 and f"{DATA}: 1 run in all" in output.out and damaged.name in output.err
+
+
+@pytest.mark.parametrize(("method", "said"), [("fedals", True), ("popularity", False), ("fedveil", False)])
+def test_a_private_run_names_the_methods_that_noise_suits(method, said):
+    options = ("--method", method, "--rounds", 1) if method == "fedals" else ("--method", method)
+    clip = () if method == "fedveil" else ("--wire", "clip=1")
+    output = fedtaste("run", *WORLD, *options, *clip, "--epsilon", 1, "--out", "run")
+    assert ("Noise suits few methods" in output.err) == said and output.code == 0

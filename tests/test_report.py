@@ -133,6 +133,21 @@ def test_a_leaking_protocol_gets_a_warning_box():
     assert "do not compare" in report.warnings([ranking(), ranking(protocol="published")])[1]
 
 
+@pytest.mark.parametrize(
+    ("level", "method", "private", "says"),
+    [
+        (0.12, "fedals", True, "FedALS is no better than a random order"),  # 0.100 is within the interval
+        (0.12, "fedveil", True, "Try a larger --epsilon or data of more people."),
+        (0.13, "fedals", True, None),
+        (0.12, "fedals", False, None),
+    ],
+)
+def test_a_private_run_that_learns_nothing_says_so(level, method, private, says):
+    result = ranking(method, level, privacy={"epsilon": 3.0, "delta": 1e-6} if private else None)
+    found = report.warnings([result])
+    assert says in found[0] if says else not found
+
+
 def test_missing_parts_of_a_result_are_left_out(tmp_path):
     for missing in ("new", "leak", "gradients", "privacy", "interactions"):
         result = ranking(**{missing: None})

@@ -44,6 +44,7 @@ from fedtaste.report.tables import (
 )
 from fedtaste.report.trade_off import Tradeoff
 
+CHANCE = 0.1  # HR@10 of a random order among 99 negatives and the item
 MAX_WEIGHTS = 60  # rows of the table of weights; more is not read
 PLOTS = (
     "differences", "privacy", "tradeoff", "sweep", "convergence", "bytes", "gradients", "seconds", "loss", "zeros",
@@ -212,7 +213,19 @@ def warnings(results: Sequence[RunResult]) -> list[str]:
         texts.append(f"The runs are on different data ({', '.join(sorted(names))}); their numbers do not compare.")
     if len(ways := protocols(results)) > 1:
         texts.append(f"The runs follow different protocols ({', '.join(ways)}); their numbers do not compare.")
-    return texts
+    return texts + [text for result, name in zip(results, labels(results)) if (text := lost_in_noise(result, name))]
+
+
+def lost_in_noise(result: RunResult, name: str) -> str:
+    """A warning where a run with noise ranks no better than a random order; otherwise nothing."""
+    interval = result.interval("seen.sampled.hr@10")
+    if result.privacy is None or interval is None or interval[0] > CHANCE:
+        return ""
+    hint = "a larger --epsilon" if result.method == "fedveil" else "--method fedveil, which is made for noise,"
+    return (
+        f"{name} is no better than a random order, which has HR@10 {CHANCE:.3f} among 99: the noise hides what it "
+        f"should learn. Try {hint} or data of more people."
+    )
 
 
 def tiles(result: RunResult) -> list[tuple[str, str, str]]:
