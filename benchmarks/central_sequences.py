@@ -8,9 +8,9 @@
 A model trains on the histories of all people who learn in `fedtaste run`, in one process (central_sequences_worker.py,
 which runs in the other environment and does not import fedtaste) and gives scores of all items for everybody who is
 judged. They are ranked here, with the functions and the negatives of `fedtaste run`. The number of epochs with the best
-NDCG@10 among the 99 of validation is chosen. The chosen model is trained again on training and validation data, and the
-test data are read once. What was stopped continues with the next model and data set. `--data` and `--model` can be
-started in several processes at once.
+NDCG@10 among the 99 of validation is chosen; while that is the largest one, twice as many are tried. The chosen model
+is trained again on training and validation data, and the test data are read. What was stopped continues with the next
+model and data set. `--data` and `--model` can be started in several processes at once.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "GRU4Rec": {"layers": [128], "dropout_p_embed": 0.2, "learning_rate": 0.05, "batch_size": 32, "n_sample": 768},
 }
 EPOCHS = {"SASRec": [10, 20, 40], "GRU4Rec": [5, 10, 20]}
+MOST_EPOCHS = 80  # the largest number is doubled until here while it is the best one
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,14 @@ def chosen_epochs(trials: list[dict[str, Any]]) -> int:
     return int(max(trials, key=lambda trial: trial["sampled"][1])["epochs"])
 
 
+def epochs_to_try(model: str, trials: list[dict[str, Any]]) -> list[int]:
+    """The numbers of epochs of the next training on the training part; none where the choice is made."""
+    if not trials:
+        return EPOCHS[model]
+    best, largest = chosen_epochs(trials), max(int(trial["epochs"]) for trial in trials)
+    return [2 * best] if best == largest < MOST_EPOCHS else []
+
+
 def measure(data: str, models: list[str], python: str) -> None:
     """Train and judge models on one data set, and write each result as soon as it is there."""
     source = str(ROOT / data) if data.startswith("..") else data
@@ -121,12 +130,13 @@ def measure(data: str, models: list[str], python: str) -> None:
     for model in models:
         key = f"{data} {model}"
         entry: dict[str, Any] = read().get(key, {})
-        if "validation" not in entry:
-            print(f"{key}: validation after {EPOCHS[model]} epochs", flush=True)
-            entry["validation"], _ = train(task, "search", model, EPOCHS[model], python)
+        while wanted := epochs_to_try(model, entry.get("validation", [])):
+            print(f"{key}: validation after {wanted} epochs", flush=True)
+            figures, _ = train(task, "search", model, wanted, python)
+            entry["validation"] = entry.get("validation", []) + figures
             write(key, entry)
-        if "test" not in entry:
-            epochs = chosen_epochs(entry["validation"])
+        epochs = chosen_epochs(entry["validation"])
+        if "test" not in entry or entry["test"]["epochs"] != epochs:
             print(f"{key}: test after {epochs} epochs", flush=True)
             (test,), versions = train(task, "final", model, [epochs], python)
             about = {"command": f"python benchmarks/central_sequences.py --data {data} --model {model}"}
