@@ -22,11 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fedtaste.data.sources import load
 from fedtaste.engine.run import State, run
 from fedtaste.experiment.plan import plan
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.report.numbers import human_bytes
@@ -213,7 +212,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="train configurations that have figures already")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "evidence" / "communication.json")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    set_threads(1)
     evidence = {"worlds": {}} if options.again or not options.out.exists() else json.loads(options.out.read_text())
     began = time.process_time()
     for name in options.worlds:

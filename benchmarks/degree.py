@@ -36,6 +36,7 @@ from degree_worlds import (
 import fedtaste
 from fedtaste.data.generated import least_squares, logistic
 from fedtaste.data.supervised import Supervised
+from fedtaste.experiment.resources import set_threads
 from fedtaste.federation import Federation
 from fedtaste.methods import local
 
@@ -229,7 +230,7 @@ PARTS: dict[str, Callable[[], Table]] = {
 
 def main(names: list[str]) -> None:
     """Run these parts, or all, and write the page; other parts keep their earlier results."""
-    torch.set_num_threads(1)
+    set_threads(1)
     page = json.loads(EVIDENCE.read_text()) if names and EVIDENCE.exists() else {"results": {}}
     for name in names or PARTS:
         print(f"{name} ...", flush=True)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-
 import fedtaste
 from fedtaste.audit.run import AuditScope, audit
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import Settings
 from fedtaste.experiment.train import make_task
 from fedtaste.wire import noise
@@ -47,7 +46,7 @@ def figures(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    set_threads(1)
     exact, rows = noise.discrete_gaussian, []
     for values in RUNS:
         start = time.perf_counter()

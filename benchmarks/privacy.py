@@ -37,6 +37,7 @@ from fedtaste.core import Method, Model, Stage, StageContext, Upload, chain
 from fedtaste.data import item_features as item_features_module
 from fedtaste.data.item_features import item_features, years
 from fedtaste.engine.run import State, run
+from fedtaste.experiment.resources import set_threads
 from fedtaste.methods import build, shrinkage
 from fedtaste.methods.fedveil import advice, predictor
 from fedtaste.models import factorization
@@ -417,7 +418,7 @@ PARTS = {
 
 
 def main(names: list[str]) -> None:
-    torch.set_num_threads(1)
+    set_threads(1)
     print(
         "| method | noise | seen: HR / NDCG@10 | new: HR / NDCG@10 | seen HR by draw of the noise |\n"
         "|---|---|---|---|---|"

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sampling import SERVE
 from fedtaste.data.sources import load
 from fedtaste.engine.run import run
 from fedtaste.evaluation.protocol import RankingMetrics, rank_full, rank_sampled
+from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import settings_from
 from fedtaste.experiment.train import prepare
 from fedtaste.federation import of_histories
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    set_threads(1)
     if options.what == "speed":
         speed(options.backends.split(","), options.rounds)
     elif options.what == "study":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -169,6 +170,21 @@ def test_results_have_the_same_bytes_for_any_number_of_threads(p):
     finally:
         numba.set_num_threads(before)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("chosen", [None, 1])
+def test_kernels_do_not_change_the_threads_of_torch(chosen):
+    """Numba's first parallel kernel sets the number of threads of OpenMP, which torch reads."""
+    code = (
+        "import test_small_matrices, torch; from fedtaste.experiment.resources import set_threads\n"
+        f"torch.get_num_threads(); set_threads({chosen}); test_small_matrices.all_kernels(8)\n"
+        "print(torch.get_num_threads())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd="tests", timeout=120,
+        env=os.environ | {"NUMBA_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.returncode) == ("1", 0), done.stderr
 
 
 def test_a_second_process_compiles_nothing():

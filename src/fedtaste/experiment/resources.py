@@ -14,14 +14,12 @@ from fedtaste.errors import SettingError
 def set_threads(number: int | None) -> None:
     """Set the number of threads. By default kernels use every core and torch one: its operations here are small, and
     on a busy machine two threads that wait for each other are ten times slower than one."""
-    if number is None:
-        torch.set_num_threads(1)
-        return
     most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    if not 1 <= number <= most:
+    if number is not None and not 1 <= number <= most:
         raise SettingError(f"--threads must be from 1 to {most} on this machine, got {number}.")
-    torch.set_num_threads(number)
-    numba.set_num_threads(number)
+    # Numba first: when it starts its threads, it sets the number of threads of OpenMP, which torch reads.
+    numba.set_num_threads(number or numba.get_num_threads())
+    torch.set_num_threads(number or 1)
 
 
 def peak_rss_mb() -> float:
