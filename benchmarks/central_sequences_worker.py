@@ -6,7 +6,8 @@ central_sequences.py starts it in the environment of these libraries, so it does
     starts, items   the histories of the people to train on, oldest item first: items[starts[i]:starts[i + 1]]
     judged          numbers of the people whose scores are wanted, after their whole history
     catalogue       the number of items
-    settings        JSON: model, epochs (a list: scores are wanted after each of these) and the library's settings
+    settings        JSON: model, epochs (a list: scores are wanted after each of these), length (newest items that a
+                    model sees) and the library's settings
 SCORES.npz holds scores [epochs, judged, items], float32 with -inf for an item that the model does not know, and facts.
 """
 
@@ -26,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 
 SEED = 0
-LENGTH = 128  # newest items that a model sees
 PEOPLE = 200  # that RecTools scores at once, as rows of a data frame
 Scores = NDArray[np.float32]  # [judged, items]
 
@@ -39,6 +39,7 @@ class Task:
             self.starts, self.items, self.judged = file["starts"], file["items"], file["judged"]
             self.catalogue = int(file["catalogue"])
             self.settings: dict[str, Any] = json.loads(str(file["settings"]))
+            self.length = int(self.settings.pop("length"))
 
     @property
     def owners(self) -> NDArray[np.int64]:
@@ -60,7 +61,7 @@ def sasrec(task: Task, epochs: list[int], settings: dict[str, Any]) -> Iterator[
     order = pd.to_datetime(np.arange(len(task.items)), unit="s")  # RecTools sorts by time
     rows = {"user_id": task.owners, "item_id": task.items.astype(np.int64), "weight": 1.0, "datetime": order}
     dataset = Dataset.construct(pd.DataFrame(rows))
-    model = SASRecModel(session_max_len=LENGTH, epochs=epochs[-1], deterministic=True, **settings)
+    model = SASRecModel(session_max_len=task.length, epochs=epochs[-1], deterministic=True, **settings)
     began, done = time.process_time(), 0
     for wanted in epochs:
         model.fit_partial(dataset, wanted - done, wanted - done)
@@ -90,7 +91,7 @@ def gru4rec(task: Task, epochs: list[int], settings: dict[str, Any]) -> Iterator
         seconds, scores = time.process_time() - began, task.unknown()
         with torch.no_grad():
             for place, person in enumerate(task.judged):
-                history = task.items[task.starts[person] : task.starts[person + 1]][-LENGTH:]
+                history = task.items[task.starts[person] : task.starts[person + 1]][-task.length :]
                 scores[place] = model.score(None, history.tolist())[: task.catalogue]
         taken = np.bincount(task.items, minlength=task.catalogue) > 0
         scores[:, ~taken] = -np.inf
