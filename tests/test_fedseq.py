@@ -304,7 +304,7 @@ def test_rounds_follow_from_participations_people_and_cohort():
     "options, message",
     [
         ({"set": {"upload_mb": "0.0001"}}, "does not allow one participation"),
-        ({"set": {"cpu_minutes": "0.0001"}}, "does not allow one participation"),
+        ({"set": {"cpu_minutes": "0.00001"}}, "does not allow one participation"),
         ({"set": {"participations": "0"}}, "at least 1"),
         ({"rounds": 2, "cohort": 8}, "does not let everybody take part once"),
         ({"set": {"participations": "100000000"}}, "at most 1,000,000"),
@@ -377,6 +377,15 @@ def test_als_start_is_equal_in_all_backends(bits, others):
     loop, *ends = [train(chosen, rounds=9, backend=b)[2][-1].state.shared for b in ("loop", *others)]
     for other in ends:
         assert_close(loop, other)
+
+
+@pytest.mark.parametrize(
+    ("k", "chosen"),
+    [(4, {"trail": False}), (6, {"heads": 3, "layers": 3, "length": 40}), (18, {"heads": 1, "hidden_dropout": 0})],
+)
+def test_fast_path_equals_single_clients(k, chosen):
+    loop, kernel = (train(chosen | {"cohort": 12}, k=k, rounds=5, backend=b)[2][-1].state for b in ("loop", "kernel"))
+    assert_close(loop.shared, kernel.shared)
 
 
 def test_eigen_start_is_equal_in_all_backends_and_sends_no_pairs():

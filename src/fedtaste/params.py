@@ -38,6 +38,21 @@ def unnest(prefix: str, params: Params) -> Params:
     return {n.removeprefix(prefix + "."): v for n, v in params.items() if n.startswith(prefix + ".")}
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no number is NaN or infinite. Where the sum is finite, all numbers are; only otherwise each is tested.
+
+    >>> all_finite(torch.ones(2)), all_finite(torch.tensor([1.0, torch.nan])), all_finite(torch.full((2,), 3e38))
+    (True, False, True)
+    """
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def squared_norm(tensor: Tensor) -> float:
+    """The sum of squares, in double precision."""
+    numbers = tensor if tensor.is_floating_point() else tensor.double()
+    return float(torch.linalg.vector_norm(numbers, dtype=torch.float64)) ** 2
+
+
 def square_distance(a: Params, b: Params) -> Tensor:
     """The sum of squared differences over the names that both sets have."""
     return sum((((a[n] - b[n]) ** 2).sum() for n in b if n in a), torch.zeros(()))

@@ -12,7 +12,7 @@ INTEGRATION = (
     "test_fedtrail",
     "test_cross_round", "test_new_method", "test_schemas", "test_taste", "test_fit", "test_gradients", "test_axes",
     "test_cluster", "test_item_names", "test_people_groups", "test_comparisons", "test_paired", "test_tune",
-    "test_peers",
+    "test_peers", "test_products",
 )  # fmt: skip
 DRAWN = ("test_report", "test_narrow_pages")  # need rendered plots; elsewhere a plot is one pixel
 # Modules whose plots are drawn on real axes, though not rendered: plots or labels that the others do not have.

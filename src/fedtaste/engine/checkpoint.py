@@ -14,7 +14,7 @@ from fedtaste.core import Params
 from fedtaste.engine.run import State
 from fedtaste.errors import RunError
 from fedtaste.files.atomic import write_atomically
-from fedtaste.params import nest, unnest
+from fedtaste.params import all_finite, nest, unnest
 from fedtaste.result_part import JsonObject
 
 FORMAT = "fedtaste-state-2"
@@ -60,7 +60,7 @@ def load_params(path: Path) -> tuple[Params, JsonObject]:
         if saved != checksum(params, text):
             raise ValueError("its checksum is not that of its content")
         about = json.loads(text)
-        finite = all(bool(torch.isfinite(value).all()) for value in params.values())
+        finite = all(all_finite(value) for value in params.values())
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; expected a file that `fedtaste run` wrote.") from None
     except (SafetensorError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:

@@ -23,6 +23,7 @@ from fedtaste.engine.backends import NO_EXAMPLES, Call, Network, Outcome, choose
 from fedtaste.engine.store import Store
 from fedtaste.errors import DivergedError, RunError, SettingError
 from fedtaste.federation import Federation, cohort_size
+from fedtaste.params import all_finite, squared_norm
 from fedtaste.wire.messages import Ledger
 from fedtaste.wire.packing import Form, pack
 from fedtaste.wire.rng import derive, fresh_key, seeded_key
@@ -285,7 +286,7 @@ class RoundLoop:
         except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
             raise diverged(number, "the server's step", refused) from None
         new = (value for name, value in shared.items() if value is not state.shared.get(name))
-        if not all(bool(torch.isfinite(value).all()) for value in new):
+        if not all(all_finite(value) for value in new):
             raise diverged(number, "the server's step", refused)
         self._advance(shared, memory)
         return loss
@@ -325,12 +326,8 @@ class TensorFacts:
         return sum(number for _, number in self.known.values())
 
 
-def squared_norm(tensor: Tensor) -> float:
-    return float((tensor.double() ** 2).sum())
-
-
 def count_zeros(tensor: Tensor) -> float:
-    return int((tensor == 0).sum())
+    return tensor.numel() - int(torch.count_nonzero(tensor))
 
 
 def relative_change(new: Params, old: Params, norms: TensorFacts | None = None) -> float:
@@ -341,7 +338,7 @@ def relative_change(new: Params, old: Params, norms: TensorFacts | None = None) 
     norms = norms or TensorFacts(squared_norm)
     before, after = norms.of({name: old[name] for name in new}), norms.of(new)
     pairs = [(value, old[name]) for name, value in new.items() if value is not old[name]]
-    moved, size = sum(squared_norm(value.double() - last.double()) for value, last in pairs), max(before, after)
+    moved, size = sum(squared_norm(value - last) for value, last in pairs), max(before, after)
     return math.sqrt(moved / size) if size > 0 else 0.0
 
 

@@ -102,18 +102,25 @@ def spread(typing_context, number):
     return lanes(types.float32), emit
 
 
-@intrinsic
-def total(typing_context, value):
-    """The sum of a vector's numbers."""
+def _reduction(combine):
+    """Make an intrinsic that combines all numbers of a vector."""
 
-    def emit(context, builder, signature, arguments):
-        (value,) = arguments
-        for half in (4, 2, 1):
-            other = _shuffle(builder, value, value, [(i + half) % LANES for i in range(LANES)])
-            value = builder.fadd(value, other)
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+    @intrinsic
+    def reduce(typing_context, value):
+        def emit(context, builder, signature, arguments):
+            (value,) = arguments
+            for half in (4, 2, 1):
+                other = _shuffle(builder, value, value, [(i + half) % LANES for i in range(LANES)])
+                value = combine(builder, value, other)
+            return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
-    return types.float32(lanes), emit
+        return types.float32(lanes), emit
+
+    return reduce
+
+
+total = _reduction(lambda builder, a, b: builder.fadd(a, b))  # the sum of a vector's numbers
+largest = _reduction(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), b, a))
 
 
 @intrinsic

@@ -39,7 +39,7 @@ from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
 from fedtaste.methods.registry import PublicFacts, define
 from fedtaste.methods.search_space import Around, Choice, LogRange, Range
-from fedtaste.methods.sequence_fast import Batch, cohort_losses, packed_factors
+from fedtaste.methods.sequence_fast import Batch, cohort_losses, packed_dropout
 from fedtaste.methods.server_optimizers import server_step
 from fedtaste.models.sequence import Network, network_params, network_states
 from fedtaste.params import nest, select, unnest
@@ -60,7 +60,7 @@ ROUNDS = 4_000  # of training, that many people need without a budget: so many m
 # participations are better on validation of Amazon Video and MovieTweetings (docs/sequences.md).
 SPARSE, FEW = 3, 4
 MANY_PEOPLE = 2_000  # from which more than USUAL participations gain (docs/sequences.md)
-RATE = 2e10  # multiplications and additions in a CPU second of the fast path (benchmarks/sequences.py speed)
+RATE = 4e10  # multiplications and additions in a CPU second of the fast path (benchmarks/sequences.py speed)
 THETA = 0.175  # at the start
 KEYS = 2**24  # keys of public draws: a number in [0, 1) of single precision holds one
 SKIPPED = 8  # random bytes of a person before those of dropout
@@ -361,7 +361,7 @@ class FedSeq:
     @property
     def dropped(self) -> int:
         """Of 256 random bytes, how many values drop a number."""
-        return round(256 * self.hidden_dropout)
+        return min(round(256 * self.hidden_dropout), 255)
 
     def server_with(self, step: ServerStep) -> ServerStep:
         """The server with this optimiser."""
@@ -452,10 +452,9 @@ class FedSeq:
 
     def cohort_loss(self, download: Download, own: Params, examples: Examples) -> tuple[Tensor, Tensor]:
         """(losses, weights) [people] of a cohort."""
-        drawn, keep = self.draw(download, examples), None
-        if self.dropped:
-            keep = packed_factors(drawn.seeds, SKIPPED, drawn.window, self.shape, self.dropped)
-        batch = Batch(drawn.window, keep, drawn.negatives, drawn.places.int())
+        drawn = self.draw(download, examples)
+        dropout = packed_dropout(drawn.seeds, SKIPPED, drawn.window, self.shape, self.dropped)
+        batch = Batch(drawn.window, dropout, drawn.negatives, drawn.places.int())
         return cohort_losses(self.shape, download.params, batch), drawn.window.mask.sum(1).clamp(min=1)
 
 

@@ -1,9 +1,12 @@
 """The loss of sequence_loss.py for a cohort, without padding: positions of all windows are the rows of one array.
 
-    embeddings, norms, products    on packed rows [n, d], n the positions of all windows
-    attention                      on windows padded to the longest, with its gradient written out (`_Attention`)
-    softmax                        one person after the other, so that scores [T, J] stay in the cache; its gradient is
-                                   computed at once, while they are there (`_SampledSoftmax`)
+    products       of packed rows [n, d] and matrices, n the positions of all windows (kernels/products.py)
+    between them   layer norm, GELU and dropout, one compiled pass over the rows each (kernels/network_rows.py)
+    attention      one person and head after the other, compiled (kernels/attention.py)
+    softmax        one person after the other, so that scores [T, J] stay in the cache; its gradient is computed at
+                   once, while they are there (`_SampledSoftmax`)
+Gradients are written out, because torch would keep and read an array for every operation. A GRU has none of its own:
+`network_states` computes it on padded windows.
 The plain functions are `network_states`, `negative_trail`, `target_trail` and `sampled_softmax`; these give the same
 numbers.
 """
@@ -20,6 +23,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from fedtaste.core import Params
+from fedtaste.kernels import attention, network_rows, products
 from fedtaste.kernels import trail as kernels
 from fedtaste.methods.sequence_loss import (
     ALPHA,
@@ -34,18 +38,38 @@ from fedtaste.methods.sequence_loss import (
     generate,
     keep_factors,
 )
-from fedtaste.models.sequence import Network, distance_bias, network_states
+from fedtaste.models.sequence import Network, network_states
 
-AT_ONCE = 2**17  # numbers of attention that are computed at once, so that they stay in the cache
+Array = NDArray[np.float32]
 POWERS = FADE ** np.arange(WINDOW, dtype=np.float32)
-SPEEDS = (np.float32(MIX), np.float32(FAST), np.float32(SLOW))
+SPEEDS: tuple[np.float32, ...] = (np.float32(MIX), np.float32(FAST), np.float32(SLOW))
+
+
+class Dropout(NamedTuple):
+    """Which numbers of packed rows are kept: those whose random byte is at least `dropped`."""
+
+    drawn: Tensor  # bytes [n, sites x d]; no rows where everything is kept
+    dropped: int
+
+    @property
+    def scale(self) -> float:
+        """The factor of numbers that are kept, so that the mean stays."""
+        return 256 / (256 - self.dropped)
+
+    def factors(self, network: Network) -> Tensor | None:
+        """[n, sites, d]"""
+        return keep_factors(self.drawn.flatten(), network, self.dropped) if len(self.drawn) else None
+
+    def arrays(self, site: int, width: int) -> tuple[NDArray[np.uint8], int, np.uint8, np.float32]:
+        """What kernels read: the bytes, the first column of a site, the limit and the scale."""
+        return self.drawn.numpy(), site * width, np.uint8(self.dropped), np.float32(self.scale)
 
 
 class Batch(NamedTuple):
     """The windows of a cohort, and all of the input to their loss that no parameter enters."""
 
     window: Window  # [people, T + 1]
-    keep: Tensor | None  # [n, sites, d] factors of dropout
+    dropout: Dropout
     negatives: Negatives
     places: Tensor  # [people, J] the first places of the negatives in the histories
 
@@ -54,6 +78,11 @@ class Batch(NamedTuple):
         """The positions of each window."""
         lengths: list[int] = self.window.mask.sum(1).long().tolist()
         return lengths
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[people + 1] the first packed row of each window, and the number of all."""
+        return np.cumsum([0, *self.lengths])
 
 
 class Rows(NamedTuple):
@@ -81,16 +110,6 @@ class Rows(NamedTuple):
         return flat if len(flat) == len(self.places) else flat.index_select(0, self.places)
 
 
-def chunks(lengths: list[int], size: int) -> list[Rows]:
-    """The windows in groups, in their order, whose attention has at most `size` numbers for each head."""
-    groups: list[list[int]] = [[]]
-    for length in lengths:
-        if groups[-1] and (len(groups[-1]) + 1) * max(length, *groups[-1]) ** 2 > size:
-            groups.append([])
-        groups[-1].append(length)
-    return [Rows.of(group) for group in groups]
-
-
 def cohort_losses(network: Network, params: Params, batch: Batch) -> Tensor:
     """`sampled_softmax` [people] of windows. Only the gradient of their sum can be computed."""
     windows, lengths = batch.window.items, batch.lengths
@@ -98,78 +117,130 @@ def cohort_losses(network: Network, params: Params, batch: Batch) -> Tensor:
     x = functional.embedding(items, params["item"]) * (EMBEDDED * network.width**0.5)
     if network.kind == "gru":
         rows = Rows.of(lengths)
-        keep = None if batch.keep is None else rows.pad(batch.keep)
-        h = rows.pack(network_states(network, params, rows.pad(x), keep))
+        keep = batch.dropout.factors(network)
+        h = rows.pack(network_states(network, params, rows.pad(x), None if keep is None else rows.pad(keep)))
     else:
-        groups = chunks(lengths, AT_ONCE // network.heads)
-        h = network_states(network, params, x, batch.keep, lambda *part: _attend(groups, *part))
+        parts = {name: value for name, value in params.items() if name.startswith(("block", "norm."))}
+        h = _AttentionNetwork.apply(x, network, batch, list(parts), *parts.values())  # type: ignore
     theta = params.get("theta", torch.zeros(()))
     return _SampledSoftmax.apply(h, params["item"], params["bias"], theta, params, batch)  # type: ignore
 
 
-def packed_factors(seeds: Tensor, skip: int, window: Window, network: Network, dropped: int) -> Tensor:
-    """`keep_factors` [n, sites, d] of windows, from the bytes of each person's generator after `skip`."""
-    sizes = (window.mask.sum(1).long() * network.sites * network.width).tolist()
+def packed_dropout(seeds: Tensor, skip: int, window: Window, network: Network, dropped: int) -> Dropout:
+    """The dropout of windows, from the bytes of each person's generator after `skip`."""
+    width = network.sites * network.width
+    if not dropped:
+        return Dropout(torch.empty(0, width, dtype=torch.uint8), 0)
+    sizes = (window.mask.sum(1).long() * width).tolist()
     drawn = [generate(seed, skip + size)[skip:] for seed, size in zip(seeds.tolist(), sizes)]
-    return keep_factors(torch.from_numpy(np.concatenate(drawn)), network, dropped)
+    return Dropout(torch.from_numpy(np.concatenate(drawn)).reshape(-1, width), dropped)
 
 
-def _attend(groups: list[Rows], block: Params, x: Tensor, heads: int) -> Tensor:
-    """Causal attention of packed rows."""
-    mixed: Tensor = _Attention.apply(x @ block["qkv"], block["rel"], heads, groups)  # type: ignore[no-untyped-call]
-    return mixed @ block["o"]
-
-
-class _Attention(torch.autograd.Function):
-    """Attention from queries, keys and values [n, 3 d] and relative positions [heads, L], with its gradient."""
+class _AttentionNetwork(torch.autograd.Function):
+    """`network_states` of an attention network for packed rows x [n, d], with its gradient written out."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, qkv: Tensor, rel: Tensor, heads: int, groups: list[Rows]) -> Tensor:
-        saved, mixed = [], []
-        bias = distance_bias(rel, max(rows.steps for rows in groups))
-        for rows, part in zip(groups, torch.split(qkv, [len(rows.places) for rows in groups])):
-            q, k, v = _by_head(part, 3, heads, rows)
-            q = q * q.shape[-1] ** -0.5
-            scores = torch.bmm(q, k.mT)
-            scores.view(rows.people, heads, rows.steps, rows.steps).add_(bias[:, : rows.steps, : rows.steps])
-            weights = scores.softmax(-1)
-            mixed.append(_by_row(torch.bmm(weights, v)[None], heads, rows))
-            saved += [q, k, v, weights]
-        ctx.save_for_backward(rel, *saved)
-        ctx.groups = groups  # type: ignore[attr-defined]
-        return torch.cat(mixed)
+    def forward(
+        ctx: FunctionCtx, x: Tensor, network: Network, batch: Batch, names: list[str], *values: Tensor
+    ) -> Tensor:
+        blocks = _Blocks(network, dict(zip(names, values)), batch.dropout, batch.starts)
+        ctx.blocks = blocks  # type: ignore[attr-defined]
+        return blocks.states(x)
 
     @staticmethod
     def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:
-        rel, *saved = ctx.saved_tensors  # type: ignore[attr-defined]
-        groups: list[Rows] = ctx.groups  # type: ignore[attr-defined]
-        heads, longest, by_qkv = len(rel), max(rows.steps for rows in groups), []
-        pairs = rel.new_zeros(heads, longest, longest)  # zero where s > t
-        for number, (rows, part) in enumerate(zip(groups, torch.split(slope, [len(rows.places) for rows in groups]))):
-            q, k, v, weights = saved[4 * number : 4 * number + 4]
-            (out,) = _by_head(part, 1, heads, rows)
-            inner = torch.ops.aten._softmax_backward_data(torch.bmm(out, v.mT), weights, -1, weights.dtype)
-            by_q = torch.bmm(inner, k).mul_(q.shape[-1] ** -0.5)
-            slopes = torch.stack([by_q, torch.bmm(inner.mT, q), torch.bmm(weights.mT, out)])
-            by_qkv.append(_by_row(slopes, heads, rows))
-            pairs[:, : rows.steps, : rows.steps] += inner.view(rows.people, heads, rows.steps, rows.steps).sum(0)
-        back = (torch.arange(longest)[:, None] - torch.arange(longest)).clamp(min=0)
-        by_rel = torch.zeros_like(rel).index_add_(1, back.flatten(), pairs.flatten(1))
-        return torch.cat(by_qkv), by_rel, None, None
+        by_x, by_params = ctx.blocks.back(slope.contiguous())  # type: ignore[attr-defined]
+        return by_x, None, None, None, *by_params.values()
 
 
-def _by_head(packed: Tensor, parts: int, heads: int, rows: Rows) -> Tensor:
-    """[parts, people x heads, T, d / heads] from packed rows [n, parts x d]."""
-    each = packed.shape[1] // (parts * heads)
-    split = rows.pad(packed).view(rows.people, rows.steps, parts, heads, each)
-    return split.permute(2, 0, 3, 1, 4).reshape(parts, rows.people * heads, rows.steps, each)
+class _Blocks:
+    """The blocks of an attention network on packed rows: states forwards, and gradients backwards."""
+
+    def __init__(self, network: Network, params: Params, dropout: Dropout, starts: NDArray[np.int64]) -> None:
+        self.network, self.params, self.dropout, self.starts = network, params, dropout, starts
+        self.by_params = {name: torch.zeros_like(value) for name, value in params.items()}
+        self.kept: list[tuple[Tensor, ...]] = []  # of every layer, what its gradient needs
+
+    def states(self, x: Tensor) -> Tensor:
+        """h [n, d] from the embeddings x [n, d]."""
+        x = self.keep(x, 0, torch.zeros(self.network.width))
+        for layer in range(self.network.layers):
+            normed, stats = self.norm(x, f"block{layer}.norm1")
+            qkv = product(normed, self.params[f"block{layer}.qkv"])
+            rel = self.params[f"block{layer}.rel"]
+            mixed, shares = torch.empty_like(x), x.new_empty(len(rel) * attention.padded_squares(self.starts))
+            attention.attend(qkv.numpy(), self.starts, rel.numpy(), shares.numpy(), mixed.numpy())
+            self.kept.append((x, stats, normed, qkv, shares, mixed))
+            x = self.add(x, product(mixed, self.params[f"block{layer}.o"]), torch.zeros(x.shape[1]), 1 + 2 * layer)
+            normed, stats = self.norm(x, f"block{layer}.norm2")
+            before = product(normed, self.params[f"block{layer}.f1"])
+            hidden = torch.empty_like(before)
+            network_rows.gelu(before.numpy(), self.params[f"block{layer}.f1_bias"].numpy(), hidden.numpy())
+            self.kept.append((x, stats, normed, before, hidden))
+            branch = product(hidden, self.params[f"block{layer}.f2"])
+            x = self.add(x, branch, self.params[f"block{layer}.f2_bias"], 2 + 2 * layer)
+        h, stats = self.norm(x, "norm")
+        self.kept.append((x, stats))
+        return h
+
+    def back(self, slope: Tensor) -> tuple[Tensor, Params]:
+        """(gradient of the embeddings, gradients of the parameters) from the slope of h."""
+        by_x, (x, stats) = torch.zeros_like(slope), self.kept.pop()
+        self.norm_back(slope, "norm", x, stats, by_x)
+        for layer in reversed(range(self.network.layers)):
+            x, stats, normed, before, hidden = self.kept.pop()
+            by_branch = self.keep(by_x, 2 + 2 * layer, self.by_params[f"block{layer}.f2_bias"])
+            by_hidden = self.product_back(hidden, f"block{layer}.f2", by_branch)
+            by_bias = self.by_params[f"block{layer}.f1_bias"]
+            network_rows.gelu_back(before.numpy(), by_hidden.numpy(), by_bias.numpy())
+            by_normed = self.product_back(normed, f"block{layer}.f1", by_hidden)
+            self.norm_back(by_normed, f"block{layer}.norm2", x, stats, by_x)
+            x, stats, normed, qkv, shares, mixed = self.kept.pop()
+            by_branch = self.keep(by_x, 1 + 2 * layer, torch.zeros(x.shape[1]))
+            by_mixed, by_qkv = self.product_back(mixed, f"block{layer}.o", by_branch), torch.empty_like(qkv)
+            arrays = (shares, by_mixed, by_qkv, self.by_params[f"block{layer}.rel"])
+            attention.attend_back(qkv.numpy(), self.starts, *(array.numpy() for array in arrays))
+            by_normed = self.product_back(normed, f"block{layer}.qkv", by_qkv)
+            self.norm_back(by_normed, f"block{layer}.norm1", x, stats, by_x)
+        return self.keep(by_x, 0, torch.zeros(by_x.shape[1])), self.by_params
+
+    def norm(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """(the layer norm of rows, the mean and 1 / the standard deviation of each)."""
+        out, stats = torch.empty_like(x), x.new_empty(len(x), 2)
+        arrays = (x, self.params[f"{name}.weight"], self.params[f"{name}.bias"], out, stats)
+        network_rows.norm(*(array.numpy() for array in arrays))
+        return out, stats
+
+    def norm_back(self, slope: Tensor, name: str, x: Tensor, stats: Tensor, by_x: Tensor) -> None:
+        """Add the slope of the rows x of a layer norm to by_x; those of its parameters are written."""
+        by_weight, by_bias = self.by_params[f"{name}.weight"], self.by_params[f"{name}.bias"]
+        arrays = (slope, x, self.params[f"{name}.weight"], stats, by_x, by_weight, by_bias)
+        network_rows.norm_back(*(array.numpy() for array in arrays))
+
+    def add(self, x: Tensor, branch: Tensor, bias: Tensor, site: int) -> Tensor:
+        """x + what dropout keeps of branch + bias."""
+        out = torch.empty_like(x)
+        dropout = self.dropout.arrays(site, x.shape[1])
+        network_rows.add_kept(x.numpy(), branch.numpy(), bias.numpy(), *dropout, out.numpy())
+        return out
+
+    def keep(self, x: Tensor, site: int, sums: Tensor) -> Tensor:
+        """What dropout keeps of x; its sum over the rows is added to `sums` [d]."""
+        out = torch.empty_like(x)
+        network_rows.keep(x.numpy(), *self.dropout.arrays(site, x.shape[1]), out.numpy(), sums.numpy())
+        return out
+
+    def product_back(self, left: Tensor, name: str, slope: Tensor) -> Tensor:
+        """The slope of `left` in left @ params[name]; that of the parameter is written."""
+        self.by_params[name] = product(left.T, slope)
+        return product(slope, self.params[name].T.contiguous())
 
 
-def _by_row(parted: Tensor, heads: int, rows: Rows) -> Tensor:
-    """The reverse of `_by_head`."""
-    parts, each = len(parted), parted.shape[-1]
-    split = parted.view(parts, rows.people, heads, rows.steps, each).permute(1, 3, 0, 2, 4)
-    return rows.pack(split.reshape(rows.people, rows.steps, parts * heads * each))
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a [m, k] b [k, n], where b has contiguous rows."""
+    out = a.new_empty(a.shape[0], b.shape[1])
+    products.product(a.numpy(), b.numpy(), out.numpy(), False)
+    return out
 
 
 class _SampledSoftmax(torch.autograd.Function):
@@ -179,75 +250,35 @@ class _SampledSoftmax(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, h: Tensor, item: Tensor, bias: Tensor, theta: Tensor, fixed: Params, batch: Batch
     ) -> Tensor:
-        trail, drawn, lengths = _Trail.of(fixed), batch.negatives.items, batch.lengths
-        next_items = batch.window.items[:, 1:][batch.window.mask > 0]  # [n]
-        alpha, embedded = ALPHA * theta, item[next_items]
-        positive, features = (h * embedded).sum(1) + bias[next_items], trail.targets(batch)
-        positive += alpha * features
-        table, offset = item[drawn], bias[drawn] - batch.negatives.correction
-        totals, by_h, by_table, by_offset = torch.empty_like(positive), torch.empty_like(h), 0 * table, 0 * offset
-        by_alpha = torch.zeros(())
-        for person, part in enumerate(_slices(lengths)):
-            own = trail.negatives(batch, person, lengths[person])
-            scores = torch.addmm(offset, h[part], table.T)
-            if own is not None:
-                scores.add_(own, alpha=float(alpha))
-            largest, first = positive[part].clone(), int(batch.window.first[person])
-            kernels.largest_scores(scores.numpy(), batch.places[person].numpy(), first, largest.numpy())
-            arrays = (scores, largest, positive[part], by_offset, totals[part])
-            kernels.softmax(*(array.numpy() for array in arrays))
-            torch.mm(scores, table, out=by_h[part])
-            by_table.addmm_(scores.T, h[part])
-            if own is not None:
-                by_alpha += torch.dot(scores.flatten(), own.flatten())
+        drawn, next_items = batch.negatives.items, batch.window.items[:, 1:][batch.window.mask > 0]
+        following, embedded = item[next_items], item[drawn]  # [n, d], [J, d]
+        offset = bias[drawn] - batch.negatives.correction
+        positive = (h * following).sum(1) + bias[next_items]
+        features, totals, by_h = torch.empty_like(positive), torch.empty_like(positive), torch.empty_like(h)
+        by_embedded, by_offset = torch.zeros_like(embedded), torch.zeros_like(offset)
+        windows = batch.window.items.numpy(), batch.window.first.numpy()
+        negatives = (embedded, embedded.T.contiguous(), offset, drawn, batch.places)
+        outputs = (positive, features, totals, by_h, by_embedded, by_offset)
+        by_alpha = kernels.sampled_softmax(
+            h.numpy(), batch.starts, windows, tuple(array.numpy() for array in negatives),
+            _trail(fixed), np.float32(ALPHA * theta), tuple(array.numpy() for array in outputs),
+        )  # fmt: skip
         by_positive = (positive - totals).exp() - 1
-        by_h.addcmul_(embedded, by_positive[:, None])
-        by_item = torch.zeros_like(item).index_add_(0, drawn, by_table)
+        by_h.addcmul_(following, by_positive[:, None])
+        by_item = torch.zeros_like(item).index_add_(0, drawn, by_embedded)
         by_item.index_add_(0, next_items, by_positive[:, None] * h)
         by_bias = torch.zeros_like(bias).index_add_(0, drawn, by_offset).index_add_(0, next_items, by_positive)
         ctx.save_for_backward(by_h, by_item, by_bias, ALPHA * (by_alpha + torch.dot(by_positive, features)))
-        return torch.stack([part.sum() for part in torch.split(totals - positive, lengths)])
+        return torch.stack([part.sum() for part in torch.split(totals - positive, batch.lengths)])
 
     @staticmethod
     def backward(ctx: FunctionCtx, slope: Tensor) -> tuple[Tensor | None, ...]:
         return *ctx.saved_tensors, None, None  # type: ignore[attr-defined]
 
 
-class _Trail(NamedTuple):
-    tables: tuple[NDArray[np.float32], ...]  # the trail table and the scales of own counts; nothing without the trail
-    eps: float
-
-    @classmethod
-    def of(cls, fixed: Params) -> _Trail:
-        if "trail" not in fixed:
-            return cls((), 0.0)
-        return cls(tuple(fixed[n].numpy() for n in ("trail", "from_scale", "to_scale")), float(fixed["eps"]))
-
-    def targets(self, batch: Batch) -> Tensor:
-        """log(t + eps) [n] of the next items."""
-        out = torch.zeros(sum(batch.lengths))
-        if not self.tables:
-            return out
-        table, from_scale, to_scale = self.tables
-        for person, part in enumerate(_slices(batch.lengths)):
-            items = batch.window.items[person, : part.stop - part.start + 1].numpy()
-            kernels.target_trail(table, from_scale, to_scale, items, POWERS, SPEEDS, out[part].numpy())
-        return out.add_(self.eps).log_()
-
-    def negatives(self, batch: Batch, person: int, length: int) -> Tensor | None:
-        """log(t + eps) [T, J] of the negatives."""
-        if not self.tables:
-            return None
-        out = torch.empty(length, len(batch.negatives.items))
-        pairs, items = out.numpy(), batch.window.items[person, : length + 1].numpy()
-        drawn, places = batch.negatives.items.numpy(), batch.places[person].numpy()
-        table, from_scale, to_scale = self.tables
-        first = int(batch.window.first[person])
-        kernels.gather_pairs(table, from_scale, to_scale, items, first, drawn, places, POWERS, pairs)
-        kernels.trail_logarithms(pairs, SPEEDS, np.float32(self.eps))
-        return out
-
-
-def _slices(lengths: list[int]) -> list[slice]:
-    ends = np.cumsum([0, *lengths]).tolist()
-    return [slice(begin, end) for begin, end in zip(ends, ends[1:])]
+def _trail(fixed: Params) -> tuple[Array, Array, Array, Array, tuple[np.float32, ...], np.float32]:
+    """What the kernel reads of the trail; tables without rows where there is none."""
+    none = torch.zeros(0)
+    from_scale, to_scale = (fixed.get(name, none).numpy() for name in ("from_scale", "to_scale"))
+    table = fixed.get("trail", none[:, None]).numpy()
+    return table, from_scale, to_scale, POWERS, SPEEDS, np.float32(fixed.get("eps", 0))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedtaste.core import Method, Params, ServerStep, Upload, step_by_mean
 from fedtaste.errors import SettingError
-from fedtaste.params import nest, unnest
+from fedtaste.params import nest, squared_norm, unnest
 from fedtaste.signature import CountOrNone, NonNegative, Share, Values, check_bounds
 from fedtaste.text import did_you_mean
 
@@ -69,7 +69,8 @@ def server_step(
         second = unnest("v", memory) or _filled(change, 0.0 if unbiased else tau**2)
         second = {n: SECOND[name](v, change[n] ** 2) for n, v in second.items()}
         grown = (1 - b1**number, 1 - UNBIASED_B2**number) if unbiased else (1.0, 1.0)  # of m and v, from zero
-        moved = {n: shared[n] + rate / grown[0] * first[n] / ((second[n] / grown[1]).sqrt() + tau) for n in change}
+        scale = {n: (second[n] / grown[1]).sqrt_().add_(tau) for n in change}
+        moved = {n: (rate / grown[0] * first[n]).div_(scale[n]).add_(shared[n]) for n in change}
         return shared | moved, after | nest("m", first) | nest("v", second)
 
     return server
@@ -94,7 +95,7 @@ def _bounded(change: Params, max_norm: float) -> Params:
     """The change scaled down to this norm, where it is longer; 0: as it is."""
     if not max_norm:
         return change
-    norm = float(sum((value.double() ** 2).sum() for value in change.values())) ** 0.5
+    norm = sum(squared_norm(value) for value in change.values()) ** 0.5
     return {name: value * (max_norm / norm) for name, value in change.items()} if norm > max_norm else change
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtaste.core import Params
+from fedtaste.params import all_finite
 
 Form = Literal["dense", "sparse", "rows", "int8"]
 
@@ -95,7 +96,7 @@ def unpack(message: Params, like: Params, form: Form) -> Params:
         value = params.get(name)
         if value is None or value.shape != shape or value.dtype != like[name].dtype:
             raise ValueError(f"{name} is missing, or of another shape or type")
-        if not bool(torch.isfinite(value).all()):
+        if not all_finite(value):
             raise ValueError(f"{name} holds numbers that are not finite")
     if unread:
         raise ValueError(f"it also holds {', '.join(sorted(unread)[:3])}")
