@@ -70,16 +70,24 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "run --method fedtrail --set keep=300 --set bits=8",
     ],
     "fedseq": [
-        "compare --methods popularity,fedals,fedtrail,fedseq --data ml-100k --seeds 3 --threads 1 --jobs 1",
         *(
-            f"compare --methods popularity,fedals,fedtrail,fedseq --data {data} --threads 1 --jobs 1"
-            for data in (AMAZON, TWEETINGS)
+            f"compare --methods popularity,fedals,fedtrail,fedseq --data {data} --seeds 3 --threads 1 --jobs 1"
+            for data in ("ml-100k", AMAZON, TWEETINGS)
+        ),
+        *(
+            f"run --method fedtrail --set parts=trail+als --data {data} --seeds 3 --threads 1"
+            for data in ("ml-100k", AMAZON, TWEETINGS)
         ),
         "run --method fedseq --data ml-100k --new-people folds --threads 1",
         "run --method fedseq --data ml-100k --set bits=8 --wire secure --threads 1",
         *(
-            "run --method fedseq --data ml-100k --set start=random --set trail=false --wire clip=1 --cohort 256 "
-            f"--epsilon {epsilon} --threads 1"
+            "run --method fedseq --data ml-100k --set start=features --set trail=false --set server_lr=0.01 "
+            f"--set warmup=10 --wire clip=1 --cohort 128 --epsilon {epsilon} --threads 1"
+            for epsilon in (3, 10)
+        ),
+        *(
+            f"run --method {name} --data ml-100k --wire clip=1 --epsilon {epsilon} --threads 1"
+            for name in ("fedveil", "popularity")
             for epsilon in (3, 10)
         ),
     ],

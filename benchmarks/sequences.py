@@ -2,6 +2,7 @@
 
     python benchmarks/sequences.py validation --data ml-100k --set participations=48 --set hidden_dropout=0.3
     python benchmarks/sequences.py validation --data ml-100k --method fedtrail
+    python benchmarks/sequences.py validation --method fedveil --wire clip=1 --epsilon 10
     python benchmarks/sequences.py study          all of STUDY, into docs/evidence/sequences.json
     python benchmarks/sequences.py speed --backends kernel,vmap
 
@@ -43,18 +44,28 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence" / "sequences.json"
 ITEMS, PEOPLE, REPEATS = 3_706, 640, 3
 AMAZON, TWEETINGS = "../shared/data/amazon-video.csv.gz", "../shared/data/movietweetings.csv.gz"
+STEPS = "--set server_lr=0.01 --set warmup=10"
 STUDY = (  # options of `validation`
     "--data ml-100k --method fedtrail",
     *(f"--data ml-100k --set participations={n}" for n in (1, 2, 4, 8, 16, 32)),
     *(f"--data ml-100k --set network=gru --set participations={n}" for n in (4, 16)),
     *(f"--data ml-100k --set start={start}" for start in ("eigen", "als", "items")),
     "--data ml-100k --set trail=false", "--data ml-100k --set trail=false --set start=eigen",
-    "--data ml-100k --set trail=false --set start=random",
+    "--data ml-100k --set trail=false --set start=random", "--data ml-100k --set trail=false --set start=features",
     *(f"--data ml-100k --set bits=8 --set participations={n}" for n in (4, 16)),
     *(f"--data ml-100k --seed {seed} --method {method}" for seed in (1, 2) for method in ("fedtrail", "fedseq")),
     *(f"--data {data} {words}" for data in (AMAZON, TWEETINGS) for words in (
         "--method fedtrail", *(f"--set participations={n}" for n in (1, 4, 16)),
     )),
+    *(f"--set trail=false --wire clip=1 {words}" for words in (
+        "--cohort 256 --epsilon 10 --set start=random", "--cohort 256 --epsilon 10 --set start=features",
+        f"--cohort 256 --epsilon 10 --set start=random {STEPS}",
+        *(f"--cohort {cohort} --epsilon {epsilon} --set start=features {STEPS}" for cohort in (64, 128, 256)
+          for epsilon in (10, 3)),
+        f"--cohort 128 --epsilon 10 --set start=features {STEPS} --set hidden_dropout=0",
+    )),
+    *(f"--method {method} --wire clip=1 --epsilon {epsilon}" for method in ("fedveil", "popularity")
+      for epsilon in (10, 3)),
 )  # fmt: skip
 
 
@@ -62,7 +73,8 @@ def study() -> None:
     """Run what has no figures yet, each in a process of its own, and write them."""
     figures: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
     for words in STUDY:
-        if words in figures or (words.split()[1].startswith("..") and not (ROOT / words.split()[1]).exists()):
+        files = [word for word in words.split() if word.startswith("..")]
+        if words in figures or not all((ROOT / file).exists() for file in files):
             continue
         command = [sys.executable, __file__, "validation", *words.split(), "--json"]
         done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -75,15 +87,16 @@ def study() -> None:
         print(f"{words}: {figures[words]}", flush=True)
 
 
-def validation(data: str, method: str, seed: int, chosen: dict[str, str]) -> dict[str, Any]:
+def validation(data: str, method: str, seed: int, chosen: dict[str, Any]) -> dict[str, Any]:
     """HR@10 and NDCG@10 of validation at the end of training, with its CPU seconds, a person's uploads, and memory."""
     prepared = prepare(settings_from(method, data, {"seed": seed, "threads": 1, **chosen}), load(data, seed=seed))
     plan, task = prepared.plan, prepared.task
     federation = task.federation("search", plan.method, plan.sampling, None)
     began, sent = time.process_time(), 0
     for done in run(
-        plan.method, plan.model, federation, rounds=plan.rounds, cohort=prepared.settings.cohort, seed=seed
-    ):
+        plan.method, plan.model, federation, rounds=plan.rounds, cohort=prepared.settings.cohort, seed=seed,
+        wire=plan.wire.stage, noise_seed=seed,
+    ):  # fmt: skip
         sent += done.up_bytes
         if done.number in (1, plan.rounds // 2):
             print(f"after {done.number} of {plan.rounds} rounds: {time.process_time() - began:.1f} CPU s", flush=True)
@@ -143,6 +156,9 @@ def main() -> None:
     parser.add_argument("--method", default="fedseq")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--wire")
+    parser.add_argument("--cohort", type=int)
+    parser.add_argument("--epsilon", type=float)
     parser.add_argument("--backends", default="kernel,vmap")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
@@ -153,9 +169,10 @@ def main() -> None:
     elif options.what == "study":
         study()
     else:
-        figures = validation(
-            options.data, options.method, options.seed, dict(pair.split("=", 1) for pair in options.set)
-        )
+        chosen: dict[str, Any] = dict(pair.split("=", 1) for pair in options.set)
+        private = {"wire": options.wire, "cohort": options.cohort, "epsilon": options.epsilon}
+        chosen |= {name: value for name, value in private.items() if value is not None}
+        figures = validation(options.data, options.method, options.seed, chosen)
         print(json.dumps(figures) if options.json else "\n".join(f"{name}: {value}" for name, value in figures.items()))
 
 

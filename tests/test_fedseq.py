@@ -371,6 +371,31 @@ def test_als_start_gives_the_factors_of_fedals():
     assert torch.allclose(shared["item"], expected, atol=1e-5)
 
 
+def test_features_start_gives_their_main_directions():
+    rng = np.random.default_rng(0)
+    features = torch.from_numpy(rng.integers(0, 2, (ITEMS, 3)).astype(np.float32))
+    method = build(
+        "fedseq", factorization(ITEMS, k=4, spread=0.0), {"start": "features", "trail": False, "features": features}
+    )
+    item = method.init(factorization(ITEMS, k=4, spread=0.0).init(torch.Generator().manual_seed(0)))[0]["item"]
+    centred = features - features.mean(0)
+    expected = centred @ centred.T  # directions have signs, products of rows have none
+    size = expected.diagonal().sqrt()
+    expected = 0.25 * expected / torch.outer(size + 0.05, size + 0.05)
+    assert torch.allclose(item @ item.T, expected, atol=1e-5) and (item[:, 3] == 0).all()
+    federation = of_histories(histories(), ITEMS)
+    first = next(run(method, factorization(ITEMS, k=4), federation, rounds=2, cohort=12))
+    assert first.requested == 12 and first.state.shared["items"].sum() == 0  # nothing is counted
+
+
+def test_features_are_needed_where_the_server_is():
+    with pytest.raises(SettingError, match="neither genres nor years"):
+        build("fedseq", factorization(ITEMS, k=4), {"start": "features", "trail": False})
+    node = build("fedseq", factorization(ITEMS, k=4), {"start": "features", "trail": False, "feature_count": 3})
+    with pytest.raises(SettingError, match="neither genres nor years"):
+        next(run(node, factorization(ITEMS, k=4), of_histories(histories(), ITEMS), rounds=2, cohort=12))
+
+
 @pytest.mark.parametrize(("bits", "others"), [(32, ("vmap", "kernel")), (8, ("vmap",))])
 def test_als_start_is_equal_in_all_backends(bits, others):
     chosen = {"start": "als", "trail": False, "cohort": 12, "bits": bits}
@@ -399,10 +424,11 @@ def test_eigen_start_is_equal_in_all_backends_and_sends_no_pairs():
     assert [done.requested for done in ends[0]] == [PEOPLE] * 4 + [12, 12]
 
 
-def test_a_private_run_from_a_random_start_is_possible():
-    chosen = {"start": "random", "trail": "false", "participations": "2"}
+@pytest.mark.parametrize("start", ["random", "features"])
+def test_a_private_run_without_counts_is_possible(start):
+    chosen = {"start": start, "trail": "false", "participations": "2"}
     settings = Settings(method="fedseq", wire="clip=1,noise=0.5", cohort=100, set=chosen)
-    facts = Facts("ranking", ITEMS, timed=True, people=1000)
+    facts = Facts("ranking", ITEMS, timed=True, people=1000, features=torch.ones(ITEMS, 2))
     assert plan(settings, facts).rounds == 20
 
 

@@ -2,7 +2,8 @@
 
     counting   in the first round everybody sends FedTrail's counts: the items n, the pairs C for the trail table N
                (`trail`), and the Gram matrix x x' for the embeddings at the start (`start=gram`). With `start=eigen`
-               or `start=als` everybody takes part in BEFORE rounds of FedEigen or FedALS instead, for its factors
+               or `start=als` everybody takes part in BEFORE rounds of FedEigen or FedALS instead, for its factors.
+               There is none with `start=random`, or with `start=features`, whose embeddings are public
     training   in every later round a cohort takes one gradient step each on the loss of sequence_loss.py, and sends the
                sum of gradients over the positions of one window of its history, and their number
     server     adds by Adam with warm-up, cosine and a bound on the norm of the mean gradient (server_optimizers.py)
@@ -53,6 +54,11 @@ FIXED = ("items", "key", "trail", "from_scale", "to_scale", "eps", "start.basis"
 STEPS = "steps"  # shared, of `bits` below 32: the announced steps, by trained parameter
 BEFORE = {"eigen": 3, "als": 6}  # rounds of the method whose factors are the embeddings at the start
 KEPT = {"eigen": ("basis",), "als": ("item", "gram")}  # its shared parameters that its clients read, as "start...."
+UNCOUNTED = ("features", "random")  # starts without a counting round
+NO_FEATURES = (
+    "start=features needs public item features where the server is, and there are none: the catalogue has neither "
+    "genres nor years in its titles. Use start=random."
+)
 EXTRA = 16  # columns of FedEigen's tables beside the k
 USUAL, MANY, MOST = 16, 24, 64  # participations: of few people; of many people, without a budget and within one
 ROUNDS = 4_000  # of training, that many people need without a budget: so many more people participate less often
@@ -76,8 +82,10 @@ class FedSeq:
     _: KW_ONLY
     participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: by
     # the numbers of people and items 1 to 24, or what `upload_mb` and `cpu_minutes` allow
-    start: Literal["gram", "eigen", "als", "items", "random"] = "gram"  # embeddings from the Gram matrix, or from
-    # rounds of FedEigen or FedALS; at random, with n or without
+    start: Literal["gram", "eigen", "als", "items", "features", "random"] = (
+        "gram"  # embeddings from the Gram matrix, or
+    )
+    # from rounds of FedEigen or FedALS; at random, with n; without counts: from public item features, or at random
     trail: bool = True  # whether the logit has FedTrail's term
     network: Literal["attention", "gru"] = "attention"
     layers: Count = 2  # attention blocks
@@ -91,6 +99,8 @@ class FedSeq:
     learners: CountOrNone = 0  # public number of people who learn, for the number of rounds; 0: the caller's rounds
     cohort: CountOrNone = 0  # people in a round of training; 0: 32
     noise: NonNegative = 0.0  # standard deviation of the noise on sums, as a multiple of the largest upload
+    features: Tensor | None = None  # [items, columns], public, for start=features; read by the server alone
+    feature_count: CountOrNone = 0  # columns of `features`, for processes that do not have it
 
     def method(self) -> Method:
         self.check()
@@ -124,9 +134,15 @@ class FedSeq:
             )
         if self.layers > MOST_LAYERS:
             raise SettingError(f"layers must be at most {MOST_LAYERS}, got {self.layers}; 2 is usual.")
-        if self.trail and self.start == "random":
+        if self.trail and self.start in UNCOUNTED:
             raise SettingError(
-                "trail=true needs counts, and start=random sends none. Use trail=false, or another start."
+                f"trail=true needs counts, and start={self.start} sends none. Use trail=false, or another start."
+            )
+        if self.start == "features" and not (self.feature_count or self.features is not None):
+            raise SettingError(NO_FEATURES)
+        if self.features is not None and len(self.features) != self.items:
+            raise SettingError(
+                f"features must have a row for each of {self.items:,} items, got {len(self.features):,}."
             )
         if self.hidden_dropout == 1:
             raise SettingError("hidden_dropout must be below 1, got 1: nothing would be left.")
@@ -139,8 +155,9 @@ class FedSeq:
             raise SettingError("bits must be 32 in a private run, whose noise has a grid of its own. Leave it out.")
         if self.noise and (self.counting or not self.cohort):
             raise SettingError(
-                "A private run of fedseq needs start=random and trail=false, because counts of item pairs do not "
-                "survive the noise, and a --cohort of some hundred people. fedveil is made for private runs."
+                "A private run of fedseq needs --set trail=false and --set start=features (or random, without genres), "
+                "because counts of item pairs do not survive the noise, and a --cohort of some hundred people. Larger "
+                "steps help: --set server_lr=0.01 --set warmup=10. fedveil is made for private runs."
             )
 
     @cached_property
@@ -161,7 +178,7 @@ class FedSeq:
     @property
     def counting(self) -> int:
         """Rounds of counting, in which everybody takes part."""
-        return 0 if self.start == "random" else 1 + BEFORE.get(self.start, 0)
+        return 0 if self.start in UNCOUNTED else 1 + BEFORE.get(self.start, 0)
 
     @property
     def schedule(self) -> Schedule:
@@ -287,6 +304,8 @@ class FedSeq:
     def init(self, params: Params) -> tuple[Params, Params]:
         seed = int(params["user"].view(torch.int32).long().sum()) + int(params["item"].view(torch.int32).long().sum())
         shared = {"item": params["item"], "bias": torch.zeros(self.items)}
+        if self.start == "features" and self.features is not None:
+            shared["item"] = embeddings(main_directions(self.features, self.width), params["item"])
         shared |= network_params(self.shape, torch.Generator().manual_seed(seed % 2**63))
         shared |= {"key": torch.tensor(seed % KEYS / KEYS), "items": torch.zeros(self.items)}
         if self.trail:
@@ -368,6 +387,8 @@ class FedSeq:
 
         def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
             begun = {"begun": torch.ones(())}
+            if self.start == "features" and self.features is None:
+                raise SettingError(NO_FEATURES)
             if "items" in upload.total:  # in an update the schedule of the optimiser begins again
                 after = self.learn_counts(shared, upload.total, begun=bool(memory))
                 if self.start not in BEFORE:
@@ -465,6 +486,14 @@ class Draw(NamedTuple):
     window: losses.Window
     negatives: losses.Negatives
     places: Tensor
+
+
+def main_directions(features: Tensor, width: int) -> Tensor:
+    """The coordinates [items, width] of centred features along their directions of most variance; zero beyond them."""
+    centred = features.double() - features.double().mean(0)
+    left, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
+    found = (left * sizes)[:, :width].float()
+    return torch.nn.functional.pad(found, (0, width - found.shape[1]))
 
 
 def embeddings(factors: Tensor, noise: Tensor) -> Tensor:
