@@ -82,7 +82,7 @@ JOBS = {  # name -> commands, each of which prints one JSON object
         "run --method fedseq --data ml-100k --set bits=8 --wire secure --threads 1",
         *(
             "run --method fedseq --data ml-100k --set start=features --set trail=false --set server_lr=0.01 "
-            f"--set warmup=10 --wire clip=1 --cohort 128 --epsilon {epsilon} --threads 1"
+            f"--set warmup=10 --set hidden_dropout=0 --wire clip=1 --cohort 128 --epsilon {epsilon} --threads 1"
             for epsilon in (3, 10)
         ),
         *(

@@ -4,6 +4,7 @@
     python benchmarks/sequences.py validation --data ml-100k --method fedtrail
     python benchmarks/sequences.py validation --method fedveil --wire clip=1 --epsilon 10
     python benchmarks/sequences.py study          all of STUDY, into docs/evidence/sequences.json
+    python benchmarks/sequences.py table          test figures, from docs/evidence/fedseq.json of benchmarks/evidence.py
     python benchmarks/sequences.py speed --backends kernel,vmap
 
 `validation` trains on the training part and ranks everybody's validation item among 99 and among all items; test data
@@ -42,6 +43,7 @@ from fedtaste.tasks.serve import personalise
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence" / "sequences.json"
+TEST = ROOT / "docs" / "evidence" / "fedseq.json"
 ITEMS, PEOPLE, REPEATS = 3_706, 640, 3
 AMAZON, TWEETINGS = "../shared/data/amazon-video.csv.gz", "../shared/data/movietweetings.csv.gz"
 STEPS = "--set server_lr=0.01 --set warmup=10"
@@ -62,7 +64,7 @@ STUDY = (  # options of `validation`
         f"--cohort 256 --epsilon 10 --set start=random {STEPS}",
         *(f"--cohort {cohort} --epsilon {epsilon} --set start=features {STEPS}" for cohort in (64, 128, 256)
           for epsilon in (10, 3)),
-        f"--cohort 128 --epsilon 10 --set start=features {STEPS} --set hidden_dropout=0",
+        *(f"--cohort 128 --epsilon {epsilon} --set start=features {STEPS} --set hidden_dropout=0" for epsilon in (10, 3)),
     )),
     *(f"--method {method} --wire clip=1 --epsilon {epsilon}" for method in ("fedveil", "popularity")
       for epsilon in (10, 3)),
@@ -117,6 +119,29 @@ def validation(data: str, method: str, seed: int, chosen: dict[str, Any]) -> dic
     }
 
 
+def table() -> None:
+    """Print the means of three seeds, with the standard deviation of NDCG@10, and fedseq's paired differences."""
+    for entry in json.loads(TEST.read_text())["evidence"]:
+        result, data = entry["result"], entry["command"].partition("--data ")[2].split()[0]
+        if "seeds" not in result:
+            continue
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for each in result["results"]:
+            runs.setdefault(each["method"], []).append(each["seconds"])
+        for method, seconds in zip(result["seeds"]["methods"], runs.values()):
+            values = {name: (v["mean"], v["sd"]) for name, v in method["metrics"].items()}
+            cells = [method["name"] + (" parts=trail+als" if "trail+als" in entry["command"] else "")]
+            for name in ("seen.sampled", "seen.full", "new.sampled"):
+                (hr, _), (ndcg, deviation) = values[f"{name}.hr@10"], values[f"{name}.ndcg@10"]
+                cells.append(f"{hr:.3f} / {ndcg:.3f} (+-{deviation:.3f})")
+            print(" | ".join([data, *cells, f"{np.mean([each['train_cpu'] for each in seconds]):.1f} CPU s"]))
+        for each in result["differences"]:
+            if each["second"] == "FedSeq" and "ndcg" in each["metric"]:
+                low, high = each["interval"]
+                gain = f"{-each['difference']:+.3f} ({-high:.3f} to {-low:.3f})"
+                print(f"  fedseq less {each['first']}, {each['metric']}: {gain}")
+
+
 def speed(backends: list[str], rounds: int) -> None:
     """Print the mean CPU seconds of a round of 32 people with k 64, each round as its fastest repeat."""
     rng = np.random.default_rng(0)
@@ -151,7 +176,7 @@ def speed(backends: list[str], rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["validation", "study", "speed"])
+    parser.add_argument("what", choices=["validation", "study", "table", "speed"])
     parser.add_argument("--data", default="ml-100k")
     parser.add_argument("--method", default="fedseq")
     parser.add_argument("--seed", type=int, default=0)
@@ -166,8 +191,8 @@ def main() -> None:
     set_threads(1)
     if options.what == "speed":
         speed(options.backends.split(","), options.rounds)
-    elif options.what == "study":
-        study()
+    elif options.what in ("study", "table"):
+        study() if options.what == "study" else table()
     else:
         chosen: dict[str, Any] = dict(pair.split("=", 1) for pair in options.set)
         private = {"wire": options.wire, "cohort": options.cohort, "epsilon": options.epsilon}
