@@ -6,6 +6,7 @@
     python benchmarks/sequences.py study          all of STUDY, into docs/evidence/sequences.json
     python benchmarks/sequences.py table          test figures, from docs/evidence/fedseq.json of benchmarks/evidence.py
     python benchmarks/sequences.py speed --backends kernel,vmap
+    python benchmarks/sequences.py speed --without avx512       the same, compiled without these instructions
 
 `validation` trains on the training part and ranks everybody's validation item among 99 and among all items; test data
 are not read. `study` does that for every configuration of STUDY; one that was stopped continues. `speed` trains on a
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,7 +67,8 @@ STUDY = (  # options of `validation`
         f"--cohort 256 --epsilon 10 --set start=random {STEPS}",
         *(f"--cohort {cohort} --epsilon {epsilon} --set start=features {STEPS}" for cohort in (64, 128, 256)
           for epsilon in (10, 3)),
-        *(f"--cohort 128 --epsilon {epsilon} --set start=features {STEPS} --set hidden_dropout=0" for epsilon in (10, 3)),
+        *(f"--cohort 128 --epsilon {epsilon} --set start=features {STEPS} --set hidden_dropout=0"
+          for epsilon in (10, 3)),
     )),
     *(f"--method {method} --wire clip=1 --epsilon {epsilon}" for method in ("fedveil", "popularity")
       for epsilon in (10, 3)),
@@ -186,8 +190,14 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float)
     parser.add_argument("--backends", default="kernel,vmap")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--without", help="compile kernels without the processor's features of this name")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.without and "NUMBA_CPU_FEATURES" not in os.environ:  # which is read when Numba is imported
+        features = (
+            llvmlite.binding.get_host_cpu_features().flatten().replace(f"+{options.without}", f"-{options.without}")
+        )
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"NUMBA_CPU_FEATURES": features})
     set_threads(1)
     if options.what == "speed":
         speed(options.backends.split(","), options.rounds)

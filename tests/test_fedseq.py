@@ -316,7 +316,7 @@ def test_rounds_follow_from_participations_people_and_cohort():
         ({"set": {"start": "random"}}, "trail=true needs counts"),
         ({"set": {"hidden_dropout": "1"}}, "below 1"),
         ({"set": {"model": "ncf"}}, "factorization"),
-        ({"wire": "clip=1,noise=1"}, "fedveil is made for private runs"),
+        ({"wire": "clip=1,noise=1"}, "fedveil is made for noise"),
         ({"wire": "sparsify=0.1"}, "sparsify is not for"),
         ({"wire": "clip=1", "set": {"bits": "8"}}, "clip is not for uploads of whole numbers"),
         ({"cohort": 4, "set": {"bits": "8"}}, "a --cohort of 8 people or more"),

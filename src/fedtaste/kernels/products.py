@@ -11,12 +11,13 @@ from __future__ import annotations
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 F = np.float32
-WIDE = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # numbers in a vector
+FEATURES = getattr(config, "CPU_FEATURES", None) or llvmlite.binding.get_host_cpu_features().flatten()  # for which Numba compiles
+WIDE = 16 if "+avx512f" in FEATURES.split(",") else 8  # numbers in a vector
 ROWS = WIDE // 2  # of a block; with two vectors in each they fill half of the registers
 COLUMNS = 2 * WIDE
 CHUNK = 128  # steps of a long sum that are done for all blocks, so that they read the matrices from the cache

@@ -156,8 +156,8 @@ class FedSeq:
         if self.noise and (self.counting or not self.cohort):
             raise SettingError(
                 "A private run of fedseq needs --set trail=false and --set start=features (or random, without genres), "
-                "because counts of item pairs do not survive the noise, and a --cohort of some hundred people. On ML-100K "
-                "--set server_lr=0.01 --set warmup=10 --set hidden_dropout=0 helped. fedveil is made for private runs."
+                "because counts of item pairs do not survive the noise, and a --cohort of a hundred people or more. On "
+                "ML-100K --set server_lr=0.01 --set warmup=10 --set hidden_dropout=0 helped. fedveil is made for noise."
             )
 
     @cached_property
