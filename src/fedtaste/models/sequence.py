@@ -15,7 +15,6 @@ items up to t alone; leading axes are people. Parameters are flat and named. Pad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from torch.nn import functional
 from fedtaste.core import Params
 from fedtaste.params import nest, unnest
 
-Attention = Callable[[Params, Tensor, int], Tensor]  # (block, normed input, heads) -> the branch that is added
 SLOPES = (0.3, 0.04)  # of the relative position of the first and the last head, at the start
 
 
@@ -66,11 +64,8 @@ def network_params(network: Network, generator: torch.Generator) -> Params:
     return params
 
 
-def network_states(
-    network: Network, params: Params, x: Tensor, keep: Tensor | None = None, attend: Attention | None = None
-) -> Tensor:
-    """h [..., T, d] from embeddings x [..., T, d]. `attend` may replace the attention of a block: it is all that
-    connects one position with another."""
+def network_states(network: Network, params: Params, x: Tensor, keep: Tensor | None = None) -> Tensor:
+    """h [..., T, d] from embeddings x [..., T, d]."""
 
     def drop(branch: Tensor, site: int) -> Tensor:
         return branch if keep is None else branch * keep[..., site, :]
@@ -80,7 +75,7 @@ def network_states(
         return _norm(unnest("norm", params), drop(_recur(unnest("gru", params), x), 1))
     for layer in range(network.layers):
         block = unnest(f"block{layer}", params)
-        x = x + drop((attend or _attend)(block, _norm(unnest("norm1", block), x), network.heads), 1 + 2 * layer)
+        x = x + drop(_attend(block, _norm(unnest("norm1", block), x), network.heads), 1 + 2 * layer)
         x = x + drop(_feed_forward(block, _norm(unnest("norm2", block), x)), 2 + 2 * layer)
     return _norm(unnest("norm", params), x)
 
@@ -99,12 +94,12 @@ def _attend(block: Params, x: Tensor, heads: int) -> Tensor:
     parts = (x @ block["qkv"]).chunk(3, -1)
     shape = (*x.shape[:-1], heads, width // heads)
     q, k, v = (part.reshape(shape).transpose(-3, -2) for part in parts)  # [..., heads, T, d_h]
-    weights = (q @ k.mT * (width // heads) ** -0.5 + distance_bias(block["rel"], steps)).softmax(-1)
+    weights = (q @ k.mT * (width // heads) ** -0.5 + _distance_bias(block["rel"], steps)).softmax(-1)
     mixed: Tensor = (weights @ v).transpose(-3, -2).flatten(-2)
     return mixed @ block["o"]
 
 
-def distance_bias(rel: Tensor, steps: int) -> Tensor:
+def _distance_bias(rel: Tensor, steps: int) -> Tensor:
     """[heads, T, T]: the number of the distance t - s, and -inf where s > t."""
     back = torch.arange(steps)[:, None] - torch.arange(steps)
     return rel[:, back.clamp(min=0)].masked_fill(back < 0, -torch.inf)
