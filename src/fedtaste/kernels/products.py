@@ -16,9 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 F = np.float32
-FEATURES = (
-    getattr(config, "CPU_FEATURES", None) or llvmlite.binding.get_host_cpu_features().flatten()
-)  # for which Numba compiles
+# The processor's features for which Numba compiles.
+FEATURES = getattr(config, "CPU_FEATURES", None) or llvmlite.binding.get_host_cpu_features().flatten()
 WIDE = 16 if "+avx512f" in FEATURES.split(",") else 8  # numbers in a vector
 ROWS = WIDE // 2  # of a block; with two vectors in each they fill half of the registers
 COLUMNS = 2 * WIDE
