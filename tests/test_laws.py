@@ -61,6 +61,8 @@ TABLE = [
     ("fedseq", SEQUENCE, ["ranking"], SEQUENCE_OTHERS | {"layers": 1, "heads": 5}),
     ("fedseq", SEQUENCE | {"network": "gru", "trail": False}, ["ranking"],
      SEQUENCE_OTHERS | {"trail": True, "network": "attention"}),
+    ("fedseq", SEQUENCE | {"start": "features", "trail": False, "features": KINDS}, ["ranking"],
+     {n: v for n, v in SEQUENCE_OTHERS.items() if n != "trail"} | {"layers": 1, "heads": 5, "features": KINDS[:, :6]}),
     ("fedveil", {"noise": 0.02, "people": 24}, ["ranking"], VEIL | {"noise": 0.3, "route": "iterate"}),
     ("fedveil", {"route": "iterate"}, ["ranking"], VEIL | {"turns": 1, "route": "head"}),
     ("fedveil", {"noise": 0.3, "people": 24, "route": "features", "features": KINDS}, ["ranking"],
@@ -97,8 +99,9 @@ UNREAD = {  # settings that a row's method does not read with these settings
     "fedtrail-factors": {"parts", *TRAIL},
     "fedtrail-trail+als": {"parts"},
     "popularity": {"noise", "clip", "features"},  # see test_fedveil.py
-    "fedseq": {"noise"},  # refused with counts: tests/test_fedseq.py
-    "fedseq-gru": {"noise", "layers", "heads"},
+    "fedseq": {"noise", "features", "feature_count"},  # noise is refused with counts: tests/test_fedseq.py
+    "fedseq-gru": {"noise", "features", "feature_count", "layers", "heads"},
+    "fedseq-features": {"noise", "feature_count", "trail"},  # trail=true needs counts
     "fedveil": {"turns", "features", "feature_count"},
     "fedveil-iterate": {"noise", "features", "feature_count"},  # without people there is no noise
     "fedveil-features": {"turns", "feature_count"},

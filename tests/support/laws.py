@@ -26,7 +26,7 @@ from support.states import assert_close, everything, trained
 from support.worlds import FEATURES, ITEMS, PEOPLE, histories, world
 
 PICTURES = 2e-3  # tolerance: batch norm over a handful of examples amplifies rounding
-VARIANT = ("solver", "parts", "keep", "schedule", "rate", "route", "block", "network")  # settings by which rows differ
+VARIANT = ("solver", "parts", "keep", "schedule", "rate", "route", "block", "network", "start")  # by which rows differ
 _baselines: dict[str, Baseline] = {}
 
 
