@@ -36,6 +36,7 @@ CASES = {  # nodes, options of both commands
     "fedavg": (4, f"{SMALL} --method fedavg"),
     "fedrecon": (4, f"{SMALL} --method fedrecon"),
     "fedrap": (4, f"{SMALL} --method fedrap"),
+    "fedseq": (2, "--data synthetic:120x60x2400 --method fedseq --rounds 20 --threads 1"),
     "fedclup (labels)": (4, "--data logistic:clients=8,examples=60 --method fedclup --rounds 2 --threads 1"),
 }
 
