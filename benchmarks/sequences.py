@@ -169,9 +169,8 @@ def speed(backends: list[str], rounds: int) -> None:
                 began = time.process_time()
                 next(training)
                 row[number] = time.process_time() - began
-        for backend, row in zip(
-            backends, seconds[:, 2:]
-        ):  # before, kernels are compiled and fixed tables are looked at
+        # Before round 2 kernels are compiled, and fixed tables are looked at.
+        for backend, row in zip(backends, seconds[:, 2:]):
             fastest[backend] = np.minimum(fastest.get(backend, np.inf), row)
     means = {backend: float(row.mean()) for backend, row in fastest.items()}
     for backend, mean in means.items():
@@ -202,7 +201,7 @@ def main() -> None:
     if options.what == "speed":
         speed(options.backends.split(","), options.rounds)
     elif options.what in ("study", "table"):
-        study() if options.what == "study" else table()
+        {"study": study, "table": table}[options.what]()
     else:
         chosen: dict[str, Any] = dict(pair.split("=", 1) for pair in options.set)
         private = {"wire": options.wire, "cohort": options.cohort, "epsilon": options.epsilon}

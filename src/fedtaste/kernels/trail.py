@@ -3,6 +3,9 @@
 methods/sequence_loss.py has the formulas and the readable equivalents (`negative_trail`, `target_trail`,
 `sampled_softmax`). Exponentials and logarithms are polynomials (Cephes, single precision), so that LLVM computes
 eight at once; calls of the mathematical library would be one after the other.
+
+Functions of one kernel are inlined. Otherwise a process that compiles a kernel would call their own compiled code, and
+one that loads the kernel from Numba's cache the copies inside it, which may round otherwise.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def logarithm(x):
     return f + (y - F(2.12194440e-4) * whole - F(0.5) * z) + F(0.693359375) * whole
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy", inline="always")
 def _fold(near, far, line, speeds, eps):
     """Add the pairs of an item to the two fading sums of its trail, and change them into log(t + eps)."""
     mix, fast, slow = speeds
@@ -79,7 +82,7 @@ def _fold(near, far, line, speeds, eps):
         line[j] = logarithm(mix * near[j] + rest * far[j] + eps)
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy", inline="always")
 def _trail_features(table, from_scale, to_scale, items, first, negatives, places, powers, speeds, eps, targets, out):
     """Fill out [T, J] with log(t_q + eps) of the negatives and targets [T] with that of the next items, for one
     person's window `items` [T + 1], which starts at entry `first` of the history, without the counts that this person
@@ -132,15 +135,15 @@ def largest_of(row, most):
     return most
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy", inline="always")
 def _softmax(scores, offset, features, alpha, places, first, positive, sums, totals):
     """Change products scores [T, J] into shares of a softmax over scores + offset + alpha features and `positive` [T].
     Add the shares to sums [J], fill totals [T] with the logarithms of the sums of powers, and return the sum of shares
     x features. `features` may have no rows. Negatives that are the next item or in the history so far have no share:
     `places` [J] are their first entries in the history, `first` is that of the window."""
-    by_alpha, count = F(0), len(offset)
+    by_alpha, count = 0.0, len(offset)
     for step in range(len(scores)):
-        row = scores[step]
+        row, slope, invalid = scores[step], F(0), F(0)
         if len(features):
             line = features[step]
             for j in range(count):
@@ -148,6 +151,7 @@ def _softmax(scores, offset, features, alpha, places, first, positive, sums, tot
         reached = np.int32(first + step + 1)
         for j in range(count):
             row[j] = row[j] + offset[j] if places[j] > reached else NEVER
+            invalid += row[j] * F(0)  # NaN where the score is NaN or infinite
         most = largest_of(row, positive[step])
         total = power(positive[step] - most)
         for j in range(count):
@@ -160,12 +164,13 @@ def _softmax(scores, offset, features, alpha, places, first, positive, sums, tot
         if len(features):
             line = features[step]
             for j in range(count):
-                by_alpha += row[j] * line[j]
-        totals[step] = np.log(total) + most
+                slope += row[j] * line[j]
+            by_alpha += slope
+        totals[step] = np.log(total) + most + invalid
     return by_alpha
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def sampled_softmax(h, starts, windows, negatives, trail, alpha, outputs):
     """The sums of the softmax of all positions, and their gradient; the return value is the slope of alpha.
 

@@ -56,8 +56,8 @@ BEFORE = {"eigen": 3, "als": 6}  # rounds of the method whose factors are the em
 KEPT = {"eigen": ("basis",), "als": ("item", "gram")}  # its shared parameters that its clients read, as "start...."
 UNCOUNTED = ("features", "random")  # starts without a counting round
 NO_FEATURES = (
-    "start=features needs public item features where the server is, and there are none: the catalogue has neither "
-    "genres nor years in its titles. Use start=random."
+    "start=features needs public item features where the server is, and there are none: the catalogue has no genres "
+    "and no years in its titles, or all items have the same ones. Use start=random."
 )
 EXTRA = 16  # columns of FedEigen's tables beside the k
 USUAL, MANY, MOST = 16, 24, 64  # participations: of few people; of many people, without a budget and within one
@@ -83,9 +83,9 @@ class FedSeq:
     participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: by
     # the numbers of people and items 1 to 24, or what `upload_mb` and `cpu_minutes` allow
     start: Literal["gram", "eigen", "als", "items", "features", "random"] = (
-        "gram"  # embeddings from the Gram matrix, or
+        "gram"  # embeddings: from the Gram matrix or
     )
-    # from rounds of FedEigen or FedALS; at random, with n; without counts: from public item features, or at random
+    # rounds of FedEigen or FedALS; at random, with n; from public item features or at random, without counts
     trail: bool = True  # whether the logit has FedTrail's term
     network: Literal["attention", "gru"] = "attention"
     layers: Count = 2  # attention blocks
@@ -138,8 +138,6 @@ class FedSeq:
             raise SettingError(
                 f"trail=true needs counts, and start={self.start} sends none. Use trail=false, or another start."
             )
-        if self.start == "features" and not (self.feature_count or self.features is not None):
-            raise SettingError(NO_FEATURES)
         if self.features is not None and len(self.features) != self.items:
             raise SettingError(
                 f"features must have a row for each of {self.items:,} items, got {len(self.features):,}."
@@ -387,7 +385,7 @@ class FedSeq:
 
         def server(shared: Params, memory: Params, upload: Upload) -> tuple[Params, Params]:
             begun = {"begun": torch.ones(())}
-            if self.start == "features" and self.features is None:
+            if self.start == "features" and self.features is None:  # only a server needs them
                 raise SettingError(NO_FEATURES)
             if "items" in upload.total:  # in an update the schedule of the optimiser begins again
                 after = self.learn_counts(shared, upload.total, begun=bool(memory))

@@ -40,6 +40,8 @@ def one_step_kernel(
             finite = torch.isfinite(losses.detach())
             if not finite.all():  # again without them: the gradient of a sum with NaN is NaN
                 refused, places = refused + int((~finite).sum()), places[finite.numpy()]
+                if not len(places):
+                    continue
                 own = _leaves(cohort.private.gather(cohort.people[places]))
                 losses, weights = loss(current, own, cohort.examples.pad(places))
             slopes = torch.autograd.grad(losses.sum(), [*moving.values(), *own.values()], allow_unused=True)

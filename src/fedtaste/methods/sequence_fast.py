@@ -115,6 +115,8 @@ def cohort_losses(network: Network, params: Params, batch: Batch) -> Tensor:
     windows, lengths = batch.window.items, batch.lengths
     items = windows[:, :-1][batch.window.mask > 0]
     x = functional.embedding(items, params["item"]) * (EMBEDDED * network.width**0.5)
+    if not len(x):  # nobody has a position, and there is no step of a GRU
+        return (0 * params["item"].sum()).expand(len(lengths))
     if network.kind == "gru":
         rows = Rows.of(lengths)
         keep = batch.dropout.factors(network)
@@ -157,7 +159,8 @@ class _Blocks:
     """The blocks of an attention network on packed rows: states forwards, and gradients backwards."""
 
     def __init__(self, network: Network, params: Params, dropout: Dropout, starts: NDArray[np.int64]) -> None:
-        self.network, self.params, self.dropout, self.starts = network, params, dropout, starts
+        self.network, self.dropout, self.starts = network, dropout, starts
+        self.params = {name: value.contiguous() for name, value in params.items()}  # as kernels read them
         self.by_params = {name: torch.zeros_like(value) for name, value in params.items()}
         self.kept: list[tuple[Tensor, ...]] = []  # of every layer, what its gradient needs
 
@@ -237,7 +240,9 @@ class _Blocks:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] b [k, n], where b has contiguous rows."""
+    """a [m, k] b [k, n] in single precision, where b has contiguous rows. The kernel tests nothing."""
+    if a.shape[1] != b.shape[0] or b.stride(1) != 1 or {a.dtype, b.dtype} != {torch.float32}:
+        raise ValueError(f"no product of {a.shape} {a.dtype} and {b.shape} {b.dtype} with strides {b.stride()}")
     out = a.new_empty(a.shape[0], b.shape[1])
     products.product(a.numpy(), b.numpy(), out.numpy(), False)
     return out
