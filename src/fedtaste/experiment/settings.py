@@ -114,7 +114,7 @@ class Settings(ReadSettings, DataSettings):
     rounds: Annotated[int, Ge(1), Le(MOST_ROUNDS)] | None = None
     """The largest number of rounds; the method has a default."""
     cohort: Annotated[int | float, BeforeValidator(_cohort)] | None = None
-    """Clients per round: a number of people, or a share such as 0.1. Everybody takes part when it is left out."""
+    """Clients per round: a number of people, or a share such as 0.1. Without it everybody takes part (fedseq: 32)."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """The share of a round's cohort that does not answer, below 1."""
     protocol: Literal["clean", "published"] = "clean"

@@ -35,7 +35,7 @@ from fedtaste.methods.descent import ages, flat_examples, item_counts
 from fedtaste.methods.fedals import FedALS
 from fedtaste.methods.fedals import ranking_defaults as als_defaults
 from fedtaste.methods.fedeigen import FedEigen
-from fedtaste.methods.fedtrail import FedTrail, eigenfactors, normalise
+from fedtaste.methods.fedtrail import MOST_ITEMS, FedTrail, eigenfactors, normalise
 from fedtaste.methods.gradients import gradient_and_value
 from fedtaste.methods.one_step import one_step_kernel
 from fedtaste.methods.registry import PublicFacts, define
@@ -124,8 +124,8 @@ class FedSeq:
         """Refuse a model or settings that do not fit together."""
         if self.model.kind != "factorization":
             raise SettingError(
-                "fedseq ranks with model=factorization, whose item table it uses. Leave model out, or use fedals for "
-                "ratings."
+                "fedseq ranks items with model=factorization, whose item table it uses, and does not predict ratings. "
+                "Leave model out; for --task ratings use fedals."
             )
         if self.network == "attention" and self.width % self.heads:
             divisors = ", ".join(str(n) for n in range(1, 17) if self.width % n == 0)
@@ -149,13 +149,25 @@ class FedSeq:
                 f"bits below 32 need a --cohort of {announced_steps.SMALLEST} people or more, because steps follow "
                 f"from sums; got {self.cohort}. Use --set bits=32."
             )
+        if self.items > MOST_ITEMS and (self.trail or self.start == "gram"):
+            raise SettingError(
+                f"fedseq counts pairs of items for at most {MOST_ITEMS:,} items, got {self.items:,}. Use --set "
+                "trail=false --set start=eigen, which counts no pairs, or fedals."
+            )
+        self.check_private()
+
+    def check_private(self) -> None:
+        """Refuse settings that noise does not allow."""
         if self.noise and self.bits < 32:
             raise SettingError("bits must be 32 in a private run, whose noise has a grid of its own. Leave it out.")
         if self.noise and (self.counting or not self.cohort):
+            missing = ["--set trail=false"] if self.trail else []
+            missing += [] if self.start in UNCOUNTED else ["--set start=features (or random, without genres)"]
+            missing += [] if self.cohort else ["--cohort with a hundred people or so"]
             raise SettingError(
-                "A private run of fedseq needs --set trail=false and --set start=features (or random, without genres), "
-                "because counts of item pairs do not survive the noise, and a --cohort of a hundred people or more. On "
-                "ML-100K --set server_lr=0.01 --set warmup=10 --set hidden_dropout=0 helped. fedveil is made for noise."
+                f"A private run of fedseq also needs {' and '.join(missing)}: counts of item pairs do not survive the "
+                "noise, nor do gradients of few people. On ML-100K --set server_lr=0.01 --set warmup=10 --set "
+                "hidden_dropout=0 helped. fedveil is made for noise."
             )
 
     @cached_property
@@ -192,9 +204,10 @@ class FedSeq:
         budgets = {name: (getattr(self, name), unit) for name, unit in units.items() if getattr(self, name)}
         for name, (budget, unit) in budgets.items():
             if budget < unit:
+                measure = "MB of uploads" if name == "upload_mb" else "CPU minutes"
                 raise SettingError(
-                    f"{name}={budget:g} does not allow one participation, which takes about {unit:.3g}. Give more, use "
-                    "a smaller k, or fedtrail, which needs no rounds of training."
+                    f"{name}={budget:g} does not allow one participation, which takes {unit:.6g} {measure}. Give more, "
+                    "use a smaller k, or fedtrail, which needs no rounds of training."
                 )
         allowed = [int(budget / unit) for budget, unit in budgets.values() if unit]
         wanted = self.usual_participations(bool(budgets)) if self.participations == "auto" else self.participations

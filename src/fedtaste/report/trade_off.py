@@ -282,7 +282,7 @@ def _no_choice(tradeoff: Tradeoff, results: Sequence[RunResult]) -> str:
     who = "the runs have" if all_of_them else f"{_listed(without)} {'has' if len(without) == 1 else 'have'}"
     return (
         f"No choice is made: {who} no validation figures to choose by, and choosing by test figures would flatter the "
-        "choice."
+        "choice. With --validations 5 methods that plan their rounds have them too."
     )
 
 
