@@ -7,6 +7,7 @@
     python benchmarks/sequences.py table          test figures, from docs/evidence/fedseq.json of benchmarks/evidence.py
     python benchmarks/sequences.py speed --backends kernel,vmap
     python benchmarks/sequences.py speed --without avx512       the same, compiled without these instructions
+    python benchmarks/sequences.py products       matrix products of kernels/products.py and of torch
 
 `validation` trains on the training part and ranks everybody's validation item among 99 and among all items; test data
 are not read. `study` does that for every configuration of STUDY; one that was stopped continues. `speed` trains on a
@@ -23,11 +24,13 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedtaste.data.interactions import Histories
@@ -39,6 +42,7 @@ from fedtaste.experiment.resources import set_threads
 from fedtaste.experiment.settings import settings_from
 from fedtaste.experiment.train import prepare
 from fedtaste.federation import of_histories
+from fedtaste.kernels.products import product
 from fedtaste.methods import build
 from fedtaste.models import factorization
 from fedtaste.tasks.base import Served
@@ -177,9 +181,28 @@ def speed(backends: list[str], rounds: int) -> None:
         print(f"{backend}: {mean:.3f} CPU s a round, {mean / means[backends[0]]:.1f} x {backends[0]}")
 
 
+def compare_products() -> None:
+    """Print the rates of the products of a round, [rows, steps] by [steps, columns], of one person or of a cohort."""
+    rng = np.random.default_rng(0)
+    for rows, steps, columns in ((90, 64, 768), (90, 768, 64), (2900, 64, 192), (2900, 128, 64), (2900, 64, 64)):
+        a, b = (rng.standard_normal(shape, np.float32) for shape in ((rows, steps), (steps, columns)))
+        out = np.empty((rows, columns), np.float32)
+        left, right, result = (torch.from_numpy(array) for array in (a, b, out))
+        rates = []
+        for compute in (partial(product, a, b, out, False), partial(torch.mm, left, right, out=result)):
+            seconds = []
+            for _ in range(20):
+                began = time.process_time()
+                for _ in range(20):
+                    compute()
+                seconds.append((time.process_time() - began) / 20)
+            rates.append(2e-9 * rows * steps * columns / min(seconds))
+        print(f"{rows} x {steps} x {columns}: {rates[0]:.0f} billion operations a second, torch {rates[1]:.0f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["validation", "study", "table", "speed"])
+    parser.add_argument("what", choices=["validation", "study", "table", "speed", "products"])
     parser.add_argument("--data", default="ml-100k")
     parser.add_argument("--method", default="fedseq")
     parser.add_argument("--seed", type=int, default=0)
@@ -200,8 +223,8 @@ def main() -> None:
     set_threads(1)
     if options.what == "speed":
         speed(options.backends.split(","), options.rounds)
-    elif options.what in ("study", "table"):
-        {"study": study, "table": table}[options.what]()
+    elif options.what != "validation":
+        {"study": study, "table": table, "products": compare_products}[options.what]()
     else:
         chosen: dict[str, Any] = dict(pair.split("=", 1) for pair in options.set)
         private = {"wire": options.wire, "cohort": options.cohort, "epsilon": options.epsilon}
