@@ -3,7 +3,7 @@
     counting   in the first round everybody sends FedTrail's counts: the items n, the pairs C for the trail table N
                (`trail`), and the Gram matrix x x' for the embeddings at the start (`start=gram`). With `start=eigen`
                or `start=als` everybody takes part in BEFORE rounds of FedEigen or FedALS instead, for its factors.
-               There is none with `start=random`, or with `start=features`, whose embeddings are public
+               There is no counting with `start=random`, nor with `start=features`, whose embeddings are public
     training   in every later round a cohort takes one gradient step each on the loss of sequence_loss.py, and sends the
                sum of gradients over the positions of one window of its history, and their number
     server     adds by Adam with warm-up, cosine and a bound on the norm of the mean gradient (server_optimizers.py)
@@ -82,10 +82,8 @@ class FedSeq:
     _: KW_ONLY
     participations: Count | Literal["auto"] = "auto"  # rounds of training in which each person takes part; auto: by
     # the numbers of people and items 1 to 24, or what `upload_mb` and `cpu_minutes` allow
-    start: Literal["gram", "eigen", "als", "items", "features", "random"] = (
-        "gram"  # embeddings: from the Gram matrix or
-    )
-    # rounds of FedEigen or FedALS; at random, with n; from public item features or at random, without counts
+    start: Literal["gram", "eigen", "als", "items", "features", "random"] = "gram"  # item embeddings at the start: from
+    # the Gram matrix, or rounds of FedEigen or FedALS; random, with n; without counts: public item features, or random
     trail: bool = True  # whether the logit has FedTrail's term
     network: Literal["attention", "gru"] = "attention"
     layers: Count = 2  # attention blocks
